@@ -1,0 +1,67 @@
+"""What a benchmark gives to the runner: samples with their spans, and a pure scoring function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt with everything that a method, the decoder and the scorer need to know about it.
+
+    Spans are half-open character ranges of `prompt`; the runner turns them into token spans with the tokenizer's
+    offsets (after any chat wrapper and truncation).
+
+    Args:
+        id: stable and unique within the data set, for example ``needle@2048/17``; results are keyed by it.
+        task: name of the task, for example ``needle``.
+        length: nominal length in tokens where the task has lengths, else None; scores are keyed ``task@length`` then.
+        prompt: the whole prompt as text, before any chat wrapper.
+        context_span: what the template's ``{context}`` produced; None where the task has no such border.
+        query: the question's text (what Cocktail searches with); may be empty.
+        answers: reference answers; the score is taken over them as the metric says.
+        max_new_tokens: limit on generated tokens.
+        stop: strings at which the generation ends (not part of the prediction).
+        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``refuse`` is an error.
+        meta: whatever the scorer or an analysis needs (answer's place in the context, all classes, ...), JSON data.
+    """
+
+    id: str
+    task: str
+    prompt: str
+    answers: tuple[str, ...]
+    max_new_tokens: int
+    length: int | None = None
+    context_span: tuple[int, int] | None = None
+    query: str = ""
+    stop: tuple[str, ...] = ()
+    truncation: str = "middle"
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def score_key(self) -> str:
+        """Key of the sample's score in ``metrics.json``: ``task`` or ``task@length``."""
+        return self.task if self.length is None else f"{self.task}@{self.length}"
+
+
+class Task(Protocol):
+    """A data set of one or more tasks. Knows nothing of models or caches; `kvbench.tasks.load` makes one."""
+
+    #: raised when the samples or their prompts change: part of the run's identity
+    version: int
+    #: raised when scoring changes: outside the run's identity, so that old predictions are re-scored
+    scorer_version: int
+
+    def samples(self) -> Iterator[Sample]:
+        """All samples within the configured limit, in a fixed order."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """JSON data that determines the samples but for how many there are (hashed into the run id)."""
+        ...
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """``{"score": 0..1, ...}``; further keys are variants (for example ``strict``, ``flexible``)."""
+        ...
