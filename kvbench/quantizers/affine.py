@@ -1,0 +1,181 @@
+"""Asymmetric group quantization with a floating-point minimum (KIVI, sec. 3; also Cocktail's and LogQuant's here).
+
+For a group with minimum ``mn`` and maximum ``mx``::
+
+    scale = (mx - mn) / (2**bits - 1)
+    code  = round_half_even(clamp((x - mn) / scale, 0, 2**bits - 1))
+    x^    = code * scale + mn
+
+fp16 input is quantized in fp16 arithmetic, each operation rounded, as KIVI's released code does (jy-yuan/KIVI,
+quant/new_pack.py); bf16 in fp32; fp32 in fp32. Scale and minimum are stored as fp16 (fp32 for fp32 input), so one
+packed format serves every model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.errors import ConfigError, NonFiniteError
+from kvbench.quantizers.packing import pack, unpack
+from kvbench.quantizers.spec import STORED_BITS, Axis, FormatSpec
+
+FP16_MAX = 65504.0
+
+
+@dataclass
+class Quantized:
+    """A quantized tensor: packed codes with their parameters.
+
+    Args:
+        quantizer: made it, and decodes it.
+        packed: flat byte tensors, one a plane (:mod:`kvbench.quantizers.packing`).
+        params: ``(scale, minimum)``; axis ``channel``: ``[..., T/G, D]``, axis ``token``: ``[..., T, D/G]``.
+        shape, dtype: of the tensor that was quantized.
+    """
+
+    quantizer: AffineQuantizer
+    packed: list[Tensor]
+    params: tuple[Tensor, ...]
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def codes(self) -> Tensor:
+        """The codes, uint8, in the shape of the quantized tensor."""
+        return unpack(self.packed, self.quantizer.bits, self.shape)
+
+    @property
+    def scale(self) -> Tensor:
+        """Scale of each group."""
+        return self.params[0]
+
+    @property
+    def minimum(self) -> Tensor:
+        """Minimum of each group (for :class:`AtomQuantizer` the value of code 0)."""
+        return self.quantizer.minimum(self.params)
+
+    def dequantize(self) -> Tensor:
+        """The tensor back, in its shape and dtype."""
+        return self.quantizer.decode(self.codes(), self.params, self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes really held: codes and parameters."""
+        return sum(t.numel() * t.element_size() for t in (*self.packed, *self.params))
+
+
+class AffineQuantizer:
+    """KIVI's asymmetric quantizer.
+
+    Args:
+        bits: 2, 3, 4 or 8.
+        group_size: elements that share a scale; None (axis ``token`` only) means the whole head.
+        axis: ``"channel"``: groups of consecutive tokens of one channel; ``"token"``: groups of consecutive channels
+            of one token.
+    """
+
+    #: tensors in `params`
+    param_count = 2
+
+    def __init__(self, bits: int, group_size: int | None, axis: Axis = "channel") -> None:
+        FormatSpec(bits=bits, group_size="head_dim" if group_size is None else group_size, axis=axis).check("quantizer")
+        self.bits, self.group_size, self.axis = bits, group_size, axis
+        self.levels = (1 << bits) - 1
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(bits={self.bits}, group_size={self.group_size}, axis={self.axis!r})"
+
+    def quantize(self, x: Tensor) -> Quantized:
+        """Quantize and pack ``x`` ``[..., T, D]``.
+
+        Raises:
+            ConfigError: the group does not divide T (axis ``channel``) or D (axis ``token``).
+            NonFiniteError: NaN or Inf in `x`; its ``index`` is the first such element.
+        """
+        codes, params = self.encode(x)
+        return Quantized(self, pack(codes, self.bits), params, x.shape, x.dtype)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Codes (uint8, the shape of ``x`` ``[..., T, D]``) and parameters, not packed."""
+        grouped = self.group(x)
+        dim = grouped.ndim - 2 if self.axis == "channel" else grouped.ndim - 1
+        low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
+        if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
+            raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
+        codes, params = self.encode_groups(grouped, low, high)
+        return codes.to(torch.uint8).view(x.shape), tuple(p.squeeze(dim) for p in params)
+
+    def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Codes (floating, integral) and parameters of grouped `x`, given each group's extremes (kept dimension)."""
+        if x.dtype == torch.float16:
+            scale = (high - low) / self.levels
+            if torch.isinf(scale).any():  # high - low passed 65504; the scale itself fits
+                exact = (high.float() - low.float()) / self.levels
+                scale = torch.where(torch.isinf(scale), exact.clamp(max=FP16_MAX).half(), scale)
+            minimum = low
+        else:
+            minimum, scale = low.float(), (high.float() - low.float()) / self.levels
+            if x.dtype != torch.float32:
+                minimum = minimum.clamp(-FP16_MAX, FP16_MAX).half()
+                scale = ((high.float() - minimum.float()) / self.levels).clamp(0.0, FP16_MAX).half()
+        work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
+        step, base = scale.to(work), minimum.to(work)
+        # A constant group (or one whose scale underflows) has code 0 throughout: x^ is its minimum.
+        safe = torch.where(step == 0, torch.ones_like(step), step)
+        offset = x.to(work) - base
+        if work == torch.float16:  # only here can x - minimum pass the dtype's range
+            offset = torch.where(torch.isinf(offset), torch.full_like(offset, FP16_MAX), offset)
+        codes = (offset / safe).clamp_(0, self.levels).round_()
+        return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
+
+    def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Values ``[..., T, D]`` of codes in `dtype`; fp16 rounds after each operation, bf16 goes through fp32."""
+        work = torch.float32 if dtype == torch.bfloat16 else dtype
+        scale, minimum = (self.expand(p.to(work)) for p in params)
+        values = self.group(codes.to(work)).mul_(scale).add_(minimum)
+        if work == torch.float16 and not torch.isfinite(values).all():  # code * scale alone passed 65504
+            return self.decode(codes, params, torch.float32).clamp(-FP16_MAX, FP16_MAX).half()
+        return values.view(codes.shape).to(dtype)
+
+    def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
+        """Value of code 0 of each group."""
+        return params[1]
+
+    def group(self, x: Tensor) -> Tensor:
+        """View ``[..., T, D]`` as ``[..., T/G, G, D]`` (axis ``channel``) or ``[..., T, D/G, G]`` (``token``)."""
+        tokens, channels = x.shape[-2:]
+        size = self.group_size or channels
+        extent, what = (tokens, "tokens") if self.axis == "channel" else (channels, "channels")
+        if extent % size:
+            raise ConfigError("group_size", size, f"does not divide the {extent} {what} to be quantized")
+        x = x.contiguous()
+        if self.axis == "channel":
+            return x.view(*x.shape[:-2], tokens // size, size, channels)
+        return x.view(*x.shape[:-1], channels // size, size)
+
+    def expand(self, param: Tensor) -> Tensor:
+        """Insert the group dimension into a parameter so that it broadcasts over :meth:`group`."""
+        return param.unsqueeze(-2 if self.axis == "channel" else -1)
+
+    def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
+        """Last two dimensions of each parameter for a block of ``[tokens, channels]``."""
+        if self.axis == "channel":
+            return tokens // (self.group_size or 1), channels
+        return tokens, channels // (self.group_size or channels)
+
+    @property
+    def tokens_per_param(self) -> int:
+        """Tokens that share one row of parameters: the group (axis ``channel``) or 1."""
+        return (self.group_size or 1) if self.axis == "channel" else 1
+
+
+def param_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Storage dtype of scales and minima for tensors of `dtype`: fp16, or fp32 for fp32 tensors."""
+    return torch.float32 if dtype in (torch.float32, torch.float64) else torch.float16
+
+
+def first_non_finite(x: Tensor) -> tuple[int, ...]:
+    """Index of the first NaN or Inf of `x`."""
+    return tuple(int(i) for i in (~torch.isfinite(x)).nonzero()[0])

@@ -1,0 +1,50 @@
+"""Atom's quantizer for keys and values: asymmetric with an integer zero point clamped to the code range.
+
+Source: efeslab/Atom, model/quant.py and qLlamaLayer.py (the KV part)::
+
+    scale = max(mx - mn, 1e-5) / (2**bits - 1)
+    zero  = clamp(round(-mn / scale), 0, 2**bits - 1)
+    code  = clamp(round(x / scale) + zero, 0, 2**bits - 1)
+    x^    = (code - zero) * scale
+
+The clamped zero point is the authors': a group that does not straddle 0 saturates (an all-positive group keeps zero 0
+and loses everything above ``scale * (2**bits - 1)``). Atom itself takes one group per token and head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, param_dtype
+
+
+class AtomQuantizer(AffineQuantizer):
+    """Affine quantizer with Atom's clamped integer zero point; ``params`` are ``(scale, zero)``, both floating."""
+
+    def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Codes (floating, integral) and ``(scale, zero)``; fp16 arithmetic for fp16 input, else fp32."""
+        store = param_dtype(x.dtype)
+        work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
+        low, high, x = low.to(work), high.to(work), x.to(work)
+        scale = (high - low).clamp(min=1e-5) / self.levels
+        if store == torch.float16:
+            # Stay inside what fp16 can hold: neither a division by 0 nor an infinite step.
+            exact = (high.float() - low.float()).clamp(min=1e-5) / self.levels
+            scale = torch.where(torch.isinf(scale), exact, scale.float()).clamp(2.0**-24, FP16_MAX).half().to(work)
+        zero = (-low / scale).round().clamp(0, self.levels)
+        codes = ((x / scale).round() + zero).clamp(0, self.levels)
+        return codes, (scale.to(store), zero.to(store))
+
+    def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Values ``[..., T, D]`` in `dtype`: ``(code - zero) * scale``."""
+        work = torch.float32 if dtype == torch.bfloat16 else dtype
+        scale, zero = (self.expand(p.to(work)) for p in params)
+        values = self.group(codes.to(work)).sub_(zero).mul_(scale)
+        if work == torch.float16:
+            values.clamp_(-FP16_MAX, FP16_MAX)
+        return values.view(codes.shape).to(dtype)
+
+    def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
+        """Value of code 0 of each group: ``-zero * scale``."""
+        return -params[1] * params[0]

@@ -1,0 +1,62 @@
+"""Bit packing: codes of 2, 3, 4 or 8 bits stored in exactly bits/8 bytes each.
+
+A code is cut into *planes* of 1, 2 or 4 bits (most significant first): a width that does not divide a machine word (3)
+is stored as two planes (2 + 1) without a wasted bit, and 8 bits are two nibbles, so that a reader may take the upper
+nibble alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+#: plane widths of each stored code width, most significant plane first
+PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 8: (4, 4)}
+
+
+def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
+    """Cut codes (uint8, any shape, values below 2**bits) into their planes, each uint8 of the same shape."""
+    planes, below = [], bits
+    for width in PLANES[bits]:
+        below -= width
+        planes.append((codes >> below) & ((1 << width) - 1))
+    return planes
+
+
+def join_planes(planes: list[Tensor], bits: int) -> Tensor:
+    """Inverse of :func:`split_planes`; any integer dtype."""
+    codes = planes[0]
+    for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
+        codes = (codes << width) | plane
+    return codes
+
+
+def pack(codes: Tensor, bits: int) -> list[Tensor]:
+    """Pack codes into one flat byte tensor a plane.
+
+    Args:
+        codes: uint8, any shape, values below 2**bits.
+        bits: 2, 3, 4 or 8.
+
+    Returns:
+        uint8 tensors of ceil(numel * width / 8) bytes, one for each plane; earlier codes in the lower bits of a byte.
+    """
+    packed = []
+    for width, plane in zip(PLANES[bits], split_planes(codes, bits), strict=True):
+        per_byte = 8 // width
+        flat = torch.nn.functional.pad(plane.reshape(-1), (0, -plane.numel() % per_byte)).view(-1, per_byte)
+        shifts = torch.arange(per_byte, device=codes.device, dtype=torch.int32) * width
+        packed.append((flat.to(torch.int32) << shifts).sum(-1).to(torch.uint8))
+    return packed
+
+
+def unpack(packed: list[Tensor], bits: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
+    """Inverse of :func:`pack`: uint8 codes of `shape`."""
+    count = 1
+    for size in shape:
+        count *= size
+    planes = []
+    for width, data in zip(PLANES[bits], packed, strict=True):
+        shifts = torch.arange(8 // width, device=data.device, dtype=torch.uint8) * width
+        planes.append(((data[:, None] >> shifts) & ((1 << width) - 1)).reshape(-1)[:count].view(shape))
+    return join_planes(planes, bits)
