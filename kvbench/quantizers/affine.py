@@ -125,8 +125,8 @@ class AffineQuantizer:
         # A constant group (or one whose scale underflows) has code 0 throughout: x^ is its minimum.
         safe = torch.where(step == 0, torch.ones_like(step), step)
         offset = x.to(work) - base
-        if work == torch.float16:  # only here can x - minimum pass the dtype's range
-            offset = torch.where(torch.isinf(offset), torch.full_like(offset, FP16_MAX), offset)
+        if work == torch.float16 and torch.isinf(offset).any():  # only here can x - minimum pass the dtype's range
+            offset, safe = x.float() - base.float(), safe.float()
         codes = (offset / safe).clamp_(0, self.levels).round_()
         return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
 
