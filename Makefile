@@ -1,0 +1,55 @@
+# kvbench. `make` alone says what there is. Needs Python 3.11 or 3.12, pip, git and make; everything lands in .venv.
+#
+#   make run                                   the main job on the bundled model and data
+#   make install PYTHON=python3.12             another Python
+#   make install EXTRAS=test,lint,longbench    more of the optional packages (pyproject.toml lists them)
+#   make install PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   the small CPU build of torch
+
+# the first of these that runs and is 3.11 or 3.12
+SUITABLE := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+ifndef PYTHON
+PYTHON   := $(shell for p in python3.12 python3.11 python3; do \
+              if $$p -c '$(SUITABLE)' 2>/dev/null; then echo $$p; exit; fi; done; echo python3)
+endif
+EXTRAS   ?= test,lint
+PIP_ARGS ?=
+VENV     ?= .venv
+BIN      := $(VENV)/bin
+comma    := ,
+STAMP    := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
+
+# presets in conf/experiment/quickstart: full precision, KIVI at 4 and 2 bits, Atom at 4 bits
+QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint clean
+
+help:  ## this list
+	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  VENV=$(VENV)"
+
+install: $(STAMP)  ## make .venv and install kvbench with pinned packages (about 2 minutes, once)
+
+$(STAMP): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c '$(SUITABLE)' || { echo "kvbench needs Python 3.11 or 3.12: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[$(EXTRAS)]"
+	@touch $@
+
+run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 bits and atom 4 bits (under 5 minutes)
+	$(BIN)/python -m kvbench --multirun experiment=$(QUICKSTART)
+
+test: install  ## all tests that need no GPU and no network (under 8 minutes)
+	$(BIN)/python -m pytest
+
+lint: install  ## style, types, and the directions in which modules may import each other
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:  ## remove .venv and caches; results/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
