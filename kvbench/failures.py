@@ -1,0 +1,36 @@
+"""Telling an out-of-memory error from any other, and how much was asked for."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from typing import Any
+
+_UNITS = {"": 1, "bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+# CUDA: "Tried to allocate 20.00 GiB"; CPU: "can't allocate memory: you tried to allocate 123 bytes"
+_ASKED = re.compile(r"tried to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)?\b", re.IGNORECASE)
+# numpy: "Unable to allocate 7.28 TiB for an array"
+_ASKED_NUMPY = re.compile(r"Unable to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
+_CPU_SIGNS = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: CUDA's allocator, the CPU's (a plain RuntimeError), or Python itself."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _CPU_SIGNS)
+
+
+def bytes_asked(error: BaseException) -> int | None:
+    """The allocation that failed, in bytes, read from the message; None where the message does not say."""
+    found = _ASKED.search(str(error)) or _ASKED_NUMPY.search(str(error))
+    if found is None:
+        return None
+    return int(float(found.group(1)) * _UNITS[found.group(2) or ""])
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """``{type, message, traceback}`` for `metrics.json`."""
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": trace[-8000:]}

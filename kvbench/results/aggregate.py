@@ -1,0 +1,219 @@
+"""Rows to `metrics.json`: scores with standard errors, paired differences to fp16, bytes and timings.
+
+Standard errors are of the mean over samples, ``std(ddof=1) / sqrt(n)``. A difference to fp16 is paired: it is the mean
+over the samples that both runs have of (method - fp16), with the standard error of those differences, which is far
+smaller than that of two separate means because both runs answer the same questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from kvbench.results.samples import Row
+
+PARTS = ("total", "codes", "scales", "window", "index")
+
+
+def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """Mean and its standard error; the error of fewer than two values is None (unknown), not zero."""
+    if not values:
+        return None, None
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, None
+    variance = sum((v - mean) ** 2 for v in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
+def scores(
+    rows: Iterable[Row], baseline: Mapping[str, Row] | None = None, version: int | None = None
+) -> dict[str, dict[str, Any]]:
+    """Scores by `task` or `task@length`.
+
+    Args:
+        rows: the run's rows.
+        baseline: sample id -> row of the fp16 run of the same setting, or None where there is none.
+        version: the task's version, repeated in each entry.
+
+    Returns:
+        key -> ``{score, stderr, n, version, scorer_version, variants, nll, vs_fp16}``. ``variants`` holds the scorer's
+        further scores, ``nll`` the mean answer NLL per token (None where no answer was given), ``vs_fp16`` is None
+        without a baseline.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(score_key(row), []).append(row)
+    result = {}
+    for key, group in groups.items():
+        entry: dict[str, Any] = _compare(group, baseline, lambda row: _finite(row["scores"].get("score")))
+        entry = {"score": entry.pop("mean"), **entry, "version": version}
+        entry["scorer_version"] = max(row["scorer_version"] for row in group)
+        names = sorted({name for row in group for name in row["scores"]} - {"score"})
+        variants = {}
+        for name in names:
+            mean, error = mean_error(_values(group, lambda row, name=name: _finite(row["scores"].get(name))))
+            variants[name] = {"score": mean, "stderr": error}
+        entry["variants"] = variants
+        nll = _compare(group, baseline, nll_per_token)
+        entry["nll"] = nll if nll["n"] else None
+        result[key] = entry
+    return result
+
+
+def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Unweighted mean over the tasks, errors propagated from theirs; ``vs_fp16`` only where all tasks have it."""
+    entries = [entry for entry in by_task.values() if entry["score"] is not None]
+    pairs = [entry["vs_fp16"] for entry in entries]
+    complete = bool(pairs) and all(pair is not None and pair["n"] for pair in pairs)
+    return {
+        "score": fmean(e["score"] for e in entries) if entries else None,
+        "stderr": _root_mean(e["stderr"] for e in entries),
+        "n": sum(e["n"] for e in entries),
+        "vs_fp16": {
+            "diff": fmean(p["diff"] for p in pairs),
+            "stderr": _root_mean(p["stderr"] for p in pairs),
+            "n": sum(p["n"] for p in pairs),
+        }
+        if complete
+        else None,
+    }
+
+
+def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Bytes of the cache of one sequence at the end of its answer, averaged over the samples, by part.
+
+    ``ratio`` is fp16's bytes for the same tokens over the bytes used (4 means a quarter of the memory).
+    """
+    held = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
+    result: dict[str, Any] = {}
+    for kind in ("used", "reserved"):
+        result[kind] = {part: _mean_int([bill[kind][part] for bill in held]) for part in PARTS}
+    result["fp16_equivalent"] = _mean_int([bill["fp16_equivalent"] for bill in held])
+    used = sum(bill["used"]["total"] for bill in held)
+    result["ratio"] = sum(bill["fp16_equivalent"] for bill in held) / used if used else None
+    return result
+
+
+def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Largest peak of each phase over the samples where it was measured, and how it was measured."""
+    peaks = [row["peak_bytes"] for row in rows if row.get("peak_bytes")]
+    counted = [peak for peak in peaks if peak.get("prefill") is not None]
+    return {
+        "prefill": max((peak["prefill"] for peak in counted), default=None),
+        "decode": max((peak["decode"] for peak in counted if peak["decode"] is not None), default=None),
+        "kind": counted[-1]["kind"] if counted else None,
+        "rss": max((peak["rss"] for peak in peaks if peak.get("rss")), default=None),
+        "n": len(counted),
+    }
+
+
+def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Timings per device (warm-up samples left out): device -> ``{ttft_s, tpot_s, tokens_per_s, n}``.
+
+    TPOT is over all decode steps but the first of each sample, which is given apart: it pays for what a method does
+    once after the prompt.
+    """
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        timing = row.get("timing") or {}
+        if timing.get("ttft_s") is not None and not timing.get("warm_up"):
+            groups.setdefault(str(timing.get("device")), []).append(timing)
+    result = {}
+    for device, group in groups.items():
+        later = [step for timing in group for step in timing["step_s"][1:]]
+        first = [timing["step_s"][0] for timing in group if timing["step_s"]]
+        # the rows of a batch share their steps' time, so each counts its part of it
+        seconds = sum(sum(timing["step_s"]) / timing["batch_rows"] for timing in group)
+        tokens = sum(timing["decoded"] for timing in group)
+        result[device] = {
+            "ttft_s": {"median": _median([timing["ttft_s"] for timing in group]), "n": len(group)},
+            "tpot_s": {
+                "median": _median(later),
+                "p99": percentile(later, 99),
+                "first_step": _median(first),
+                "n": len(later),
+            },
+            "tokens_per_s": tokens / seconds if seconds else None,
+            "n": len(group),
+        }
+    return result
+
+
+def no_timings() -> dict[str, Any]:
+    """What stands in `metrics.json` where nothing was timed (one sample only: it was the warm-up)."""
+    return {
+        "ttft_s": {"median": None, "n": 0},
+        "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},
+        "tokens_per_s": None,
+        "n": 0,
+    }
+
+
+def score_key(row: Mapping[str, Any]) -> str:
+    """``task`` or ``task@length``."""
+    return str(row["task"]) if row.get("length") is None else f"{row['task']}@{row['length']}"
+
+
+def nll_per_token(row: Row) -> float | None:
+    """Mean answer NLL per token (nats) of one sample, None where it has none."""
+    nll = row.get("nll")
+    return nll["sum"] / nll["n"] if nll and nll.get("n") and _finite(nll["sum"]) is not None else None
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """Percentile with linear interpolation (numpy's default), None for no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * q / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _compare(
+    group: Sequence[Row], baseline: Mapping[str, Row] | None, value: Callable[[Row], float | None]
+) -> dict[str, Any]:
+    """Mean, error, n, and the paired difference to the baseline's rows of the same sample ids."""
+    mean, error = mean_error(_values(group, value))
+    entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(_values(group, value)), "vs_fp16": None}
+    if baseline is not None:
+        differences = []
+        for row in group:
+            other = baseline.get(row["id"])
+            # a baseline scored by another scorer cannot be compared; it is re-scored when it is run again
+            if other is None or other["scorer_version"] != row["scorer_version"]:
+                continue
+            mine, theirs = value(row), value(other)
+            if mine is not None and theirs is not None:
+                differences.append(mine - theirs)
+        if differences:
+            difference, spread = mean_error(differences)
+            entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(differences)}
+    return entry
+
+
+def _values(group: Iterable[Row], value: Callable[[Row], float | None]) -> list[float]:
+    return [v for v in map(value, group) if v is not None]
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _mean_int(values: Sequence[int]) -> int | None:
+    return round(fmean(values)) if values else None
+
+
+def _root_mean(errors: Iterable[float | None]) -> float | None:
+    known = list(errors)
+    if not known or any(error is None for error in known):
+        return None
+    return math.sqrt(sum(error * error for error in known if error is not None)) / len(known)

@@ -1,0 +1,74 @@
+"""Where a run was made: versions, machine, commit. Imports nothing heavy; the session fills in the device."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import kvbench
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
+
+
+def environment(device: str | None = None, device_name: str | None = None) -> dict[str, Any]:
+    """Content of `env.json` and of ``env`` in `metrics.json`.
+
+    Args:
+        device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.
+        device_name: the device as its maker names it; the CPU's model where None.
+    """
+    return {
+        "device": device,
+        "device_name": device_name or cpu_name(),
+        "cpu": cpu_name(),
+        "cpu_count": os.cpu_count(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "kvbench": kvbench.__version__,
+        "commit": commit(),
+        **{name: _version(name) for name in _PACKAGES},
+    }
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's model name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@cache
+def commit() -> str | None:
+    """Commit of the source tree that kvbench is imported from, ``+`` where tracked files differ; None outside git."""
+    root = Path(kvbench.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    head = _git(root, "rev-parse", "HEAD")
+    if not head:
+        return None
+    return head + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,126 @@
+"""The run id: a hash of what determines the outputs, and of nothing else.
+
+An id has two halves, ``<setting>-<method>``. The first covers model, data, decoding, seed and generation version, the
+second the method with its quantizer. Runs that may be compared sample by sample therefore share the first half, and the
+fp16 run that a method is paired with is found by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+#: raised by hand whenever the same configuration would give other outputs (prompting, decoding, a quantizer's rule)
+GENERATION_VERSION = 1
+
+#: ``method._target_`` of the method that all others are paired with
+BASELINE_TARGET = "kvbench.methods.fp16.Fp16"
+
+# Where a model's files lie, and what is only said about it, does not change its outputs.
+_MODEL_KEYS = (
+    "name",
+    "hub_id",
+    "revision",
+    "weights",
+    "dtype",
+    "max_length",
+    "prompt_limit",
+    "chat",
+    "architecture",
+)
+_HASH_CHARS = 10
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".jinja")
+_BLOCK = 1 << 20
+
+
+def identity(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """What determines the outputs of a run, as JSON data.
+
+    Args:
+        config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
+        data: ``{"identity": task.identity(), "version": task.version}``.
+
+    Returns:
+        ``{"setting": {...}, "method": {...}}``, the material of the two halves of the id. The scorer's version, the
+        limit, loggers, paths, launcher, device, batch size and prefill chunk are not in it.
+    """
+    model = {key: config["model"].get(key) for key in _MODEL_KEYS}
+    if model["weights"] != "random":
+        model["architecture"] = None  # the checkpoint's own config.json is read instead
+        model["files"] = _weights_fingerprint(config["model"].get("path"))
+    method = {key: value for key, value in config["method"].items() if key != "takes"}
+    quantizer = config.get("quantizer") or {}
+    formats = {key: value for key, value in quantizer.items() if key != "name"}
+    material = {
+        "setting": {
+            "generation_version": GENERATION_VERSION,
+            "model": model,
+            "data": dict(data),
+            "decoding": dict(config["decoding"]),
+            "seed": config["runtime"].get("seed", 0),
+        },
+        "method": {"method": method, "quantizer": formats or None},
+    }
+    plain: dict[str, Any] = json.loads(_canonical(material))
+    return plain
+
+
+def run_id(material: Mapping[str, Any]) -> str:
+    """``<setting>-<method>``: two times ten hexadecimal digits, usable as a directory's name and as a W&B id."""
+    return f"{_digest(material['setting'])}-{_digest(material['method'])}"
+
+
+def is_baseline(config: Mapping[str, Any]) -> bool:
+    """Whether this is the full-precision run that others are paired with."""
+    return config["method"].get("_target_") == BASELINE_TARGET
+
+
+def short_name(config: Mapping[str, Any]) -> str:
+    """Method and quantizer as a person says them, for example ``kivi int2``; labels only, not part of the id."""
+    target = str(config["method"].get("_target_", "?"))
+    name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
+    quantizer = (config.get("quantizer") or {}).get("name")
+    return name if quantizer in (None, "none") else f"{name} {quantizer}"
+
+
+def _digest(material: Any) -> str:
+    return hashlib.sha256(_canonical(material).encode()).hexdigest()[:_HASH_CHARS]
+
+
+def _canonical(material: Any) -> str:
+    return json.dumps(material, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value)
+
+
+def _weights_fingerprint(path: str | None) -> str | None:
+    """Hash of a local checkpoint's content, so that another checkpoint under the same name is another run.
+
+    Small files are read whole; of large ones the size and the first and last MiB, which hold the header and would
+    differ after any training. The directory's place is not hashed: a moved checkpoint keeps its runs.
+    """
+    if not path or not Path(path).is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).iterdir()):
+        if file.suffix not in _WEIGHT_SUFFIXES or not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}:".encode())
+        with file.open("rb") as handle:
+            digest.update(handle.read(32 * _BLOCK if size <= 32 * _BLOCK else _BLOCK))
+            if size > 32 * _BLOCK:
+                handle.seek(size - _BLOCK)
+                digest.update(handle.read(_BLOCK))
+    return digest.hexdigest()[:16]

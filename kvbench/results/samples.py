@@ -1,0 +1,168 @@
+"""`samples.jsonl`: one line per sample, appended and fsynced; reading it survives torn and damaged lines."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import KvbenchError
+
+Row = dict[str, Any]
+
+#: a line without these is no result
+REQUIRED = {"id": str, "task": str, "prediction": str, "scores": dict, "scorer_version": int}
+
+
+class DiskError(KvbenchError):
+    """A result could not be written (disk full, quota, I/O error); everything written before stays readable."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+        problem = "no space left on the disk" if full else (error.strerror or str(error))
+        super().__init__(
+            f"{path}: cannot write: {problem}.\n"
+            "  Everything written before stays readable; only the sample in flight is lost.\n"
+            "  hint: free some space (or set runtime.results_dir=DIR) and start the same command again:"
+            " it does only what is missing."
+        )
+
+
+@dataclass
+class Samples:
+    """What `samples.jsonl` holds.
+
+    Attributes:
+        rows: sample id -> its last good row, in the order of the file.
+        damaged: ``(line number, line, problem)`` of each line that is no result; its sample is to be done again.
+        torn: whether the last line was cut off in writing (a killed process); it is among `damaged`.
+    """
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    damaged: list[tuple[int, bytes, str]] = field(default_factory=list)
+    torn: bool = False
+
+
+def read(path: Path) -> Samples:
+    """Read every good row; a later row of the same sample replaces an earlier one (re-scoring appends)."""
+    found = Samples()
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return found
+    lines = content.split(b"\n")
+    tail = lines.pop()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = decode(line)
+        except ValueError as error:
+            found.damaged.append((number, line, str(error)))
+        else:
+            found.rows[row["id"]] = row
+    if tail:
+        found.torn = True
+        found.damaged.append((len(lines) + 1, tail, "cut off in writing"))
+    return found
+
+
+def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows with one write, flushed and fsynced; on an error the file is cut back to where it was.
+
+    Raises:
+        DiskError: the rows could not be written; the file holds what it held before.
+    """
+    data = b"".join(encode(row) for row in rows)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DiskError(path, error) from error
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, before)  # needs no space, so it works on a full disk
+            raise DiskError(path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+def repair(path: Path, found: Samples) -> None:
+    """Take damaged lines out of the file (they are kept beside it, in ``samples.damaged``).
+
+    A torn last line must go before anything is appended, or it would swallow the next row.
+    """
+    aside = path.with_suffix(".damaged")
+    with aside.open("ab") as handle:
+        handle.writelines(line + b"\n" for _, line, _ in found.damaged)
+    write_atomically(path, b"".join(encode(row) for row in found.rows.values()))
+
+
+def encode(row: Mapping[str, Any]) -> bytes:
+    """One line of JSON ending in its own CRC-32, so that a flipped byte is seen even where the JSON still parses."""
+    body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
+    crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
+    # a lone surrogate (half an emoji in a prediction) is no UTF-8: such a row is written with escapes
+    if not _encodable(body):
+        body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=True, allow_nan=False)
+        crc = zlib.crc32(body.encode())
+    return f'{body[:-1]}, "crc": "{crc:08x}"}}\n'.encode()
+
+
+def decode(line: bytes) -> Row:
+    """The row of one line.
+
+    Raises:
+        ValueError: no JSON, a key is missing, or the line was changed after it was written.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ValueError("not JSON") from error
+    if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+    crc = row.pop("crc", None)
+    for key, kind in REQUIRED.items():
+        if not isinstance(row.get(key), kind):
+            raise ValueError(f"'{key}' is missing")
+    if crc is not None:
+        body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
+        if f"{zlib.crc32(body):08x}" != crc:
+            raise ValueError("checksum differs")
+    return row
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Raises:
+        DiskError: nothing was changed.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DiskError(path, error) from error
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,163 @@
+"""A run's directory: `config.yaml`, `env.json`, `samples.jsonl`, `metrics.json`, held by one process at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from kvbench.errors import KvbenchError
+from kvbench.results import samples as lines
+from kvbench.results.samples import DiskError, Row, Samples
+
+#: raised when a key of metrics.json changes its meaning; the schema is tests/results/metrics.schema.json
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "oom", "error", "interrupted")
+
+Say = Callable[[str], None]
+
+
+class RunStore:
+    """The directory of one run.
+
+    Reading needs no lock. Writing happens inside :meth:`hold`, so that two processes on one run do its samples once.
+
+    Args:
+        results_dir: directory of all runs, for example ``results/runs``.
+        run_id: the directory's name, see :mod:`kvbench.results.identity`.
+        say: takes one line for the user (damage found, waiting for another process).
+    """
+
+    def __init__(self, results_dir: Path | str, run_id: str, say: Say = lambda line: None) -> None:
+        self.run_id = run_id
+        self.path = Path(results_dir) / run_id
+        self.say = say
+
+    @property
+    def samples_path(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @contextmanager
+    def hold(self, timeout_s: float = -1) -> Iterator[None]:
+        """Hold the run; waits, and says so once, while another process holds it (a killed one holds nothing).
+
+        Args:
+            timeout_s: how long to wait; negative waits for ever.
+
+        Raises:
+            KvbenchError: the other process still holds the run after `timeout_s`.
+            DiskError: the directory cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DiskError(self.path, error) from error
+        lock = FileLock(self.path / ".lock")
+        holder = self.path / ".holder"
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            who = _read_text(holder) or "another process"
+            self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
+            started = time.monotonic()
+            try:
+                lock.acquire(timeout=timeout_s, poll_interval=0.1)
+            except Timeout:
+                waited = time.monotonic() - started
+                raise KvbenchError(f"run {self.run_id} is still held by {who} after {waited:.0f} s.") from None
+        try:
+            with suppress(OSError):  # a courtesy to who waits; a full disk is reported where a result is lost
+                holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+            yield
+        finally:
+            lock.release()
+
+    def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
+        """Write `config.yaml` first of all, so that a directory always says what it is."""
+        text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
+        lines.write_atomically(self.path / "config.yaml", text.encode())
+        if environment is not None:
+            self.write_environment(environment)
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """`env.json`: where the latest session ran; rows carry their own device, so timings are never mixed."""
+        lines.write_atomically(self.path / "env.json", _json(environment))
+
+    def config(self) -> dict[str, Any] | None:
+        """The configuration that the run was last started with, or None where the directory has none."""
+        text = _read_text(self.path / "config.yaml")
+        try:
+            content = yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            return None
+        return content if isinstance(content, dict) else None
+
+    def samples(self) -> Samples:
+        """All good rows; says nothing and changes nothing (safe while another process appends)."""
+        return lines.read(self.samples_path)
+
+    def recover(self) -> dict[str, Row]:
+        """All good rows, with damaged lines said, set aside and thereby left to be done again. Call while holding."""
+        found = self.samples()
+        for number, _, problem in found.damaged:
+            self.say(f"{self.samples_path} line {number}: {problem}; skipped, its sample is done again")
+        if found.damaged:
+            lines.repair(self.samples_path, found)
+        return found.rows
+
+    def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows, fsynced: after this returns, no kill loses them. Raises DiskError."""
+        lines.append(self.samples_path, rows)
+
+    def metrics(self) -> dict[str, Any] | None:
+        """`metrics.json`, or None where there is none yet or it cannot be read."""
+        text = _read_text(self.path / "metrics.json")
+        try:
+            content = json.loads(text) if text else None
+        except ValueError:
+            return None
+        return content if isinstance(content, dict) else None
+
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Write `metrics.json` last and atomically. Raises DiskError."""
+        lines.write_atomically(self.path / "metrics.json", _json(metrics))
+
+
+def find_runs(results_dir: Path | str) -> list[RunStore]:
+    """Stores of all runs under a directory, the one touched last at the end."""
+    root = Path(results_dir)
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if (path / "config.yaml").is_file()]
+    return [RunStore(root, p.name) for p in sorted(found, key=lambda p: (p.stat().st_ctime_ns, p.name))]
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    """Nested plain data for YAML: mappings to dict, tuples to lists, the rest as it is."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
