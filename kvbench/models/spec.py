@@ -1,0 +1,169 @@
+"""What a `conf/model/*.yaml` says, as data: where the weights are, and the architecture. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.schema import bounded
+
+#: how a prompt is wrapped before the model sees it; `kvbench.models.chat` does it
+ChatRule = Literal["none", "template", "llama2", "vicuna"]
+#: `model.path=kvbench:NAME` is the folder NAME beside this file
+BUNDLED = "kvbench:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Numbers of a decoder, as in the checkpoint's ``config.json``; enough to build it with random weights.
+
+    Args:
+        model_type: the name transformers knows the architecture by (``llama``, ``mistral``, ``qwen2``, ``phi3``).
+        head_dim: channels of a head; None: hidden_size / num_attention_heads.
+        rope: ``rope_parameters`` of transformers 5: rope_type, rope_theta and what the type needs.
+        sliding_window: tokens that a query sees; None: all.
+        parameters: published number of parameters, for a test against these numbers; None: unknown.
+    """
+
+    model_type: str
+    hidden_size: int = bounded(minimum=1)
+    intermediate_size: int = bounded(minimum=1)
+    num_hidden_layers: int = bounded(minimum=1)
+    num_attention_heads: int = bounded(minimum=1)
+    num_key_value_heads: int = bounded(minimum=1)
+    vocab_size: int = bounded(minimum=1)
+    max_position_embeddings: int = bounded(minimum=1)
+    rope: dict[str, Any]
+    rms_norm_eps: float = bounded(1e-5, above=0.0)
+    head_dim: int | None = bounded(None, minimum=1)
+    original_max_position_embeddings: int | None = bounded(None, minimum=1)
+    sliding_window: int | None = bounded(None, minimum=1)
+    tie_word_embeddings: bool = False
+    parameters: int | None = bounded(None, minimum=1)
+
+    def check(self) -> None:
+        """Raise ConfigError for heads that do not divide."""
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                "model.architecture.num_key_value_heads",
+                self.num_key_value_heads,
+                f"does not divide num_attention_heads={self.num_attention_heads}",
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                "model.architecture.num_attention_heads",
+                self.num_attention_heads,
+                f"does not divide hidden_size={self.hidden_size}",
+                hint="or give model.architecture.head_dim",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One model.
+
+    Args:
+        name: the choice's name, shown in rows.
+        hub_id: repository on the Hugging Face hub, or None.
+        revision: commit or tag on the hub; None: its main branch.
+        path: folder with config.json, weights and tokenizer, used in place of the hub; ``kvbench:NAME`` is bundled.
+        weights: ``pretrained``, or ``random``: `architecture` without any download, seeded by ``runtime.seed``.
+        dtype: ``auto`` is the checkpoint's own (on a CPU float32, where half precision is slow).
+        max_length: tokens that the model takes, prompt and answer together.
+        prompt_limit: longest prompt; longer ones are cut in their middle; None: what max_length leaves.
+        chat: wrapper around a prompt: ``none``, ``template`` (the tokenizer's own), ``llama2``, ``vicuna``.
+        trust_remote_code: run code that the checkpoint brings along; only by name.
+        architecture: numbers for random weights, and what groups must divide; None: read from the checkpoint.
+        licence: of the weights.
+        gated: how to get access, where the hub asks for it; None: not gated.
+        requires: extra package that the checkpoint's format needs; None: none.
+        note: anything a user should know.
+    """
+
+    name: str
+    hub_id: str | None = None
+    revision: str | None = None
+    path: str | None = None
+    weights: Literal["pretrained", "random"] = "pretrained"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    max_length: int = bounded(minimum=2)
+    prompt_limit: int | None = bounded(None, minimum=1)
+    chat: ChatRule = "none"
+    trust_remote_code: bool = False
+    architecture: Architecture | None = None
+    licence: str = ""
+    gated: str | None = None
+    requires: str | None = None
+    note: str = ""
+    # filled by head_dim(): config.json of a folder is read once
+    _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def check(self) -> None:
+        """Raise ConfigError when nothing says where the weights are, or a folder is not a checkpoint."""
+        if self.architecture:
+            self.architecture.check()
+        if self.prompt_limit and self.prompt_limit > self.max_length:
+            raise ConfigError(
+                "model.prompt_limit",
+                self.prompt_limit,
+                f"is more than the model takes (model.max_length={self.max_length})",
+                allowed=f"at most {self.max_length}",
+            )
+        folder = self.folder()
+        if folder is not None and not (folder / "config.json").is_file():
+            missing = "has no config.json, so it is no checkpoint" if folder.is_dir() else "is no folder"
+            raise ConfigError(
+                "model.path", self.path, missing, hint="a folder with config.json, *.safetensors and tokenizer files"
+            )
+        if folder is None and self.weights == "pretrained" and not self.hub_id:
+            raise ConfigError(
+                "model.hub_id", None, "no weights are named", hint="model.path=DIR, model.hub_id=OWNER/NAME or model=tiny"
+            )
+        if folder is None and self.weights == "random" and self.architecture is None:
+            raise ConfigError(
+                "model.weights", "random", "needs model.architecture, or model.path=DIR with a config.json"
+            )
+
+    def folder(self) -> Path | None:
+        """The local folder that `path` names, or None; it need not exist."""
+        return local_folder(self.path)
+
+    def head_dim(self) -> int | None:
+        """Channels of a head, from the folder's config.json or from `architecture`; None: known after loading only."""
+        folder = self.folder()
+        if folder is not None and (folder / "config.json").is_file():
+            if not self._read:
+                self._read.update(_read_json(folder / "config.json"))
+            return _head_dim(self._read)
+        if self.architecture is not None:
+            return _head_dim(vars(self.architecture))
+        return None
+
+
+def local_folder(path: str | None) -> Path | None:
+    """The folder that ``model.path`` names (``kvbench:NAME`` is bundled), or None; it need not exist."""
+    if path is None:
+        return None
+    if path.startswith(BUNDLED):
+        return Path(__file__).resolve().parent / path.removeprefix(BUNDLED)
+    return Path(path).expanduser()
+
+
+def _head_dim(numbers: Mapping[str, Any]) -> int | None:
+    if numbers.get("head_dim"):
+        return int(numbers["head_dim"])
+    if numbers.get("hidden_size") and numbers.get("num_attention_heads"):
+        return int(numbers["hidden_size"]) // int(numbers["num_attention_heads"])
+    return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("model.path", str(path.parent), f"its config.json cannot be read ({error})") from error
+    return data if isinstance(data, dict) else {}
