@@ -1,0 +1,67 @@
+"""Attention of the prompt handed to methods that observe it (SnapKV's last queries, H2O's column sums)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.layer import KVLayer
+
+#: queries whose scores are made at a time, which bounds the memory to QUERIES x T
+QUERIES = 256
+
+
+def probabilities(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int) -> Tensor:
+    """Softmax attention of some queries in fp32.
+
+    Args:
+        query: ``[B, Hq, q, D]``, queries ``first .. first + q`` of the sequence.
+        keys: ``[B, H, T, D]``.
+        mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None: causal.
+        first: column of the first of these queries.
+
+    Returns:
+        ``[B, Hq, q, T]``; 0 where nothing is visible.
+    """
+    batch, query_heads, count, channels = query.shape
+    heads, width = keys.shape[1:3]
+    q = (query.float() * scaling).reshape(batch, heads, -1, channels)
+    scores = (q @ keys.float().transpose(-1, -2)).view(batch, query_heads, count, width)
+    if mask is None:
+        mask = torch.ones(count, width, dtype=torch.bool, device=query.device).tril(first)[None, None]
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    else:
+        scores = scores + mask.float()
+    return torch.softmax(scores, -1).nan_to_num_(0.0)
+
+
+def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """What the method has asked to see of the prompt so far.
+
+    ``method.observe_prompt = n > 0``: attention of the last n queries, ``[B, Hq, n, T]``; ``-1``: the sum of each
+    column over all queries, ``[B, Hq, 1, T]``. Works over chunks: earlier queries of a chunked prompt see no later key.
+
+    Args:
+        query: the new queries ``[B, Hq, q, D]``.
+        keys: all keys of the prompt so far ``[B, H, T, D]``.
+    """
+    wanted, count, width = layer.method.observe_prompt, query.shape[2], keys.shape[2]
+    before = layer.observed
+    if before is not None:
+        before = torch.nn.functional.pad(before, (0, width - before.shape[-1]))
+    if wanted > 0:
+        new = min(wanted, count)
+        part = probabilities(
+            query[:, :, count - new :], keys, None if mask is None else mask[..., count - new :, :], scaling, width - new
+        )
+        if before is None or new == wanted:
+            return part
+        return torch.cat([before[:, :, -(wanted - new) :], part], 2)
+    sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before
+    for first in range(0, count, QUERIES):
+        last = min(first + QUERIES, count)
+        rows = None if mask is None else mask[..., first:last, :]
+        part = probabilities(query[:, :, first:last], keys, rows, scaling, width - count + first)
+        sums = sums + part.sum(2, keepdim=True)
+    return sums

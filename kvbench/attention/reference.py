@@ -1,0 +1,121 @@
+"""Attention over the stores in plain torch: the oracle of every kernel, and what serves a CPU.
+
+It walks both stores slot by slot, a block of packed tokens at a time, and merges the blocks by log-sum-exp in fp32
+(online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more than one block is ever
+in full precision beside the window, and nothing is concatenated.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from kvbench.cache.layer import KVLayer
+
+#: packed tokens that are dequantized at a time
+BLOCK = 1024
+#: score of a masked slot: far below any real one, yet finite, so that a block without any visible slot is harmless
+MASKED = -1e30
+
+
+def attend(module: torch.nn.Module, layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention of the newest tokens to everything in the stores.
+
+    Args:
+        module: the model's attention module (for torch's SDPA where nothing is packed).
+        layer: holds the stores; the new tokens have been appended.
+        query: ``[B, Hq, q, D]``.
+        mask: ``[B or 1, 1, q, kv]`` over logical positions (bool or additive), or None: causal.
+        scaling: factor on the scores.
+
+    Returns:
+        ``[B, q, Hq, Dv]``.
+    """
+    outputs = []
+    for rows in layer.row_groups():
+        slot_mask = mask_over_slots(layer, rows, query, mask)
+        outputs.append(attend_rows(module, layer, rows, query[rows], slot_mask, scaling))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def attend_rows(
+    module: torch.nn.Module, layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
+    """:func:`attend` for rows that hold equally many tokens in every segment; `mask` is over their slots."""
+    keys, values = layer.stores()
+    full_keys, full_values = keys.only_full(rows), values.only_full(rows)
+    if full_keys is not None and full_values is not None and not layer.method.observe_steps:
+        layer.paths.add("sdpa")
+        return sdpa_attention_forward(module, query, full_keys, full_values, mask, scaling=scaling)[0]
+    layer.paths.update(("reference", "packed") if full_keys is None or full_values is None else ("reference",))
+    out, probabilities = merge_blocks(layer, rows, query, mask, scaling, keep=layer.method.observe_steps)
+    if probabilities is not None:
+        layer.method.observe(layer, rows, probabilities)
+    return out.transpose(1, 2).to(query.dtype)
+
+
+def merge_blocks(
+    layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None, scaling: float, *, keep: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Online softmax over blocks of slots.
+
+    Returns:
+        fp32 output ``[rows, Hq, q, Dv]`` and, where `keep`, the probabilities ``[rows, Hq, q, slots]``.
+    """
+    keys, values = layer.stores()
+    batch, query_heads, count, channels = query.shape
+    group = query_heads // layer.heads
+    # all query heads and tokens of a KV head are rows of one product: its keys and values are read once
+    q = (query.float() * scaling).reshape(batch, layer.heads, group * count, channels)
+    top = q.new_full((*q.shape[:3], 1), MASKED)
+    total = torch.zeros_like(top)
+    acc = q.new_zeros(*q.shape[:3], layer.value_dim)
+    kept: list[Tensor] = []
+    cuts = sorted({0, *keys.borders(rows, BLOCK), *values.borders(rows, BLOCK)})
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+        scores = q @ keys.read(rows, start, stop, torch.float32).transpose(-1, -2)
+        if mask is not None:
+            visible = mask[..., start:stop]
+            grid = scores.view(batch, layer.heads, group, count, stop - start)
+            visible = visible.unflatten(1, (layer.heads, group)) if visible.shape[1] > 1 else visible.unsqueeze(1)
+            if visible.dtype == torch.bool:
+                scores = grid.masked_fill(~visible, MASKED).view_as(scores)
+            else:
+                scores = (grid + visible.float().clamp(min=MASKED)).view_as(scores)
+        if keep:
+            kept.append(scores)
+        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
+        shrink = torch.exp(top - new_top)
+        weights = torch.exp(scores - new_top)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        acc = acc * shrink + weights @ values.read(rows, start, stop, torch.float32)
+        top = new_top
+    out = (acc / total).view(batch, query_heads, count, layer.value_dim)
+    if not keep:
+        return out, None
+    probabilities = torch.exp(torch.cat(kept, -1) - top) / total
+    return out, probabilities.view(batch, query_heads, count, -1)
+
+
+def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask of `rows` gathered by the positions of their slots, ``[rows or 1, 1 or Hq, q, slots]``, or None."""
+    keys, _ = layer.stores()
+    slots, count, device = keys.length(rows), query.shape[2], query.device
+    if mask is None:
+        if count == 1:
+            return None
+        # the newest tokens are the last slots: causal among themselves, everything older is visible
+        return torch.ones(count, slots, dtype=torch.bool, device=device).tril(slots - count)[None, None]
+    mask = mask[rows] if mask.shape[0] > 1 else mask
+    numbers = range(*rows.indices(layer.batch))
+    if all(layer.order[row] is None for row in numbers):
+        start = int(layer.positions(numbers[0])[0])
+        return mask[..., start : start + slots]
+    positions = torch.stack([layer.positions(row) for row in numbers]).to(device)
+    if positions.ndim == 2:
+        index = positions[:, None, None, :]
+    else:  # heads keep different tokens: positions of each KV head serve the query heads of its group
+        index = positions.repeat_interleave(query.shape[1] // layer.heads, 1)[:, :, None, :]
+    mask = mask.expand(len(positions), index.shape[1], count, mask.shape[-1])
+    return mask.gather(-1, index.expand(len(positions), index.shape[1], count, slots))

@@ -1,0 +1,138 @@
+"""kvbench's attention and mask as transformers interfaces: one function for every model.
+
+Models call ``fn(module, query, key, value, mask, ...)`` with what ``Cache.update`` returned; a kvbench cache returns a
+handle there (:class:`kvbench.cache.layer.Handle`). While the prompt is open the function runs torch's SDPA on the exact
+keys and values; afterwards it appends the new tokens and reads the stores. Any other cache, or none, is served as
+transformers' own ``sdpa`` would. The mask interface must be registered too: without it transformers passes no mask at
+all and padded rows come out wrong without an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from kvbench.attention import observe, reference
+from kvbench.cache.layer import Handle, KVLayer
+from kvbench.errors import CacheError, ModelError
+
+NAME = "kvbench"
+
+#: arguments of other models' attention that no store can serve
+UNSERVED = ("softcap", "s_aux", "position_bias")
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor | Handle,
+    value: Tensor | Handle,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention for any Hugging Face model.
+
+    Args:
+        query: ``[B, Hq, q, D]``, after RoPE.
+        key, value: a :class:`Handle`, or tensors ``[B, H, n, D]`` where another cache is in use.
+        attention_mask: bool ``[B, 1, q, kv]`` in logical coordinates, or None: causal.
+        scaling: factor on the scores; None means 1/sqrt(D).
+
+    Returns:
+        ``[B, q, Hq, D]`` and None (no attention weights).
+
+    Raises:
+        CacheError: the model needs something that the stores cannot serve, or padding is not on the left.
+    """
+    if not isinstance(key, Handle):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    for name in UNSERVED:
+        if kwargs.get(name) is not None:
+            raise CacheError(f"{type(module).__name__} uses '{name}' in attention, which kvbench caches do not serve")
+    layer = key.layer
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    fresh_keys, fresh_values = key.claim()
+    if layer.sealed:
+        return step(module, layer, query, fresh_keys, fresh_values, attention_mask, scaling), None
+    return prompt(module, layer, query, fresh_keys, fresh_values, attention_mask, scaling, kwargs), None
+
+
+def prompt(
+    module: torch.nn.Module,
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    kwargs: dict[str, Any],
+) -> Tensor:
+    """Exact attention over the open prompt; the layer is placed when its last token is here."""
+    if layer.index == 0:
+        layer.progress.see(mask, layer.batch, query.shape[2])
+    keys, values = layer.extend_prompt(keys, values)
+    out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)
+    if layer.method.observe_prompt:
+        layer.observed = observe.extend(layer, query, keys, mask, scaling)
+    layer.end_chunk(keys, values)
+    return out
+
+
+def step(
+    module: torch.nn.Module,
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+) -> Tensor:
+    """Append new tokens to the stores and attend to everything in them."""
+    if layer.index == 0:
+        layer.progress.check_step(mask, layer.batch, query.shape[2])
+    layer.append(keys, values)
+    return reference.attend(module, layer, query, mask, scaling)
+
+
+def mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """Boolean masks in logical coordinates, as for ``sdpa``; attention gathers them by each slot's position."""
+    return sdpa_mask(*args, **kwargs)
+
+
+def register() -> None:
+    """Make ``attn_implementation="kvbench"`` known to transformers (repeating it is harmless)."""
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+
+
+def attach(model: PreTrainedModel) -> None:
+    """Switch `model` to kvbench's attention and remember what it had.
+
+    Raises:
+        ModelError: the model's layers are not all softmax attention with a plain key-value cache.
+    """
+    register()
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ModelError(
+            f"{type(model).__name__} has layers of type {', '.join(sorted(kinds))}: kvbench serves models whose layers "
+            "are all full or sliding-window attention"
+        )
+    if config._attn_implementation != NAME:
+        model._kvbench_previous_attention = config._attn_implementation  # type: ignore[assignment]
+        model.set_attn_implementation(NAME)
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Give `model` back the attention that it had before :func:`attach`."""
+    previous = getattr(model, "_kvbench_previous_attention", None)
+    if previous is not None:
+        model.set_attn_implementation(previous)
+        del model._kvbench_previous_attention

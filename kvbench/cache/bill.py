@@ -1,0 +1,63 @@
+"""The bill: the bytes that a cache really holds, by part, from the same function for every method."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass
+class Parts:
+    """Bytes by part.
+
+    Args:
+        codes: packed codes.
+        scales: scales with minima or zero points (and whatever a code needs to be decoded).
+        window: tokens in full precision.
+        index: positions and permutations kept beside the tokens on the device.
+    """
+
+    codes: int = 0
+    scales: int = 0
+    window: int = 0
+    index: int = 0
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return self.codes + self.scales + self.window + self.index
+
+    def add(self, part: str, count: int) -> None:
+        """Add `count` bytes to a part by name."""
+        setattr(self, part, getattr(self, part) + count)
+
+    def as_dict(self) -> dict[str, int]:
+        """``{"total", "codes", "scales", "window", "index"}``."""
+        return {"total": self.total, **asdict(self)}
+
+
+@dataclass
+class Bill:
+    """What a cache costs.
+
+    Args:
+        used: bytes of the tokens that are held: the formulas of each method, to the byte.
+        reserved: bytes of the storages of the buffers that hold them.
+        fp16_equivalent: 2 bytes an element for every key and value of the tokens seen, in all layers.
+    """
+
+    used: Parts
+    reserved: Parts
+    fp16_equivalent: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than fp16 the used bytes are."""
+        return self.fp16_equivalent / self.used.total if self.used.total else float("nan")
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON form, as in ``metrics.json``."""
+        return {
+            "used": self.used.as_dict(),
+            "reserved": self.reserved.as_dict(),
+            "fp16_equivalent": self.fp16_equivalent,
+        }

@@ -1,0 +1,124 @@
+"""The cache that a method makes: transformers' ``Cache`` over packed stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from kvbench.cache.bill import Bill, Parts
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.progress import Progress
+from kvbench.cache.prompts import Prompts
+
+if TYPE_CHECKING:
+    from kvbench.methods.base import Method
+
+
+class KVCache(Cache):
+    """Keys and values of all layers; pass it as ``past_key_values``. Made by ``method.new_cache(model)``.
+
+    Args:
+        method: decides formats and moves.
+        layers: number of attention layers.
+        prompts: padding, spans and queries of the prompts, where known (:class:`Prompts`).
+        max_length: tokens to allocate for, where known; buffers grow when it is passed.
+    """
+
+    layers: list[KVLayer]
+
+    def __init__(
+        self, method: Method, layers: int, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> None:
+        self.method = method
+        self.progress = Progress(prompts, max_length)
+        super().__init__(layers=[KVLayer(method, index, self.progress) for index in range(layers)])
+
+    # -- prefill in chunks ------------------------------------------------------------------------------------------
+
+    def open_prefill(self) -> None:
+        """The prompt will come in chunks: keep every layer exact until :meth:`finalize`.
+
+        Not needed where the cache was made with `prompts`: their length says when the prompt is complete.
+        """
+        self.progress.open = True
+
+    def finalize(self) -> None:
+        """End of the prompt: place the tokens of every layer that is still exact."""
+        self.progress.open = False
+        for layer in self.layers:
+            layer.seal()
+
+    # -- what transformers asks -------------------------------------------------------------------------------------
+
+    def crop(self, max_length: int) -> None:
+        """``crop(-k)`` takes back the newest k tokens (``crop(n)`` keeps n, as transformers 5.17 has it)."""
+        for layer in self.layers:
+            layer.crop(max_length)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows `beam_idx` become the batch (beam search)."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Rows `indices` become the batch."""
+        for layer in self.layers:
+            layer.batch_select_indices(indices)
+        self.progress.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times in a run."""
+        if self.layers and self.layers[0].is_initialized:
+            self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything but the method."""
+        self.progress.starts = self.progress.started = None
+        for layer in self.layers:
+            layer.reset()
+
+    # -- what kvbench asks ------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring every layer into the state that the method prescribes for the tokens seen so far."""
+        for layer in self.layers:
+            layer.settle()
+
+    def bill(self, row: int | None = None) -> Bill:
+        """Bytes held by part, for the whole batch or for one row (`reserved` is always the whole batch's).
+
+        Settles the cache first, so the newest tokens may no longer be taken back afterwards.
+        """
+        self.settle()
+        used, reserved, equivalent = Parts(), Parts(), 0
+        for layer in self.layers:
+            rows = range(layer.batch) if layer.is_initialized and row is None else [row] if layer.is_initialized else []
+            for segment in layer._segments():
+                for part, buffer in segment.buffers():
+                    reserved.add(part, buffer.untyped_storage().nbytes())
+                for r in rows:
+                    for part, count in segment.used(r).items():
+                        used.add(part, count)
+            for r in rows:
+                equivalent += 2 * layer.heads * layer.real_tokens(r) * (layer.key_dim + layer.value_dim)
+        return Bill(used, reserved, equivalent)
+
+    def clone(self) -> KVCache:
+        """An independent copy: the same prompt continued in two ways."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.progress = self.progress.clone()
+        twin.layers = [layer.clone(twin.progress) for layer in self.layers]
+        return twin
+
+    @property
+    def reads_packed(self) -> bool:
+        """Whether attention has read packed codes."""
+        return any("packed" in layer.paths for layer in self.layers)
+
+    @property
+    def path(self) -> str:
+        """Which attention code has served the decode steps so far: ``sdpa``, ``reference`` or both."""
+        return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"

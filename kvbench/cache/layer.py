@@ -1,0 +1,302 @@
+"""One layer of a kvbench cache, as transformers sees it.
+
+A layer passes through two phases. While the prompt is *open* its keys and values stay exact, and attention runs on
+them as stock transformers would. At the end of the prompt the method *places* them in the stores; from then on new
+tokens are appended in full precision and the method *settles* the layer (demotes what has grown too old) before the
+next ones arrive. Settling at that late moment leaves the newest tokens exact until they are confirmed, so that rejected
+draft tokens can be rolled back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from kvbench.cache.progress import Progress
+from kvbench.cache.segments import FullSegment, uniform_rows
+from kvbench.cache.store import Store
+from kvbench.errors import CacheError, NonFiniteError
+
+if TYPE_CHECKING:
+    from kvbench.methods.base import Method
+
+ALL = slice(None)
+
+
+class Handle:
+    """Stands in for the tensors that ``update`` returns; only kvbench's attention can read it."""
+
+    def __init__(self, layer: KVLayer, fresh: tuple[Tensor, Tensor]) -> None:
+        self.layer = layer
+        self._fresh: tuple[Tensor, Tensor] | None = fresh
+
+    def claim(self) -> tuple[Tensor, Tensor]:
+        """The new keys and values ``[B, H, q, D]``, once: the handle lets go of them."""
+        if self._fresh is None:
+            raise CacheError("the keys and values of this step were already taken: attention ran twice on one update")
+        fresh, self._fresh = self._fresh, None
+        return fresh
+
+    def __getattr__(self, name: str) -> Any:
+        raise CacheError(
+            f"a kvbench cache was read as a tensor ('.{name}'): the model does not run kvbench's attention. "
+            "Make the cache with method.new_cache(model), which switches the model to it, and do not change "
+            "attn_implementation afterwards"
+        )
+
+
+class KVLayer(CacheLayerMixin):
+    """Keys and values of one layer.
+
+    Args:
+        method: decides formats and moves (:class:`kvbench.methods.base.Method`).
+        index: number of the layer.
+        progress: what the layers of a cache share about the prompt.
+
+    Attributes:
+        keys_store, values_store: :class:`Store`, made at the first update.
+        order: for each row None (slots are in the order of positions) or the positions of its slots, ``[n]`` or
+            ``[H, n]``, on the CPU; a method that permutes or evicts tokens keeps it.
+        paths: attention paths that have served this layer.
+        observed: attention that the method asked to see while the prompt is open (``Method.observe_prompt``).
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, method: Method, index: int, progress: Progress) -> None:
+        super().__init__()
+        self.method, self.index, self.progress = method, index, progress
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.is_initialized = False
+        self.sealed = False
+        self.seen = 0
+        self.prompt: tuple[FullSegment, FullSegment] | None = None
+        self.keys_store: Store | None = None
+        self.values_store: Store | None = None
+        self.order: list[Tensor | None] = []
+        self.paths: set[str] = set()
+        self.observed: Tensor | None = None
+
+    # -- what transformers asks -------------------------------------------------------------------------------------
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take shapes, dtype and device from the first keys and values ``[B, H, q, D]``."""
+        self.batch, self.heads = key_states.shape[:2]
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.key_dim, self.value_dim = key_states.shape[-1], value_states.shape[-1]
+        self.order = [None] * self.batch
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Take the new keys and values ``[B, H, q, D]`` (after RoPE); attention receives the handle returned."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self.sealed:
+            self.settle()
+        handle = Handle(self, (key_states, value_states))
+        self.seen += key_states.shape[2]
+        return handle, handle
+
+    def get_seq_length(self) -> int:
+        """Tokens seen, padding included: the next token's position."""
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Masks are made in logical coordinates: every position seen, from 0."""
+        return self.seen + int(query_length), 0
+
+    def get_max_length(self) -> int:
+        """No maximum."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the newest tokens: ``crop(-k)`` removes k; ``crop(n)`` keeps n (transformers 5.17).
+
+        Raises:
+            CacheError: one of them has left full precision already.
+        """
+        count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
+        if count <= 0 or not self.is_initialized:
+            return
+        if self.prompt is not None:
+            for segment in self.prompt:
+                for row in range(self.batch):
+                    segment.drop_back(row, min(count, segment.lengths[row]))
+        else:
+            stores = self.stores()
+            available = min(min(store.tail.lengths) for store in stores)
+            if count > available:
+                raise CacheError(
+                    f"cannot take back {count} tokens: layer {self.index} holds only the newest {available} in full "
+                    "precision. Roll back before the next step and before bill(), or use a larger window"
+                )
+            for store in stores:
+                for row in range(self.batch):
+                    store.tail.drop_back(row, count)
+            self.order = [None if o is None else o[..., : o.shape[-1] - count] for o in self.order]
+        self.seen -= count
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows ``beam_idx`` become the batch."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Rows `indices` become the batch, repeats allowed."""
+        if not self.is_initialized:
+            return
+        for segment in self._segments():
+            segment.select(indices)
+        self.order = [self.order[i] for i in indices.tolist()]
+        self.batch = len(self.order)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times in a run."""
+        if self.is_initialized:
+            self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
+
+    # -- the prompt -------------------------------------------------------------------------------------------------
+
+    def extend_prompt(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of the open prompt so far, the new ones ``[B, H, q, D]`` included, padding and all."""
+        if self.prompt is None and self.progress.is_last(self.seen):
+            return keys, values
+        if self.prompt is None:
+            room = max(self.progress.prompt_width or 0, self.seen)
+            self.prompt = tuple(  # type: ignore[assignment]
+                FullSegment(self.batch, self.heads, x.shape[-1], self.dtype, self.device, capacity=room)
+                for x in (keys, values)
+            )
+        assert self.prompt is not None
+        for segment, x in zip(self.prompt, (keys, values), strict=True):
+            segment.append(ALL, x)
+        return self.prompt[0].view(ALL), self.prompt[1].view(ALL)
+
+    def end_chunk(self, keys: Tensor, values: Tensor) -> None:
+        """Attention over the prompt so far is done; place it when it is complete."""
+        if self.progress.is_last(self.seen):
+            self.place(keys, values)
+
+    def place(self, keys: Tensor, values: Tensor) -> None:
+        """The prompt is complete: hand its tokens (``[B, H, T, D]`` with padding) to the method and free them."""
+        scores, self.observed = self.observed, None
+        self.keys_store = self.method.make_store(self, "key")
+        self.values_store = self.method.make_store(self, "value")
+        width = keys.shape[2]
+        starts = self.progress.starts or [0] * self.batch
+        for rows in uniform_rows(starts):
+            start = starts[rows][0]
+            try:
+                self.method.place(
+                    self,
+                    rows,
+                    keys[rows, :, start:width],
+                    values[rows, :, start:width],
+                    None if scores is None else scores[rows, ..., start:width],
+                )
+            except NonFiniteError as error:
+                raise self._located(error, rows, keys, values, 0) from None
+        self.prompt = None
+        self.sealed = True
+
+    def seal(self) -> None:
+        """Place an open prompt that is held exactly (end of a chunked prefill)."""
+        if not self.sealed and self.prompt is not None:
+            self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
+
+    # -- decoding ---------------------------------------------------------------------------------------------------
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Take new tokens ``[B, H, q, D]`` into the full-precision tails."""
+        for store, x in zip(self.stores(), (keys, values), strict=True):
+            tail = store.tail
+            for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
+                tail.append(rows, x[rows])
+        count = keys.shape[2]
+        for row, positions in enumerate(self.order):
+            if positions is not None:
+                new = torch.arange(self.seen - count, self.seen).expand(*positions.shape[:-1], count)
+                self.order[row] = torch.cat([positions, new], -1)
+
+    def settle(self) -> None:
+        """Let the method demote what has grown too old; does nothing when it was done already."""
+        if not self.sealed:
+            return
+        for rows in self.row_groups():
+            try:
+                self.method.settle(self, rows)
+            except NonFiniteError as error:
+                tails = [store.tail.view(rows) for store in self.stores()]
+                offset = self.seen - min(t.shape[2] for t in tails)
+                raise self._located(error, rows, tails[0], tails[1], offset) from None
+
+    # -- views ------------------------------------------------------------------------------------------------------
+
+    def stores(self) -> tuple[Store, Store]:
+        """Keys and values, once the prompt is placed."""
+        if self.keys_store is None or self.values_store is None:
+            raise CacheError(f"layer {self.index} has no stores yet: the prompt was not finished (cache.finalize())")
+        return self.keys_store, self.values_store
+
+    def row_groups(self) -> list[slice]:
+        """Runs of rows that hold equally many tokens in every segment and begin at the same column."""
+        keys, values = self.stores()
+        starts = self.progress.starts or [0] * self.batch
+        return list(
+            uniform_rows([(starts[row], keys.signature(row), values.signature(row)) for row in range(self.batch)])
+        )
+
+    def positions(self, row: int) -> Tensor:
+        """Logical positions (columns of the padded batch) of a row's slots, ``[n]`` or ``[H, n]``, on the CPU."""
+        order = self.order[row]
+        if order is not None:
+            return order
+        start = (self.progress.starts or [0] * self.batch)[row]
+        return torch.arange(start, start + self.stores()[0].length(slice(row, row + 1)))
+
+    def expected_length(self) -> int:
+        """Tokens to allocate for: what the cache was told, or what was seen so far."""
+        return max(self.progress.max_length or 0, self.seen)
+
+    def real_tokens(self, row: int) -> int:
+        """Tokens of a row that were seen, padding left out."""
+        return self.seen - (self.progress.starts[row] if self.progress.starts else 0)
+
+    def _segments(self) -> list[Any]:
+        if self.keys_store is not None and self.values_store is not None:
+            return [*self.keys_store.segments, *self.values_store.segments]
+        return list(self.prompt or ())
+
+    def clone(self, progress: Progress) -> KVLayer:
+        """An independent copy that belongs to a cache with `progress`."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.progress, twin.order, twin.paths = progress, list(self.order), set(self.paths)
+        twin.keys_store = self.keys_store and self.keys_store.clone()
+        twin.values_store = self.values_store and self.values_store.clone()
+        if self.prompt is not None:
+            twin.prompt = (self.prompt[0].clone(), self.prompt[1].clone())
+        return twin
+
+    def _located(
+        self, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, offset: int
+    ) -> NonFiniteError:
+        """Say which layer, side and position held the NaN or Inf."""
+        for side, x in (("key", keys), ("value", values)):
+            bad = ~torch.isfinite(x)
+            if bool(bad.any()):
+                b, h, t, d = bad.nonzero()[0].tolist()
+                if x.shape[0] != self.batch:
+                    b += rows.indices(self.batch)[0]
+                return NonFiniteError(
+                    f"layer {self.index}: NaN or Inf in the {side} at position {t + offset} (row {b}, KV head {h}, "
+                    f"channel {d}). Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
+                )
+        return error

@@ -1,0 +1,100 @@
+"""Where a code lies: tiles of 128 tokens, codes strided over int16 words.
+
+A tile holds 128 tokens of one (sequence, KV head). A plane of width w has ``F = 16 / w`` fields a word and
+``N = 128 / F`` word rows; field i of word ``(r, d)`` is the code of token ``i * N + r``, channel d, at bits
+``[i * w, (i + 1) * w)``. So every field is a whole sub-tile that comes out of the words with one shift and one mask,
+without interleaving, and with groups of 32, 64 or 128 tokens each int4 field lies in one group of keys.
+
+Keys are stored ``[..., tiles, N, D]`` (channels contiguous) and values ``[..., tiles, D, N]`` (word rows contiguous): the
+operand orders of the two matrix products of decode attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+#: tokens in a tile
+TILE = 128
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """Words of one plane.
+
+    Args:
+        width: bits of a field: 1, 2 or 4.
+        order: ``"key"``: ``[..., tiles, N, D]``; ``"value"``: ``[..., tiles, D, N]``.
+    """
+
+    width: int
+    order: Literal["key", "value"]
+
+    @property
+    def fields(self) -> int:
+        """Codes in a word."""
+        return 16 // self.width
+
+    @property
+    def rows(self) -> int:
+        """Word rows of a tile."""
+        return TILE // self.fields
+
+    def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
+        """Last three dimensions of a buffer of `tiles` tiles."""
+        return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
+
+    def read(self, words: Tensor, start: int, stop: int) -> Tensor:
+        """Codes of tokens ``[start, stop)`` of ``words`` (:meth:`shape`), int16 ``[..., stop - start, D]``."""
+        first, last = start // TILE, -(-stop // TILE)
+        codes = self.unpack(words.narrow(-3, first, last - first))
+        return codes.narrow(-2, start - first * TILE, stop - start)
+
+    def write(self, words: Tensor, start: int, codes: Tensor) -> None:
+        """Put ``codes`` (any integer dtype, ``[..., n, D]``) in place at tokens ``[start, start + n)``."""
+        count = codes.shape[-2]
+        done = 0
+        while done < count:
+            tile, within = divmod(start + done, TILE)
+            if within == 0 and count - done >= TILE:
+                whole = (count - done) // TILE
+                block = codes.narrow(-2, done, whole * TILE)
+                words.narrow(-3, tile, whole).copy_(self.pack(block))
+                done += whole * TILE
+            else:
+                field, row = divmod(within, self.rows)
+                run = min(self.rows - row, count - done)
+                self._write_run(words.select(-3, tile), field, row, codes.narrow(-2, done, run))
+                done += run
+
+    def _write_run(self, tile: Tensor, field: int, row: int, codes: Tensor) -> None:
+        """Overwrite `field` of consecutive word rows of one tile."""
+        if self.order == "value":
+            codes = codes.transpose(-1, -2)
+        target = tile.narrow(-2 if self.order == "key" else -1, row, codes.shape[-2 if self.order == "key" else -1])
+        shift, mask = field * self.width, (1 << self.width) - 1
+        kept = target.to(torch.int32) & (0xFFFF ^ (mask << shift))
+        target.copy_(to_int16(kept | (codes.to(torch.int32) << shift)))
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Words (int16, :meth:`shape`) of whole tiles of codes ``[..., tiles * 128, D]``."""
+        grid = codes.unflatten(-2, (-1, self.fields, self.rows)).to(torch.int32)
+        shifts = torch.arange(self.fields, device=codes.device, dtype=torch.int32) * self.width
+        words = to_int16((grid << shifts[:, None, None]).sum(-3, dtype=torch.int32))
+        return words if self.order == "key" else words.transpose(-1, -2)
+
+    def unpack(self, words: Tensor) -> Tensor:
+        """Codes (int16, ``[..., tiles * 128, D]``) of whole tiles."""
+        if self.order == "value":
+            words = words.transpose(-1, -2)
+        shifts = torch.arange(self.fields, device=words.device, dtype=torch.int16) * self.width
+        grid = (words.unsqueeze(-3) >> shifts[:, None, None]) & ((1 << self.width) - 1)
+        return grid.flatten(-4, -2)
+
+
+def to_int16(words: Tensor) -> Tensor:
+    """Low 16 bits of int32 words as int16 (two's complement), without relying on overflow."""
+    return (((words & 0xFFFF) ^ 0x8000) - 0x8000).to(torch.int16)

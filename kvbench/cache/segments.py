@@ -1,0 +1,298 @@
+"""Segments: runs of tokens that share a storage format, for every row of a batch and every KV head.
+
+A store (:mod:`kvbench.cache.store`) is a list of segments. Rows of a batch may hold different numbers of tokens in a
+segment; the rows that an operation is given (a slice of the batch) must agree, which :func:`uniform_rows` arranges.
+Buffers are allocated ahead and grow by copying (amortised), never by concatenation; nothing quantized is dequantized
+and quantized again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.layout import TILE, TileLayout
+from kvbench.quantizers.affine import AffineQuantizer, param_dtype
+from kvbench.quantizers.packing import PLANES, join_planes, split_planes
+
+Side = Literal["key", "value"]
+
+
+class Segment(ABC):
+    """Tokens of one format.
+
+    Args:
+        batch, heads, channels: B, H (KV heads) and D of the layer.
+        dtype: full-precision dtype of the model's keys and values.
+        device: where the buffers lie.
+    """
+
+    #: codes (True) or full precision (False)
+    packed: bool
+
+    def __init__(self, batch: int, heads: int, channels: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.heads, self.channels, self.dtype, self.device = heads, channels, dtype, torch.device(device)
+        self.lengths = [0] * batch
+
+    def length(self, rows: slice) -> int:
+        """Tokens held by each of `rows`, which agree."""
+        return self.lengths[rows][0]
+
+    @abstractmethod
+    def append(self, rows: slice, x: Tensor) -> None:
+        """Add ``x`` ``[rows, H, n, D]`` (full precision) at the end."""
+
+    @abstractmethod
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Values of tokens ``[start, stop)`` in `dtype`, ``[rows, H, stop - start, D]``."""
+
+    @abstractmethod
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """Every tensor that is held, with its part of the bill: ``codes``, ``scales``, ``window`` or ``index``."""
+
+    @abstractmethod
+    def used(self, row: int) -> dict[str, int]:
+        """Bytes of the tokens of one row, by part."""
+
+    @abstractmethod
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace every buffer by ``change(buffer)`` (beam reordering, cloning); dimension 0 is the batch."""
+
+    def select(self, index: Tensor) -> None:
+        """Rows ``index`` (of the batch) become the batch, in that order, repeats allowed."""
+        order = index.tolist()
+        self.lengths = [self.lengths[i] for i in order]
+        self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device)))
+
+    def clone(self) -> Segment:
+        """An independent copy."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.lengths = list(self.lengths)
+        twin.map_buffers(torch.clone)
+        return twin
+
+
+class FullSegment(Segment):
+    """Tokens in full precision: a linear buffer ``[B, H, capacity, D]`` with a start for each row.
+
+    Dropping tokens at the front moves the start; the live part is moved back to the front of the buffer only when its
+    end is reached, so a window of R tokens in a buffer of R + slack costs O(1) a token.
+
+    Args:
+        capacity: tokens to allocate at once (grows when passed).
+        slack: room behind the live part that a growing buffer keeps.
+    """
+
+    packed = False
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        channels: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        capacity: int = 0,
+        slack: int = 64,
+    ) -> None:
+        super().__init__(batch, heads, channels, dtype, device)
+        self.slack = slack
+        self.starts = [0] * batch
+        self.buffer = torch.empty(batch, heads, capacity, channels, dtype=dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the buffer has room for."""
+        return self.buffer.shape[2]
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        count = x.shape[2]
+        if count == 0:
+            return
+        if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
+            self._make_room(rows, count)
+        start, length = self.starts[rows][0], self.lengths[rows][0]
+        self.buffer[rows, :, start + length : start + length + count].copy_(x)
+        self._set(rows, start, length + count)
+
+    def _make_room(self, rows: slice, count: int) -> None:
+        start, length = self.starts[rows][0], self.lengths[rows][0]
+        if length + count <= self.capacity:
+            live = self.view(rows)
+            self.buffer[rows, :, :length].copy_(live.clone() if start < length else live)  # clone: they overlap
+            self._set(rows, 0, length)
+            return
+        # Half as much again beside what is needed, so that a growing cache copies each token O(1) times.
+        old, room = self.buffer, length + count + max(self.slack, (length + count) // 2 if length else 0)
+        self.buffer = old.new_empty(*old.shape[:2], room, self.channels)
+        for row, (begin, held) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            self.buffer[row, :, :held].copy_(old[row, :, begin : begin + held])
+            self.starts[row] = 0
+
+    def _set(self, rows: slice, start: int, length: int) -> None:
+        for row in range(*rows.indices(len(self.lengths))):
+            self.starts[row], self.lengths[row] = start, length
+
+    def view(self, rows: slice) -> Tensor:
+        """The tokens of `rows`, ``[rows, H, length, D]``, without a copy."""
+        start = self.starts[rows][0]
+        return self.buffer[rows, :, start : start + self.lengths[rows][0]]
+
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        return self.view(rows)[:, :, start:stop].to(dtype)
+
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` tokens."""
+        length = self.lengths[rows][0] - count
+        self._set(rows, self.starts[rows][0] + count if length else 0, length)
+
+    def drop_back(self, row: int, count: int) -> None:
+        """Forget the newest `count` tokens of one row (rollback)."""
+        self.lengths[row] -= count
+
+    def keep(self, rows: slice, index: Tensor) -> None:
+        """Keep only some tokens, in the given order.
+
+        Args:
+            index: token numbers within the segment, ``[n]`` for all heads or ``[H, n]`` / ``[rows, H, n]`` per head.
+        """
+        live = self.view(rows)
+        index = index.to(self.device).expand(*live.shape[:2], index.shape[-1])
+        kept = live.gather(2, index[..., None].expand(*index.shape, self.channels))
+        self._set(rows, 0, 0)
+        self.append(rows, kept)
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        return [("window", self.buffer)]
+
+    def used(self, row: int) -> dict[str, int]:
+        return {"window": self.lengths[row] * self.heads * self.channels * self.buffer.element_size()}
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.buffer = change(self.buffer)
+
+    def select(self, index: Tensor) -> None:
+        self.starts = [self.starts[i] for i in index.tolist()]
+        super().select(index)
+
+    def clone(self) -> FullSegment:
+        twin = super().clone()
+        assert isinstance(twin, FullSegment)
+        twin.starts = list(self.starts)
+        return twin
+
+
+class PackedSegment(Segment):
+    """Quantized tokens: packed words in tiles of 128 tokens (:mod:`kvbench.cache.layout`) and their parameters.
+
+    Buffers: a word buffer for each plane of the code (``[B, H, tiles, ...]``) and one for each parameter (``[B, H,
+    tiles * 128 / G, D]`` for per-channel groups of G tokens, ``[B, H, tiles * 128, D/G]`` for per-token groups).
+
+    Args:
+        quantizer: encodes and decodes (:class:`kvbench.quantizers.AffineQuantizer` or alike).
+        side: keys or values: decides the order of the words.
+        capacity: tokens to allocate at once (grows when passed).
+    """
+
+    packed = True
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        channels: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        quantizer: AffineQuantizer,
+        side: Side,
+        capacity: int = 0,
+    ) -> None:
+        super().__init__(batch, heads, channels, dtype, device)
+        self.quantizer, self.side = quantizer, side
+        self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
+        self.words: list[Tensor] = []
+        self.params: list[Tensor] = []
+        self._allocate(batch, -(-capacity // TILE))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the buffers have room for."""
+        return self.tiles * TILE
+
+    def _allocate(self, batch: int, tiles: int) -> None:
+        """Make buffers of `tiles` tiles and carry over what the present ones hold."""
+        old_words, old_params, self.tiles = self.words, self.params, tiles
+        new = {"device": self.device}
+        self.words = [
+            torch.zeros(batch, self.heads, *layout.shape(tiles, self.channels), dtype=torch.int16, **new)
+            for layout in self.layouts
+        ]
+        # Groups need not divide a tile (W = 42): room for every group that the tiles can hold.
+        shape = self.quantizer.param_shape(tiles * TILE, self.channels)
+        store = param_dtype(self.dtype)
+        self.params = [
+            torch.zeros(batch, self.heads, *shape, dtype=store, **new) for _ in range(self.quantizer.param_count)
+        ]
+        for target, source in zip(self.words + self.params, old_words + old_params, strict=False):
+            target[:, :, : source.shape[2]].copy_(source)
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        count, start = x.shape[2], self.lengths[rows][0]
+        if count == 0:
+            return
+        codes, params = self.quantizer.encode(x)
+        if start + count > self.capacity:
+            needed = -(-(start + count) // TILE)
+            self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
+        for layout, words, plane in zip(
+            self.layouts, self.words, split_planes(codes, self.quantizer.bits), strict=True
+        ):
+            layout.write(words[rows], start, plane)
+        first = start // self.quantizer.tokens_per_param
+        for buffer, param in zip(self.params, params, strict=True):
+            buffer[rows, :, first : first + param.shape[2]].copy_(param)
+        for row in range(*rows.indices(len(self.lengths))):
+            self.lengths[row] = start + count
+
+    def codes(self, rows: slice, start: int, stop: int) -> Tensor:
+        """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        planes = [
+            layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)
+        ]
+        return join_planes(planes, self.quantizer.bits)
+
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        per = self.quantizer.tokens_per_param
+        first, last = start // per, -(-stop // per)
+        params = tuple(buffer[rows, :, first:last] for buffer in self.params)
+        values = self.quantizer.decode(self.codes(rows, first * per, last * per), params, dtype)
+        return values[:, :, start - first * per : stop - first * per]
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
+
+    def used(self, row: int) -> dict[str, int]:
+        count = self.lengths[row]
+        groups, width = self.quantizer.param_shape(count, self.channels)
+        scales = sum(self.heads * groups * width * param.element_size() for param in self.params)
+        return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.words = [change(words) for words in self.words]
+        self.params = [change(param) for param in self.params]
+
+
+def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
+    """Cut a batch into runs of rows with equal signatures: one slice where all rows agree."""
+    first = 0
+    for row in range(1, len(signatures) + 1):
+        if row == len(signatures) or signatures[row] != signatures[first]:
+            yield slice(first, row)
+            first = row

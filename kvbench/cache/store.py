@@ -1,0 +1,76 @@
+"""A store: the keys, or the values, of one layer as a list of segments in slot order.
+
+Slots number the tokens of a row through the segments of a store, one after the other. **Keys and values of a layer
+agree on the slots**: the same token has the same slot in both stores, while each store has borders of its own between
+formats (KIVI keeps n mod R keys but min(n, R) values in full precision). So attention walks both stores side by side
+and never needs a permutation. A method that moves a key moves its value's slot along: values are quantized per token,
+so their codes move without being quantized again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.segments import FullSegment, Segment
+
+
+class Store:
+    """Segments of one side of a layer, in slot order; the last one is in full precision and takes new tokens.
+
+    Args:
+        segments: in slot order, :class:`FullSegment` last.
+    """
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        if not segments or not isinstance(segments[-1], FullSegment):
+            raise TypeError("the last segment of a store must be a FullSegment: new tokens arrive in full precision")
+        self.segments = list(segments)
+
+    @property
+    def tail(self) -> FullSegment:
+        """The full-precision segment that new tokens are appended to."""
+        tail = self.segments[-1]
+        assert isinstance(tail, FullSegment)
+        return tail
+
+    def length(self, rows: slice) -> int:
+        """Slots of `rows`, which agree."""
+        return sum(segment.length(rows) for segment in self.segments)
+
+    def borders(self, rows: slice, block: int) -> Iterator[int]:
+        """Slots at which a reader must stop: ends of segments, and every `block` tokens of a packed one."""
+        first = 0
+        for segment in self.segments:
+            last = first + segment.length(rows)
+            if segment.packed:
+                yield from range(first, last, block)
+            yield last
+            first = last
+
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``."""
+        first = 0
+        for segment in self.segments:
+            last = first + segment.length(rows)
+            if start < last:
+                return segment.read(rows, start - first, stop - first, dtype)
+            first = last
+        raise IndexError(f"slot {start} is past the {first} slots of the store")
+
+    def only_full(self, rows: slice) -> Tensor | None:
+        """The tokens ``[rows, H, n, D]`` without a copy where one full-precision segment holds them all, else None."""
+        held = [segment for segment in self.segments if segment.length(rows)]
+        if len(held) == 1 and isinstance(held[0], FullSegment):
+            return held[0].view(rows)
+        return None
+
+    def signature(self, row: int) -> tuple[int, ...]:
+        """Tokens of a row in each segment: rows with equal signatures are handled together."""
+        return tuple(segment.lengths[row] for segment in self.segments)
+
+    def clone(self) -> Store:
+        """An independent copy."""
+        return Store([segment.clone() for segment in self.segments])

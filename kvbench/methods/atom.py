@@ -1,0 +1,65 @@
+"""Atom's KV quantization: per token and head, at once, nothing exact ("KV only", as Cocktail compares with it).
+
+Source: Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (MLSys 2024), sec. 4.4, and
+efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE and let the prefill read quantized keys and
+values; here both stay exact through the prefill and keys are taken after RoPE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method, Side
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+
+
+@dataclass(kw_only=True)
+class Atom(Method):
+    """Every token packed as soon as its own step is over; one group a token and head, clamped integer zero point."""
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Groups must be whole heads of one token."""
+        super().check(head_dim, max_length)
+        assert self.quantizer is not None
+        for side, spec in (("key", self.quantizer.key), ("value", self.quantizer.value)):
+            if spec.axis != "token":
+                raise ConfigError(f"quantizer.{side}.axis", spec.axis, "Atom groups per token", allowed=["token"])
+            if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:
+                raise ConfigError(
+                    f"quantizer.{side}.group_size",
+                    spec.group_size,
+                    "Atom has one group for each token and head",
+                    allowed=["head_dim"],
+                )
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """Packed tokens, and room for those of the step under way."""
+        from kvbench.quantizers.atom import AtomQuantizer
+
+        assert self.quantizer is not None
+        spec = self.quantizer.key if side == "key" else self.quantizer.value
+        quantizer = AtomQuantizer(spec.bits, None, "token")
+        return [
+            self.packed(layer, side, quantizer, capacity=layer.expected_length()),
+            self.full(layer, side, capacity=1, slack=0),
+        ]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Everything packed."""
+        for store, x in zip(layer.stores(), (keys, values), strict=True):
+            store.segments[0].append(rows, x)
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Pack the tokens of the last step."""
+        for store in layer.stores():
+            store.segments[0].append(rows, store.tail.view(rows))
+            store.tail.drop_front(rows, store.tail.length(rows))

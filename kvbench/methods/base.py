@@ -1,0 +1,159 @@
+"""What a method is: a dataclass whose fields are its hyper-parameters, and two rules over the stores.
+
+A method says which segments the keys and the values of a layer have (:meth:`Method.segments`), where the prompt's
+tokens go (:meth:`Method.place`) and what moves as the sequence grows (:meth:`Method.settle`). Packing, attention, the
+bill, padding, rollback, beams and the benchmarks come with the stores. This module imports no torch, so that a
+configuration is checked in a moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+    from kvbench.cache.store import Store
+    from kvbench.quantizers.affine import AffineQuantizer
+
+Side = Literal["key", "value"]
+
+
+@dataclass(kw_only=True)
+class Method:
+    """Base of all methods.
+
+    Args:
+        takes: names of the quantizer presets that the method takes; ``none`` where it packs nothing.
+        quantizer: the packed formats of keys and values (``quantizer=`` on the command line); None for ``none``.
+    """
+
+    takes: tuple[str, ...] = ("none",)
+    quantizer: QuantizerSpec | None = field(default=None, metadata={"group": "quantizer"})
+
+    #: how much of the prompt's attention the method sees: 0 nothing, n the last n queries, -1 column sums over all
+    observe_prompt: ClassVar[int] = 0
+    #: whether :meth:`observe` is called with the attention of every decode step
+    observe_steps: ClassVar[bool] = False
+
+    # -- to be written by a method ----------------------------------------------------------------------------------
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """Empty segments of one side of `layer`, in slot order, a :class:`FullSegment` last."""
+        raise NotImplementedError(f"{type(self).__name__} must say which segments its stores have")
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Put the prompt's tokens into the stores.
+
+        Args:
+            layer: its stores are empty for `rows`.
+            rows: rows of the batch whose prompts are equally long.
+            keys, values: ``[rows, H, n, D]`` in full precision, padding left out.
+            scores: what :attr:`observe_prompt` asked for, ``[rows, Hq, q, n]``, else None.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must say where the prompt's tokens go")
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Demote what has grown too old. `rows` hold equally many tokens in each segment. May be called repeatedly."""
+
+    def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
+        """Attention of a decode step over the slots, ``[rows, Hq, q, slots]`` (only where :attr:`observe_steps`)."""
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Raise ConfigError for values or combinations that cannot run.
+
+        Args:
+            head_dim: channels of a head, where the model's architecture is known already.
+            max_length: longest sequence of the model, likewise.
+        """
+        name = self.quantizer.name if self.quantizer else "none"
+        if name not in self.takes:
+            raise ConfigError(
+                "quantizer",
+                name,
+                f"method {type(self).__name__.lower()} does not take this quantizer",
+                allowed=self.takes,
+                hint=f"quantizer={self.takes[0]}",
+            )
+        if self.quantizer:
+            self.quantizer.check("quantizer", head_dim)
+
+    # -- for everybody ----------------------------------------------------------------------------------------------
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """A cache for one batch of prompts; switches `model` to kvbench's attention (:meth:`detach` undoes it).
+
+        Args:
+            model: any Hugging Face causal language model with full or sliding-window attention.
+            prompts: padding, spans and queries of the rows; needed for prefill in chunks and by methods that look at
+                the context. Without it the first forward pass is the whole prompt and padding is read off the mask.
+            max_length: tokens of prompt and answer to allocate for; buffers grow when it is passed.
+
+        Raises:
+            ConfigError: a group does not divide the model's head dimension.
+            ModelError: the model has layers that are no softmax attention.
+        """
+        from kvbench.attention.register import attach
+        from kvbench.cache import KVCache
+
+        config = model.config.get_text_config(decoder=True)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.check(head_dim)
+        attach(model)
+        return KVCache(self, config.num_hidden_layers, prompts, max_length)
+
+    def detach(self, model: PreTrainedModel) -> None:
+        """Give `model` back the attention implementation that it had before :meth:`new_cache`."""
+        from kvbench.attention.register import detach
+
+        detach(model)
+
+    def make_store(self, layer: KVLayer, side: Side) -> Store:
+        """The empty store of one side of `layer`."""
+        from kvbench.cache.store import Store
+
+        return Store(self.segments(layer, side))
+
+    def full(self, layer: KVLayer, side: Side, capacity: int = 0, slack: int = 64) -> Segment:
+        """A full-precision segment for one side of `layer`."""
+        from kvbench.cache.segments import FullSegment
+
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        return FullSegment(
+            layer.batch, layer.heads, channels, layer.dtype, layer.device, capacity=capacity, slack=slack
+        )
+
+    def packed(self, layer: KVLayer, side: Side, quantizer: AffineQuantizer, capacity: int = 0) -> Segment:
+        """A packed segment for one side of `layer`."""
+        from kvbench.cache.segments import PackedSegment
+
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        return PackedSegment(
+            layer.batch,
+            layer.heads,
+            channels,
+            layer.dtype,
+            layer.device,
+            quantizer=quantizer,
+            side=side,
+            capacity=capacity,
+        )
+
+
+def affine(spec: FormatSpec) -> AffineQuantizer:
+    """The quantizer of a format: asymmetric with a floating-point minimum."""
+    from kvbench.quantizers.affine import AffineQuantizer
+
+    return AffineQuantizer(spec.bits, None if spec.group_size == "head_dim" else int(spec.group_size), spec.axis)

@@ -1,0 +1,30 @@
+"""fp16: every token stays in full precision. The baseline; reproduces stock transformers exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbench.methods.base import Method, Side
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+
+
+@dataclass(kw_only=True)
+class FP16(Method):
+    """One full-precision segment for keys and one for values, in the model's dtype (fp16, bf16 or fp32)."""
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """One growing buffer, allocated for the expected length at once."""
+        return [self.full(layer, side, capacity=layer.expected_length())]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """All tokens, as they are."""
+        for store, x in zip(layer.stores(), (keys, values), strict=True):
+            store.tail.append(rows, x)

@@ -1,0 +1,104 @@
+"""KIVI: keys per channel, values per token, the newest tokens in full precision.
+
+Source: Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (ICML 2024), sec. 3 and Algorithm 1;
+the state after each step is that of the authors' code (jy-yuan/KIVI, models/llama_kivi.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method, Side, affine
+from kvbench.quantizers.spec import FormatSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import FullSegment, Segment
+
+
+@dataclass(kw_only=True)
+class Kivi(Method):
+    """KIVI over keys after RoPE.
+
+    After n tokens (sinks apart) the newest ``n mod residual`` keys and ``min(n, residual)`` values are exact: keys leave
+    the window all at once when it is full, in whole groups; values one by one. A step always sees its own tokens exact.
+
+    Args:
+        residual: R, window of exact tokens; a multiple of the key group (paper: 128; R = G = 32 in its small settings).
+        sinks: first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
+        key_axis: ``channel`` (KIVI) or ``token`` (ablation: keys grouped like values).
+    """
+
+    residual: int = 128
+    sinks: int = 0
+    key_axis: Literal["channel", "token"] = "channel"
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Residual positive and a multiple of the key group, sinks not negative."""
+        if self.sinks < 0:
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+        if self.residual < 1:
+            raise ConfigError("method.residual", self.residual, "must be positive", allowed="32, 64, 128, ...")
+        super().check(head_dim, max_length)
+        assert self.quantizer is not None
+        group = self.formats()[0].group_size
+        if self.formats()[0].axis == "channel" and self.residual % int(group):
+            raise ConfigError(
+                "method.residual",
+                self.residual,
+                f"must be a multiple of the key group, quantizer.key.group_size={group}",
+                allowed=", ".join(str(int(group) * i) for i in (1, 2, 4)) + ", ...",
+            )
+        if head_dim:
+            replace(self.quantizer, key=self.formats()[0]).check("quantizer", head_dim)
+
+    def formats(self) -> tuple[FormatSpec, FormatSpec]:
+        """Formats of keys and values, with `key_axis` applied."""
+        assert self.quantizer is not None
+        key = self.quantizer.key
+        if self.key_axis == "token" and key.axis == "channel":
+            key = self.quantizer.value if self.quantizer.value.axis == "token" else replace(key, axis="token")
+            key = replace(key, bits=self.quantizer.key.bits)
+        return key, self.quantizer.value
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """Sinks, packed tokens, window."""
+        key, value = self.formats()
+        room = max(layer.expected_length() - self.sinks, 0)
+        packed = self.packed(layer, side, affine(key if side == "key" else value), capacity=room)
+        window = self.full(layer, side, capacity=self.residual + 64)
+        return [self.full(layer, side, capacity=self.sinks), packed, window] if self.sinks else [packed, window]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Sinks exact; of the rest, all but the newest n mod R keys and all but the newest R values packed."""
+        for store, x, exact in zip(layer.stores(), (keys, values), self.windows(keys.shape[2]), strict=True):
+            sinks = min(self.sinks, x.shape[2])
+            border = x.shape[2] - exact
+            if self.sinks:
+                store.segments[0].append(rows, x[:, :, :sinks])
+            store.segments[-2].append(rows, x[:, :, sinks:border])
+            store.tail.append(rows, x[:, :, border:])
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Pack what stands before the windows of :meth:`windows`."""
+        count = layer.stores()[0].length(rows)
+        for store, exact in zip(layer.stores(), self.windows(count), strict=True):
+            tail = store.tail
+            if self.sinks and (missing := min(self.sinks - store.segments[0].length(rows), tail.length(rows))) > 0:
+                store.segments[0].append(rows, tail.view(rows)[:, :, :missing])  # a prompt shorter than the sinks
+                tail.drop_front(rows, missing)
+            excess = tail.length(rows) - exact
+            if excess > 0:
+                store.segments[-2].append(rows, tail.view(rows)[:, :, :excess])
+                tail.drop_front(rows, excess)
+
+    def windows(self, count: int) -> tuple[int, int]:
+        """Exact keys and exact values of the window after `count` tokens, sinks left out."""
+        n = max(count - self.sinks, 0)
+        return n % self.residual, min(n, self.residual)

@@ -1,0 +1,94 @@
+"""Methods by name: the YAML in ``conf/method`` is the registry. Needs PyYAML alone: no Hydra, no torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench.confdir import conf_dir, options
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method
+from kvbench.quantizers.spec import QuantizerSpec
+from kvbench.schema import build
+
+#: entry-point group by which another package offers methods: name = "module:Class"
+ENTRY_POINTS = "kvbench.methods"
+
+
+def load_method(
+    name: str | Mapping[str, Any], quantizer: str | Mapping[str, Any] | None = None, **overrides: Any
+) -> Method:
+    """A method ready for use, from its YAML and keyword overrides.
+
+    Args:
+        name: file name in ``conf/method`` (``"kivi"``), a path to a YAML, the name of an installed entry point, or the
+            group itself as a dict with ``_target_``.
+        quantizer: preset of ``conf/quantizer`` (``"int2"``), a dict of that form, or None: the method's default.
+        overrides: hyper-parameters of the method, for example ``residual=64``.
+
+    Raises:
+        ConfigError: unknown names, keys, values or combinations.
+    """
+    data = dict(name) if isinstance(name, Mapping) else _read("method", name)
+    default = _default_quantizer(data.pop("defaults", None))
+    if quantizer is None:
+        quantizer = default or "none"
+    formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read("quantizer", quantizer)
+    formats.pop("defaults", None)
+    method = method_from_config({**data, **overrides}, formats)
+    method.check()
+    return method
+
+
+def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Method:
+    """A method from the groups ``method`` and ``quantizer`` of a composed configuration; types and keys are checked.
+
+    Raises:
+        ConfigError: the class is missing, or a key or type is wrong. Call ``check()`` on the result for the values.
+    """
+    cls = _class(method.get("_target_"))
+    data = {key: value for key, value in method.items() if key not in ("_target_", "quantizer")}
+    made = build(cls, data, "method")
+    if dict(quantizer) != {"name": "none"}:
+        made.quantizer = build(QuantizerSpec, quantizer, "quantizer")
+    return made
+
+
+def _class(target: Any) -> type[Method]:
+    module, _, name = str(target or "").rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            "method._target_", target, f"cannot be imported ({error})", hint="for example kvbench.methods.kivi.Kivi"
+        ) from error
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise ConfigError("method._target_", target, "is no subclass of kvbench.methods.base.Method")
+    return cls
+
+
+def _read(group: str, name: str) -> dict[str, Any]:
+    """One option of a group as plain data."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else conf_dir() / group / f"{name}.yaml"
+    if path.is_file():
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name) if group == "method" else ()
+    for entry in found:
+        cls = entry.load()
+        return {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
+    raise ConfigError(group, name, f"no such {group}", allowed=options(group))
+
+
+def _default_quantizer(defaults: Any) -> str | None:
+    """The preset that a method's YAML names in Hydra's defaults list."""
+    for item in defaults or ():
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                if str(key).startswith("override /quantizer"):
+                    return str(value)
+    return None
