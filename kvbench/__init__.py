@@ -1,3 +1,25 @@
-"""kvbench: accuracy, memory and time of KV-cache methods, measured on the same model, data and machine."""
+"""kvbench: accuracy, memory and time of KV-cache methods, measured on the same model, data and machine.
+
+>>> method = kvbench.load_method("kivi", quantizer="int2")
+>>> cache = method.new_cache(model)
+>>> model.generate(**inputs, past_key_values=cache); cache.bill()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvbench.methods.load import load_method
 
 __version__ = "0.1.0"
+__all__ = ["__version__", "load_method"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import kvbench` costs nothing."""
+    if name == "load_method":
+        from kvbench.methods.load import load_method
+
+        return load_method
+    raise AttributeError(f"module 'kvbench' has no attribute {name!r}")

@@ -187,6 +187,7 @@ class KVLayer(CacheLayerMixin):
     def place(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is complete: hand its tokens (``[B, H, T, D]`` with padding) to the method and free them."""
         scores, self.observed = self.observed, None
+        keys, values = keys.detach(), values.detach()
         self.keys_store = self.method.make_store(self, "key")
         self.values_store = self.method.make_store(self, "value")
         width = keys.shape[2]
@@ -218,7 +219,7 @@ class KVLayer(CacheLayerMixin):
         for store, x in zip(self.stores(), (keys, values), strict=True):
             tail = store.tail
             for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
-                tail.append(rows, x[rows])
+                tail.append(rows, x[rows].detach())
         count = keys.shape[2]
         for row, positions in enumerate(self.order):
             if positions is not None:

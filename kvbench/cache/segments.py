@@ -64,16 +64,17 @@ class Segment(ABC):
 
     def select(self, index: Tensor) -> None:
         """Rows ``index`` (of the batch) become the batch, in that order, repeats allowed."""
-        order = index.tolist()
-        self.lengths = [self.lengths[i] for i in order]
-        self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device)))
+        self.lengths = [self.lengths[i] for i in index.tolist()]
+        with torch.inference_mode(False), torch.no_grad():
+            self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device).clone()))
 
     def clone(self) -> Segment:
         """An independent copy."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.lengths = list(self.lengths)
-        twin.map_buffers(torch.clone)
+        with torch.inference_mode(False), torch.no_grad():
+            twin.map_buffers(torch.clone)
         return twin
 
 
@@ -104,7 +105,7 @@ class FullSegment(Segment):
         super().__init__(batch, heads, channels, dtype, device)
         self.slack = slack
         self.starts = [0] * batch
-        self.buffer = torch.empty(batch, heads, capacity, channels, dtype=dtype, device=device)
+        self.buffer = allocate((batch, heads, capacity, channels), dtype, self.device)
 
     @property
     def capacity(self) -> int:
@@ -130,7 +131,7 @@ class FullSegment(Segment):
             return
         # Half as much again beside what is needed, so that a growing cache copies each token O(1) times.
         old, room = self.buffer, length + count + max(self.slack, (length + count) // 2 if length else 0)
-        self.buffer = old.new_empty(*old.shape[:2], room, self.channels)
+        self.buffer = allocate((*old.shape[:2], room, self.channels), self.dtype, self.device)
         for row, (begin, held) in enumerate(zip(self.starts, self.lengths, strict=True)):
             self.buffer[row, :, :held].copy_(old[row, :, begin : begin + held])
             self.starts[row] = 0
@@ -229,16 +230,16 @@ class PackedSegment(Segment):
     def _allocate(self, batch: int, tiles: int) -> None:
         """Make buffers of `tiles` tiles and carry over what the present ones hold."""
         old_words, old_params, self.tiles = self.words, self.params, tiles
-        new = {"device": self.device}
         self.words = [
-            torch.zeros(batch, self.heads, *layout.shape(tiles, self.channels), dtype=torch.int16, **new)
+            allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
             for layout in self.layouts
         ]
         # Groups need not divide a tile (W = 42): room for every group that the tiles can hold.
         shape = self.quantizer.param_shape(tiles * TILE, self.channels)
         store = param_dtype(self.dtype)
         self.params = [
-            torch.zeros(batch, self.heads, *shape, dtype=store, **new) for _ in range(self.quantizer.param_count)
+            allocate((batch, self.heads, *shape), store, self.device).zero_()
+            for _ in range(self.quantizer.param_count)
         ]
         for target, source in zip(self.words + self.params, old_words + old_params, strict=False):
             target[:, :, : source.shape[2]].copy_(source)
@@ -287,6 +288,12 @@ class PackedSegment(Segment):
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised buffer that may be written inside and outside of ``torch.inference_mode``."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=dtype, device=device)
 
 
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:

@@ -1,0 +1,56 @@
+"""How likely the reference answer is on the cached prompt: graded where exact match is saturated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvbench.cache import KVCache
+
+
+@torch.inference_mode()
+def answer_nll(
+    model: PreTrainedModel,
+    cache: KVCache,
+    logits: Tensor,
+    answer_ids: Sequence[Sequence[int]],
+    mask: Tensor | None = None,
+    pad_token_id: int = 0,
+) -> list[tuple[float, int]]:
+    """Negative log-likelihood of each row's answer, teacher-forced on a copy of the cache.
+
+    The answer runs in one forward pass on the state that the prompt left, so its tokens see each other exact.
+
+    Args:
+        cache: after the prefill; left as it is.
+        logits: of the prompt's last token, ``[B, V]``.
+        answer_ids: tokens of each row's answer (may be empty).
+        mask: ``[B, T]`` of the padded prompts, or None.
+
+    Returns:
+        For each row the sum in nats and the number of tokens.
+    """
+    longest = max((len(a) for a in answer_ids), default=0)
+    if longest == 0:
+        return [(0.0, 0) for _ in answer_ids]
+    rows = [list(a) + [pad_token_id] * (longest - len(a)) for a in answer_ids]
+    target = torch.tensor(rows, device=logits.device)
+    scores = logits.float()[:, None]
+    if longest > 1:
+        width, count = cache.get_seq_length(), longest - 1
+        start = torch.full((len(rows),), width, device=logits.device) if mask is None else mask.sum(-1)
+        positions = start[:, None] + torch.arange(count, device=logits.device)
+        longer = None if mask is None else torch.nn.functional.pad(mask, (0, count), value=1)
+        rest = model(
+            input_ids=target[:, :-1],
+            attention_mask=longer,
+            position_ids=positions,
+            past_key_values=cache.clone(),
+            use_cache=True,
+        ).logits
+        scores = torch.cat([scores, rest.float()], 1)
+    losses = -torch.log_softmax(scores, -1).gather(-1, target[..., None]).squeeze(-1)
+    return [(float(losses[row, : len(a)].sum()), len(a)) for row, a in enumerate(answer_ids)]

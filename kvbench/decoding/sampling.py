@@ -1,0 +1,59 @@
+"""The next token from logits: greedy, or drawn at a temperature from the nucleus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Args:
+        temperature: 0 is greedy; above, logits are divided by it and a token is drawn.
+        top_p: nucleus: the smallest set of tokens whose probability reaches it (1.0: all).
+        seed: of the draws; one number (row b uses ``seed + b``), or one for each row, so that a sample's answer does
+            not depend on the batch it was in.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | Sequence[int] = 0
+
+    def generators(self, batch: int) -> list[torch.Generator]:
+        """One CPU generator a row (draws do not depend on the device)."""
+        seeds = [self.seed + row for row in range(batch)] if isinstance(self.seed, int) else list(self.seed)
+        if len(seeds) != batch:
+            raise ValueError(f"{len(seeds)} seeds for a batch of {batch}")
+        return [torch.Generator().manual_seed(seed % 2**63) for seed in seeds]
+
+
+def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Distribution that tokens are drawn from, fp32 ``[B, V]``; a point mass where greedy.
+
+    Args:
+        logits: ``[B, V]``.
+    """
+    if sampling.temperature == 0.0:
+        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
+    probs = torch.softmax(logits.float() / sampling.temperature, -1)
+    if sampling.top_p < 1.0:
+        ordered, index = probs.sort(-1, descending=True)
+        # a token stays while the mass before it is below top_p, so the one that crosses the border stays too
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= sampling.top_p, 0.0)
+        probs = torch.zeros_like(probs).scatter_(-1, index, ordered)
+        probs = probs / probs.sum(-1, keepdim=True)
+    return probs
+
+
+def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
+    """Next tokens ``[B]`` from logits ``[B, V]``."""
+    if sampling.temperature == 0.0:
+        return logits.argmax(-1)
+    probs = probabilities(logits, sampling).cpu()
+    drawn = [torch.multinomial(p, 1, generator=g) for p, g in zip(probs, generators, strict=True)]
+    return torch.cat(drawn).to(logits.device)

@@ -1,0 +1,60 @@
+"""When a row of a batch has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class Stopping:
+    """Collects the tokens of a batch until each row ends by a token, a string or its length.
+
+    Args:
+        batch: rows.
+        eos_token_ids: tokens that end a row.
+        stop: strings that end a row.
+        tokenizer: needed for `stop` and for the texts.
+    """
+
+    def __init__(self, batch: int, eos_token_ids: Sequence[int], stop: Sequence[str], tokenizer: Any) -> None:
+        if stop and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer")
+        self.eos, self.stop, self.tokenizer = frozenset(eos_token_ids), tuple(stop), tokenizer
+        self.tokens: list[list[int]] = [[] for _ in range(batch)]
+        self.finish = ["length"] * batch
+        self.ended = [False] * batch
+        # a stop string spans at most as many tokens as it has bytes; some slack for what decoding trims
+        self._tail = max((len(s.encode()) for s in self.stop), default=0) + 8
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no row goes on."""
+        return all(self.ended)
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """One new token for each row; ignored where the row has ended."""
+        for row, token in enumerate(tokens):
+            if self.ended[row]:
+                continue
+            if token in self.eos:
+                self._end(row, "eos")
+                continue
+            self.tokens[row].append(token)
+            if self.stop:
+                tail = self.tokenizer.decode(self.tokens[row][-self._tail :], skip_special_tokens=True)
+                if any(s in tail for s in self.stop):
+                    self._end(row, "stop")
+
+    def _end(self, row: int, why: str) -> None:
+        self.ended[row], self.finish[row] = True, why
+
+    def texts(self) -> list[str]:
+        """Text of each row, cut before the first stop string; empty without a tokenizer."""
+        if self.tokenizer is None:
+            return [""] * len(self.tokens)
+        texts = []
+        for tokens in self.tokens:
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            cuts = [at for s in self.stop if (at := text.find(s)) >= 0]
+            texts.append(text[: min(cuts)] if cuts else text)
+        return texts
