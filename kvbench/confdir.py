@@ -25,15 +25,22 @@ def groups() -> list[str]:
     return sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and any(p.rglob("*.yaml")))
 
 
-def options(group: str) -> list[str]:
-    """Choices of a group, for example ``options("dataset") == ["mini", "mini/full", ...]``."""
-    folder = conf_dir() / group
-    return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml"))
+def options(group: str, extra: Path | None = None) -> dict[str, Path]:
+    """Choices of a group with their files, for example ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
+
+    Args:
+        group: a folder of :func:`conf_dir`.
+        extra: a folder laid out in the same way whose choices are added (``--config-dir``).
+    """
+    found: dict[str, Path] = {}
+    for folder in (conf_dir() / group, *([extra / group] if extra else [])):
+        found |= {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
+    return dict(sorted(found.items()))
 
 
-def summary(group: str, option: str) -> str:
+def summary(path: Path) -> str:
     """The line that says what a choice is: the first comment in its YAML (Hydra's own headers apart)."""
-    for line in (conf_dir() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ").strip()
     return ""

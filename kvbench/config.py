@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.models.spec import ModelConfig
-from kvbench.schema import bounded, build
+from kvbench.schema import bounded, build, unknown
 
 #: groups of a run's configuration, in the order in which they are checked and shown
 GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
@@ -164,7 +164,7 @@ def check(config: Mapping[str, Any]) -> RunConfig:
     """
     for group in config:
         if group not in GROUPS:
-            raise ConfigError(str(group), None, "no such group", allowed=GROUPS)
+            raise unknown(str(group), None, "no such group", GROUPS)
     for group in GROUPS:
         if not isinstance(config.get(group), Mapping):
             raise ConfigError(group, config.get(group), "must be a group of keys", hint=f"see {group}=... in --help")
@@ -209,7 +209,7 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
     from kvbench.methods.load import method_from_config
 
     made = method_from_config(method, quantizer)
-    made.check(head_dim=model.head_dim(), max_length=model.max_length)
+    made.check(head_dim=model.head_dim())
     return made
 
 

@@ -10,10 +10,10 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     names = field_names(cls)
     for key in data:
         if key not in names:
-            raise ConfigError(join(prefix, str(key)), None, "no such key", allowed=names)
+            raise unknown(join(prefix, str(key)), data[key], "no such key", names)
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -69,6 +69,14 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ConfigError(key, None, "is missing", hint=f"give it: {key}={example(hints[field.name])}")
     return cls(**values)
+
+
+def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
+    """A ConfigError for a `key` that does not exist: the nearest of `names` is proposed, not that of the value."""
+    names = list(names)
+    near = nearest(key.rsplit(".", 1)[-1], names)
+    hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
+    return ConfigError(key, _shown(value), problem, allowed=", ".join(names) or "nothing", hint=hint)
 
 
 def field_names(cls: type) -> list[str]:

@@ -82,5 +82,9 @@ def byte_tokenizer() -> Any:
     backend.decoder = decoders.ByteLevel()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", bos_token="<s>", padding_side="left", clean_up_tokenization_spaces=False
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        bos_token="<s>",
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
     )

@@ -11,8 +11,6 @@ from typing import Any, Literal
 from kvbench.errors import ConfigError
 from kvbench.schema import bounded
 
-#: how a prompt is wrapped before the model sees it; `kvbench.models.chat` does it
-ChatRule = Literal["none", "template", "llama2", "vicuna"]
 #: `model.path=kvbench:NAME` is the folder NAME beside this file
 BUNDLED = "kvbench:"
 
@@ -75,7 +73,7 @@ class ModelConfig:
         dtype: ``auto`` is the checkpoint's own (on a CPU float32, where half precision is slow).
         max_length: tokens that the model takes, prompt and answer together.
         prompt_limit: longest prompt; longer ones are cut in their middle; None: what max_length leaves.
-        chat: wrapper around a prompt: ``none``, ``template`` (the tokenizer's own), ``llama2``, ``vicuna``.
+        chat: wrapper around a prompt: ``none``, ``template`` (the tokenizer's own), or a text with ``{prompt}`` in it.
         trust_remote_code: run code that the checkpoint brings along; only by name.
         architecture: numbers for random weights, and what groups must divide; None: read from the checkpoint.
         licence: of the weights.
@@ -92,7 +90,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     max_length: int = bounded(minimum=2)
     prompt_limit: int | None = bounded(None, minimum=1)
-    chat: ChatRule = "none"
+    chat: str = "none"
     trust_remote_code: bool = False
     architecture: Architecture | None = None
     licence: str = ""
@@ -113,6 +111,10 @@ class ModelConfig:
                 f"is more than the model takes (model.max_length={self.max_length})",
                 allowed=f"at most {self.max_length}",
             )
+        if self.chat not in ("none", "template") and self.chat.count("{prompt}") != 1:
+            raise ConfigError(
+                "model.chat", self.chat, "is no wrapper", allowed=("none", "template", "text with {prompt} in it once")
+            )
         folder = self.folder()
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is no checkpoint" if folder.is_dir() else "is no folder"
@@ -121,7 +123,10 @@ class ModelConfig:
             )
         if folder is None and self.weights == "pretrained" and not self.hub_id:
             raise ConfigError(
-                "model.hub_id", None, "no weights are named", hint="model.path=DIR, model.hub_id=OWNER/NAME or model=tiny"
+                "model.hub_id",
+                None,
+                "no weights are named",
+                hint="model.path=DIR, model.hub_id=OWNER/NAME or model=tiny",
             )
         if folder is None and self.weights == "random" and self.architecture is None:
             raise ConfigError(

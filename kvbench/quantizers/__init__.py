@@ -1,7 +1,26 @@
 """Quantizers: blocks of keys or values to codes with scales, and back (torch only)."""
 
-from kvbench.quantizers.affine import AffineQuantizer, Quantized
-from kvbench.quantizers.atom import AtomQuantizer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 
+if TYPE_CHECKING:
+    from kvbench.quantizers.affine import AffineQuantizer, Quantized
+    from kvbench.quantizers.atom import AtomQuantizer
+
 __all__ = ["AffineQuantizer", "AtomQuantizer", "FormatSpec", "Quantized", "QuantizerSpec"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `kvbench.quantizers.spec` is read on the path that checks a config, without torch."""
+    if name in ("AffineQuantizer", "Quantized"):
+        from kvbench.quantizers import affine
+
+        return getattr(affine, name)
+    if name == "AtomQuantizer":
+        from kvbench.quantizers.atom import AtomQuantizer
+
+        return AtomQuantizer
+    raise AttributeError(f"module 'kvbench.quantizers' has no attribute {name!r}")

@@ -1,0 +1,15 @@
+"""``python -m kvbench``."""
+
+import sys
+
+
+def main() -> int:
+    """Run the command line with ``sys.argv``; returns the exit status."""
+    # imported here, so that a spawned worker that re-imports this module starts nothing
+    from kvbench.cli.main import main as command_line
+
+    return command_line(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

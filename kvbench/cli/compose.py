@@ -1,0 +1,252 @@
+"""Command-line overrides against the configuration: what Hydra would refuse late, briefly or not at all.
+
+Hydra accepts ``+method.foo=1`` in silence, names no near miss, and says nothing about types of plain YAML. So every
+override is looked at before composition, and every job's whole configuration after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvbench.cli.overrides import check_repeats, explain, first_line, is_hydras, refuse_marks, value
+from kvbench.confdir import conf_dir, groups, options
+from kvbench.config import GROUPS, DecodingConfig, check
+from kvbench.errors import ConfigError, nearest
+from kvbench.schema import field_names, unknown
+
+#: combinations of choices whose keys are looked up beforehand; the rest is checked when a job starts
+MAX_COMBINATIONS = 256
+#: seconds that checking the jobs of a sweep beforehand may take; the rest is checked when a job starts
+CHECK_SECONDS = 1.5
+
+
+class Composer:
+    """Parses, checks and composes overrides.
+
+    Args:
+        extra: the folder of ``--config-dir``, with further choices for the groups; None: there is none.
+
+    Raises:
+        ConfigError: `extra` is no folder.
+    """
+
+    def __init__(self, extra: Path | None = None) -> None:
+        if extra is not None and not extra.is_dir():
+            raise ConfigError("--config-dir", extra, "is no folder", hint="a folder with method/foo.yaml in it")
+        self.extra = extra.absolute() if extra else None
+        self.groups = {group: list(options(group, self.extra)) for group in groups()}
+
+    def check(self, texts: Sequence[str], multirun: bool = False) -> list[list[str]]:
+        """Refuse whatever is wrong with a command line.
+
+        Args:
+            texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
+            multirun: whether values may be swept over.
+
+        Returns:
+            The overrides of each job.
+
+        Raises:
+            ConfigError: the first wrong override, key, value or combination, in under three seconds.
+        """
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            parsed = [self._parse(text) for text in texts]
+            chosen: list[Override] = []
+            leaves: list[Override] = []
+            for text, override in zip(texts, parsed, strict=True):
+                key = override.key_or_group
+                if is_hydras(override):
+                    continue
+                if override.is_delete():
+                    refuse_marks(text, override)
+                if override.is_sweep_override() and not multirun:
+                    raise ConfigError(
+                        key,
+                        value(override),
+                        "is a list of values to sweep over",
+                        hint="add --multirun" + ("" if key in self.groups else f", or quote it: '{key}=\"...\"'"),
+                    )
+                if key in self.groups:
+                    self._check_choice(override)
+                    chosen.append(override)
+                else:
+                    leaves.append(override)
+            check_repeats(parsed)
+            self._check_leaves(leaves, chosen)
+            for text, override in zip(texts, parsed, strict=True):
+                refuse_marks(text, override)
+            jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
+            self._check_jobs(jobs)
+        return jobs
+
+    def compose(self, texts: Sequence[str]) -> DictConfig:
+        """The configuration that `texts` compose to; call inside Hydra's initialised state.
+
+        Raises:
+            ConfigError: Hydra cannot compose it.
+        """
+        search = [f"hydra.searchpath=[file://{self.extra}]"] if self.extra else []
+        try:
+            return compose("config", overrides=[*texts, *search])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise explain(error, texts) from error
+
+    def _parse(self, text: str) -> Override:
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+        try:
+            override = parser.parse_overrides([text])[0]
+        except (HydraException, OmegaConfBaseException) as error:
+            name = text.lstrip("+~").split("=", 1)[0]
+            if "=" not in text and name in self.groups:
+                raise ConfigError(text, None, "a choice is missing", allowed=self.groups[name]) from error
+            raise ConfigError(
+                text,
+                None,
+                "cannot be read as KEY=VALUE",
+                hint="no spaces around '='; quote values with special characters: 'model.path=\"/my models/a\"'",
+            ) from error
+        if not is_hydras(override):
+            self._check_name(override)
+        return override
+
+    def _check_name(self, override: Override) -> None:
+        """The first part of the key is a group, or a group's key after it."""
+        key = override.key_or_group
+        shown = value(override)
+        if key in self.groups:
+            return
+        top, dot, rest = key.partition(".")
+        if "/" in key:
+            group, _, option = key.partition("/")
+            if group in self.groups:
+                near = nearest(option, self.groups[group])
+                raise ConfigError(key, shown, "is no group", hint=f"{group}={near or self.groups[group][0]}")
+        if not dot and top in GROUPS:  # a block of keys without choices, as `decoding`
+            raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
+        if top in GROUPS and rest:
+            return
+        homes = self._homes(key) if not dot else []
+        near = nearest(top, self._names())
+        hint = f"{homes[0]}={shown}" if homes else f"did you mean '{near}{dot}{rest}'?" if near else ""
+        raise unknown(key, shown, f"no such group as '{top}'", self._names(), hint)
+
+    def _names(self) -> list[str]:
+        return sorted({*self.groups, *GROUPS})
+
+    def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
+        """``group.name`` for each group one of whose choices has a key `name`."""
+        homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
+        for group in groups:
+            if any(name in _yaml(path) for path in options(group, self.extra).values()):
+                homes.append(f"{group}.{name}")
+        return homes
+
+    def _check_choice(self, override: Override) -> None:
+        group, allowed = override.key_or_group, self.groups[override.key_or_group]
+        swept = override.is_sweep_override()
+        for choice in override.sweep_string_iterator() if swept else [override.value()]:
+            if choice is None and group in ("experiment", "launcher"):
+                continue
+            if not isinstance(choice, str) or choice.strip("'\"") not in allowed:
+                raise ConfigError(group, "null" if choice is None else choice, f"no such {group}", allowed=allowed)
+
+    def _check_leaves(self, leaves: Sequence[Override], chosen: Sequence[Override]) -> None:
+        """Each key exists in each combination of choices."""
+        if not leaves:
+            return
+        for choice in itertools.islice(_combinations(chosen), MAX_COMBINATIONS):
+            config = to_plain(self.compose(choice), resolve=False)
+            for override in leaves:
+                self._check_path(config, override, " ".join(choice))
+
+    def _check_path(self, config: Mapping[str, Any], override: Override, said: str) -> None:
+        key, shown = override.key_or_group, value(override)
+        node: Any = config
+        path: list[str] = []
+        for part in key.split("."):
+            where = ".".join(path)
+            if not isinstance(node, Mapping):
+                problem = f"{where} is null here" if node is None else f"{where} has no keys, it is a value"
+                raise ConfigError(key, shown, problem, hint=f"set {where} itself, or see --cfg job")
+            if part not in node:
+                names = [str(name) for name in node if name not in ("_target_", "takes", "name")]
+                hint = "" if nearest(part, names) else self._elsewhere(path, part, shown)
+                with_choice = f" with {said}" if said else ""
+                raise unknown(key, shown, f"no such key in {where}{with_choice}", names, hint)
+            node = node[part]
+            path.append(part)
+
+    def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
+        """The same key in another choice of the group, or in another group."""
+        if len(path) != 1:
+            return ""
+        group = path[0]
+        for choice, file in options(group, self.extra).items() if group in self.groups else ():
+            near = nearest(part, [str(name) for name in _yaml(file)])
+            if near:
+                return f"{group}={choice} has '{near}': {group}={choice} {group}.{near}={shown}"
+        homes = self._homes(part)
+        return f"did you mean '{homes[0]}'?" if homes else ""
+
+    def _check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
+        """Each job's whole configuration, as far as the time allows."""
+        began = time.monotonic()
+        for job in jobs:
+            if time.monotonic() - began > CHECK_SECONDS:
+                return
+            check(run_config(self.compose(job)))
+
+
+def run_config(config: DictConfig) -> dict[str, Any]:
+    """What determines a run: the groups of a composed configuration as plain data, without Hydra's and launchers'.
+
+    Raises:
+        ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
+    """
+    plain = to_plain(config)
+    return {key: value for key, value in plain.items() if key not in ("hydra", "launcher", "experiment")}
+
+
+def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
+    """OmegaConf's tree as dicts and lists.
+
+    Raises:
+        ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
+    """
+    try:
+        plain = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or "configuration"
+        raise ConfigError(str(key), None, first_line(error)) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _combinations(chosen: Sequence[Override]) -> Iterator[list[str]]:
+    """Every combination of the choices of groups, as overrides."""
+    axes = []
+    for override in chosen:
+        swept = override.is_sweep_override()
+        values = list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()]
+        axes.append([f"{override.key_or_group}={choice}" for choice in values])
+    for combination in itertools.product(*axes):
+        yield list(combination)
+
+
+def _yaml(path: Path) -> Mapping[str, Any]:
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return data if isinstance(data, Mapping) else {}

@@ -1,0 +1,170 @@
+"""What ``python -m kvbench`` does: check the command line, hand it to Hydra's launcher, print one table."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from kvbench.cli import sweep
+from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.overrides import explain
+from kvbench.cli.usage import help_text
+from kvbench.confdir import conf_dir
+from kvbench.errors import ConfigError, KvbenchError, nearest
+
+#: exit status of an interrupted run, as a shell counts SIGINT
+INTERRUPTED = 130
+#: how many jobs the sweep has, for the line that announces each; workers of a launcher inherit it
+JOBS = "KVBENCH_SWEEP_JOBS"
+
+#: outcomes of the jobs that ran in this process
+_outcomes: list[dict[str, Any]] = []
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command line `argv` (without the program's name); returns the exit status.
+
+    Nothing is raised for what a user can mend: the message goes to standard error.
+    """
+    try:
+        return _main(list(argv))
+    except KvbenchError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except (HydraException, OmegaConfBaseException) as error:
+        refusal = explain(error, argv)
+        _say(f"error: {refusal}")
+        return refusal.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on where it stopped")
+        return INTERRUPTED
+
+
+def _main(argv: list[str]) -> int:
+    if "--version" in argv:
+        import kvbench
+
+        print(f"kvbench {kvbench.__version__}")
+        return 0
+    arguments = _parse(argv)
+    extra = Path(arguments.config_dir) if arguments.config_dir else None
+    if arguments.help:
+        print(help_text(extra))
+        return 0
+    if arguments.hydra_help or arguments.shell_completion:
+        return _hydra(argv)
+    multirun = bool(arguments.multirun)
+    jobs = Composer(extra).check(arguments.overrides, multirun)
+    if arguments.cfg or arguments.info:
+        return _hydra(argv)
+    folder = None
+    if multirun:
+        os.environ[JOBS] = str(len(jobs))
+        named = [text.split("=", 1)[1] for text in arguments.overrides if text.startswith("hydra.sweep.dir=")]
+        folder = Path(named[-1]) if named else sweep.new_folder()
+        argv = argv if named else [*argv, f"hydra.sweep.dir={folder}"]
+    _outcomes.clear()
+    _hydra(argv)
+    done = sweep.outcomes(folder) if folder else list(_outcomes)
+    return _conclude(done, expected=len(jobs), folder=folder)
+
+
+def run_job(config: DictConfig) -> str:
+    """One job of Hydra's: returns its status (``ok``, ``oom``, ``error``) and never raises but for an interruption."""
+    job = HydraConfig.get()
+    multirun = job.mode == RunMode.MULTIRUN
+    number = int(job.job.num) if multirun else 0
+    overrides = [text for text in job.overrides.task if not text.startswith("hydra.")]
+    if multirun:
+        _say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
+    outcome = _run(config) | {"overrides": overrides, "number": number}
+    _outcomes.append(outcome)
+    if multirun:
+        sweep.record(Path(job.sweep.dir), number, outcome)
+    status: str = outcome["status"]
+    return status
+
+
+def _run(config: DictConfig) -> dict[str, Any]:
+    """Run one configuration; what goes wrong becomes the outcome's message."""
+    import traceback
+
+    try:
+        plain = run_config(config)
+        from kvbench.run import run
+
+        metrics = run(plain)
+    except KvbenchError as error:
+        _say(f"error: {error}")
+        return {"status": "error", "message": str(error), "exit_code": error.exit_code}
+    except Exception as error:  # a bug in one method must not cost the rest of a sweep
+        traceback.print_exc()
+        return {"status": "error", "message": f"{type(error).__name__}: {error}", "exit_code": 1}
+    return {"status": metrics["status"], "metrics": metrics, "message": metrics.get("error") or ""}
+
+
+def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None) -> int:
+    """The table over all jobs, one line per job that failed, and the exit status."""
+    from kvbench.results import tables
+
+    rows = [outcome["metrics"] for outcome in done if outcome.get("metrics")]
+    if rows:
+        print(tables.summary(rows))
+    failed = [outcome for outcome in done if outcome["status"] != "ok"]
+    for outcome in failed if folder else ():
+        first = (outcome["message"] or outcome["status"]).splitlines()[0]
+        _say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
+    if len(done) < expected:
+        _say(f"{expected - len(done)} of {expected} jobs left no record in {folder}")
+    if not failed and len(done) == expected:
+        return 0
+    codes = {outcome.get("exit_code", 1) for outcome in failed}
+    return codes.pop() if len(codes) == 1 and not folder else 1
+
+
+def _hydra(argv: Sequence[str]) -> int:
+    """Let Hydra parse, compose and launch; it reads ``sys.argv``."""
+    kept = sys.argv
+    sys.argv = [kept[0], *argv]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_job)()
+    finally:
+        sys.argv = kept
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Hydra's own arguments; an unknown flag is refused with the nearest one."""
+    parser = get_args_parser()
+    flags = sorted(flag for action in parser._actions for flag in action.option_strings)
+    for text in argv:
+        flag = text.split("=", 1)[0]
+        if flag.startswith("-") and len(flag) > 1 and flag not in flags:
+            near = nearest(flag, flags)
+            name = flag.lstrip("-")
+            hint = f"did you mean '{near}'?" if near else f"options of a run have no dashes: {name}=..."
+            raise ConfigError(text, None, "no such option", allowed=", ".join(flags), hint=hint)
+    if any(text in ("--config-path", "-cp", "--config-name", "-cn") for text in argv):
+        raise ConfigError(
+            "--config-path", None, "kvbench brings its configuration along", hint="--config-dir DIR adds choices to it"
+        )
+    try:
+        return parser.parse_args(list(argv))
+    except SystemExit as error:  # argparse has printed what it misses
+        raise ConfigError(" ".join(argv), None, "an option lacks its value, see --help") from error
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,54 @@
+"""The text of ``python -m kvbench --help``: every group with its choices, a line each, and how to combine them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvbench.confdir import groups, options, summary
+
+#: order of the groups in the help, the ones a person sets first before the rest
+ORDER = ("method", "quantizer", "model", "dataset", "experiment", "runtime", "logger", "launcher")
+
+HEAD = """\
+kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time.
+
+  python -m kvbench GROUP=CHOICE ... KEY=VALUE ...
+
+One run is one model, method, quantizer and data set. Its row lands in results/runs; the same command again goes on
+where it stopped.
+"""
+
+EXAMPLES = """\
+Examples
+  python -m kvbench                                             full precision, tiny model, mini data
+  python -m kvbench method=kivi quantizer=int2 dataset=mini     one method at 2 bits
+  python -m kvbench method=kivi method.residual=64 dataset.limit=20
+  python -m kvbench --multirun method=fp16,kivi,atom            a sweep, and one table at its end
+  python -m kvbench --multirun method=kivi quantizer=int2,int4 method.residual=32,64,128
+  python -m kvbench method=kivi model=llama2-7b                 weights from the hub, on a GPU
+  python -m kvbench method=kivi model=llama2-7b model.path=DIR  ... from a folder
+  python -m kvbench method=kivi model=llama2-7b model.weights=random   the real architecture, no download
+
+Options
+  --multirun, -m     every combination of comma-separated values, one after the other; a failing one stops no other
+  --cfg job, -c job  show the whole configuration of a run, and do nothing
+  --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo
+  --hydra-help       what Hydra, which composes the configuration, can do beside
+  --version          print the version
+
+Exit status: 0 all runs ok, 1 one failed or ran out of memory, 2 the command line is wrong, 130 interrupted.
+"""
+
+
+def help_text(extra: Path | None = None) -> str:
+    """The whole help; `extra` is the folder of ``--config-dir``."""
+    found = groups()
+    parts = [HEAD]
+    for group in (*(g for g in ORDER if g in found), *(g for g in found if g not in ORDER)):
+        choices = options(group, extra)
+        width = max(len(choice) for choice in choices)
+        lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]
+        parts.append("\n".join([group, *lines]) + "\n")
+    parts.append("decoding\n  decoding.max_new_tokens, .temperature, .top_p, .stop: how answers are generated\n")
+    parts.append(EXAMPLES)
+    return "\n".join(parts)
