@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvbench.cache.prompts import Prompts
 from kvbench.errors import DataError, ModelError
 from kvbench.tasks.base import Sample
 
-_MARK = "\u2063kvbench prompt\u2063"
+_MARK = "\u2402kvbench\u2403"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def encode(sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | N
     Args:
         sample: ``meta["chat"] is False`` switches the wrapper off for this sample.
         tokenizer: a fast Hugging Face tokenizer (offsets are needed).
-        chat: ``none``, ``template`` (the tokenizer's own), or a literal text with ``{prompt}`` in it.
+        chat: ``none``, ``template`` (the tokenizer's own, one user turn), or a text with ``{prompt}`` in it.
         limit: most tokens that the prompt may have.
 
     Raises:
@@ -48,8 +48,7 @@ def encode(sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | N
         ModelError: the tokenizer has no offsets or no chat template.
     """
     before, after, special = wrapper(chat if sample.meta.get("chat", True) else "none", tokenizer)
-    text = before + sample.prompt + after
-    ids, offsets = _tokenize(tokenizer, text, special)
+    ids, offsets = _tokenize(tokenizer, before + sample.prompt + after, special)
     start, end = len(before), len(before) + len(sample.prompt)
     context = None
     if sample.context_span is not None:
@@ -70,20 +69,25 @@ def encode(sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | N
 
 
 def wrapper(chat: str, tokenizer: Any) -> tuple[str, str, bool]:
-    """Text before and after the prompt, and whether the tokenizer still has to add its special tokens."""
-    if chat in ("none", "", None):
+    """Text before and after the prompt, and whether the tokenizer still has to add its special tokens.
+
+    Raises:
+        ModelError: ``template``, and the tokenizer has none or one that does not keep a user's turn.
+    """
+    if chat == "none":
         return "", "", True
-    if "{prompt}" in chat:
+    if chat != "template":
         before, after = chat.split("{prompt}", 1)
         return before, after, True
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("model.chat=template: the tokenizer has no chat template.\n  hint: model.chat=none")
+    # The prompt's place is found with a stand-in: a prompt may occur in its own wrapper, this mark does not.
     rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
     )
     before, found, after = rendered.partition(_MARK)
     if not found:
-        raise ModelError("model.chat=template: the chat template does not repeat the user's text unchanged.")
+        raise ModelError("model.chat=template: the chat template does not keep a user's turn as it is")
     return before, after, False  # the template writes BOS itself
 
 
@@ -107,11 +111,11 @@ def pad(
     return input_ids, mask, Prompts(starts, lengths, [p.context_span for p in prompts], list(queries), input_ids)
 
 
-def prompt_limit(model: Mapping[str, Any], max_length: int | None, max_new_tokens: int) -> int | None:
-    """Most prompt tokens: what the model's length leaves beside the answer, and `model.prompt_limit` where set."""
+def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:
+    """Most prompt tokens: what the model's length leaves beside the answer, or fewer where configured."""
     limits = [max_length - max_new_tokens] if max_length else []
-    if model.get("prompt_limit"):
-        limits.append(int(model["prompt_limit"]))
+    if configured:
+        limits.append(configured)
     return min(limits) if limits else None
 
 

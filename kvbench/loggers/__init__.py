@@ -1,1 +1,29 @@
+"""Views of a run elsewhere: a CSV file, Weights & Biases. `results/` is the truth, so no logger can lose a run."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvbench.loggers.base import Logger, Safe
+
+
+def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: Callable[[str], None]) -> Logger:
+    """The logger that the configuration names, wrapped so that its failures are said and otherwise ignored.
+
+    Args:
+        logger: the checked `logger` group: an object with `name` and the fields of its kind.
+        run_id: the run's id, which is W&B's too.
+        config: the resolved configuration.
+        label: method and quantizer in words.
+        say: takes one line for the user.
+    """
+    if logger.name == "csv":
+        from kvbench.loggers.csv import CsvLogger
+
+        return Safe(CsvLogger(logger.path), logger.name, say)
+    if logger.name == "wandb":
+        from kvbench.loggers.wandb import WandbLogger
+
+        return Safe(WandbLogger(logger, run_id, config, label, say), logger.name, say)
+    return Logger()

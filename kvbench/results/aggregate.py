@@ -14,7 +14,7 @@ from typing import Any
 
 from kvbench.results.samples import Row
 
-PARTS = ("total", "codes", "scales", "window", "index")
+PARTS = ("codes", "scales", "window", "index")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -90,7 +90,9 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     held = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     result: dict[str, Any] = {}
     for kind in ("used", "reserved"):
-        result[kind] = {part: _mean_int([bill[kind][part] for bill in held]) for part in PARTS}
+        parts = {part: _mean_int([bill[kind][part] for bill in held]) for part in PARTS}
+        total = sum(count or 0 for count in parts.values()) if held else None
+        result[kind] = {"total": total, **parts}
     result["fp16_equivalent"] = _mean_int([bill["fp16_equivalent"] for bill in held])
     used = sum(bill["used"]["total"] for bill in held)
     result["ratio"] = sum(bill["fp16_equivalent"] for bill in held) / used if used else None
@@ -99,7 +101,7 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     """Largest peak of each phase over the samples where it was measured, and how it was measured."""
-    peaks = [row["peak_bytes"] for row in rows if row.get("peak_bytes")]
+    peaks = [row["measured"]["peak_bytes"] for row in rows if row.get("measured", {}).get("peak_bytes")]
     counted = [peak for peak in peaks if peak.get("prefill") is not None]
     return {
         "prefill": max((peak["prefill"] for peak in counted), default=None),
@@ -118,7 +120,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        timing = row.get("timing") or {}
+        timing = row.get("measured") or {}
         if timing.get("ttft_s") is not None and not timing.get("warm_up"):
             groups.setdefault(str(timing.get("device")), []).append(timing)
     result = {}

@@ -15,16 +15,18 @@ import kvbench
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
 
 
-def environment(device: str | None = None, device_name: str | None = None) -> dict[str, Any]:
+def environment(device: str | None = None, device_name: str | None = None, dtype: str | None = None) -> dict[str, Any]:
     """Content of `env.json` and of ``env`` in `metrics.json`.
 
     Args:
         device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.
         device_name: the device as its maker names it; the CPU's model where None.
+        dtype: what ``model.dtype`` came to, for example ``bfloat16``.
     """
     return {
         "device": device,
         "device_name": device_name or cpu_name(),
+        "dtype": dtype,
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "platform": platform.platform(),

@@ -17,7 +17,7 @@ from typing import Any
 GENERATION_VERSION = 1
 
 #: ``method._target_`` of the method that all others are paired with
-BASELINE_TARGET = "kvbench.methods.fp16.Fp16"
+BASELINE_TARGET = "kvbench.methods.fp16.FP16"
 
 # Where a model's files lie, and what is only said about it, does not change its outputs.
 _MODEL_KEYS = (
@@ -36,12 +36,13 @@ _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".jinja")
 _BLOCK = 1 << 20
 
 
-def identity(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+def identity(config: Mapping[str, Any], data: Mapping[str, Any], weights: Path | None = None) -> dict[str, Any]:
     """What determines the outputs of a run, as JSON data.
 
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
         data: ``{"identity": task.identity(), "version": task.version}``.
+        weights: the local folder that the weights are read from, if any; its content counts, not its place.
 
     Returns:
         ``{"setting": {...}, "method": {...}}``, the material of the two halves of the id. The scorer's version, the
@@ -50,7 +51,7 @@ def identity(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, An
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
     if model["weights"] != "random":
         model["architecture"] = None  # the checkpoint's own config.json is read instead
-        model["files"] = _weights_fingerprint(config["model"].get("path"))
+        model["files"] = _weights_fingerprint(weights)
     method = {key: value for key, value in config["method"].items() if key != "takes"}
     quantizer = config.get("quantizer") or {}
     formats = {key: value for key, value in quantizer.items() if key != "name"}
@@ -104,16 +105,16 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def _weights_fingerprint(path: str | None) -> str | None:
+def _weights_fingerprint(folder: Path | None) -> str | None:
     """Hash of a local checkpoint's content, so that another checkpoint under the same name is another run.
 
     Small files are read whole; of large ones the size and the first and last MiB, which hold the header and would
     differ after any training. The directory's place is not hashed: a moved checkpoint keeps its runs.
     """
-    if not path or not Path(path).is_dir():
+    if folder is None or not folder.is_dir():
         return None
     digest = hashlib.sha256()
-    for file in sorted(Path(path).iterdir()):
+    for file in sorted(folder.iterdir()):
         if file.suffix not in _WEIGHT_SUFFIXES or not file.is_file():
             continue
         size = file.stat().st_size

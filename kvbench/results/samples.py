@@ -19,6 +19,15 @@ Row = dict[str, Any]
 REQUIRED = {"id": str, "task": str, "prediction": str, "scores": dict, "scorer_version": int}
 
 
+#: what differs from one time or machine to the next: times, peaks, the device; everything else is the run's output
+MEASURED = "measured"
+
+
+def outputs(row: Mapping[str, Any]) -> Row:
+    """A row without times and peaks: equal in a resumed and in an undisturbed run."""
+    return {key: value for key, value in row.items() if key != MEASURED}
+
+
 class DiskError(KvbenchError):
     """A result could not be written (disk full, quota, I/O error); everything written before stays readable."""
 

@@ -47,11 +47,12 @@ class RunStore:
         return self.path / "samples.jsonl"
 
     @contextmanager
-    def hold(self, timeout_s: float = -1) -> Iterator[None]:
+    def hold(self, timeout_s: float = -1, *, quiet: bool = False) -> Iterator[None]:
         """Hold the run; waits, and says so once, while another process holds it (a killed one holds nothing).
 
         Args:
             timeout_s: how long to wait; negative waits for ever.
+            quiet: do not say that it waits.
 
         Raises:
             KvbenchError: the other process still holds the run after `timeout_s`.
@@ -67,7 +68,8 @@ class RunStore:
             lock.acquire(timeout=0)
         except Timeout:
             who = _read_text(holder) or "another process"
-            self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
+            if not quiet:
+                self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
             started = time.monotonic()
             try:
                 lock.acquire(timeout=timeout_s, poll_interval=0.1)

@@ -1,0 +1,126 @@
+"""Weights & Biases as a view of a run: config, one history row per sample, scores, bill and timings as the summary.
+
+The only importer of wandb, and only when the first sample or the end of a run is there.
+"""
+
+from __future__ import annotations
+
+import netrc
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvbench.loggers.base import Logger
+from kvbench.loggers.csv import flatten
+
+#: seconds to wait for the service where nobody asked for it by name
+_PATIENCE_S = 20.0
+
+_TABLE = ("id", "task", "length", "prompt_tokens", "truncated", "prediction", "finish")
+
+
+class WandbLogger(Logger):
+    """Logs one run; its W&B id is the run id, so that a resumed run goes on where it was.
+
+    Args:
+        settings: the checked `logger` group (project, entity, group, tags, mode, dir).
+        run_id: the run's id.
+        config: the resolved configuration.
+        label: method and quantizer in words: the run's display name.
+        say: takes one line for the user.
+    """
+
+    def __init__(
+        self, settings: Any, run_id: str, config: Mapping[str, Any], label: str, say: Callable[[str], None]
+    ) -> None:
+        self.settings, self.run_id, self.config, self.label, self.say = settings, run_id, config, label, say
+        self._run: Any = None
+        self._rows: list[list[Any]] = []
+
+    def sample(self, row: Mapping[str, Any]) -> None:
+        """One history row; the whole row goes into the table at the end."""
+        measured = row["measured"]
+        key = row["task"] if row["length"] is None else f"{row['task']}@{row['length']}"
+        history = {
+            f"sample/{key}/score": row["scores"].get("score"),
+            "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"],
+            "sample/prompt_tokens": row["prompt_tokens"],
+        }
+        if not measured["warm_up"]:
+            history["sample/ttft_s"] = measured["ttft_s"]
+        self._start().log({key: value for key, value in history.items() if value is not None})
+        self._rows.append([*(row[name] for name in _TABLE), row["scores"].get("score")])
+
+    def finish(self, metrics: Mapping[str, Any]) -> None:
+        """The summary: every number of `metrics.json` under its dotted name."""
+        import wandb
+
+        run = self._start()
+        if self._rows:
+            run.log({"samples": wandb.Table(columns=[*_TABLE, "score"], data=self._rows)})
+        for name in ("scores", "mean", "samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention", "env"):
+            for key, value in flatten(metrics[name], name).items():
+                if value is not None:
+                    run.summary[key.replace(".", "/")] = value
+        for name in ("status", "tokens_per_s", "error", "run_id", "baseline"):
+            if metrics[name] is not None:
+                run.summary[name] = metrics[name]
+        run.finish(exit_code=0 if metrics["status"] in ("ok", "oom") else 1)
+        self._run = None
+
+    def _start(self) -> Any:
+        if self._run is None:
+            import wandb
+
+            mode = self.settings.mode
+            if mode == "auto":
+                mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
+                if mode == "offline":
+                    self.say(f"wandb: no key, so offline: `wandb sync {self.settings.dir}/wandb/offline-run-*` later")
+            try:
+                self._run = self._init(wandb, mode)
+            except wandb.errors.Error as error:
+                if self.settings.mode != "auto" or mode != "online":
+                    raise
+                self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so offline")
+                self._run = self._init(wandb, "offline")
+        return self._run
+
+    def _init(self, wandb: Any, mode: str) -> Any:
+        Path(self.settings.dir).mkdir(parents=True, exist_ok=True)
+        model, dataset = self.config["model"].get("name"), self.config["dataset"].get("name")
+        quiet = {} if self.settings.mode == "online" else {"init_timeout": _PATIENCE_S}
+        return wandb.init(
+            project=self.settings.project,
+            entity=self.settings.entity,
+            group=self.settings.group or f"{model}/{dataset}",
+            tags=list(self.settings.tags),
+            name=f"{self.label} {model} {dataset}",
+            id=self.run_id,
+            dir=self.settings.dir,
+            mode=mode,
+            config=plain(self.config),
+            reinit="finish_previous",
+            resume="allow" if mode == "online" else None,
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, **quiet),
+        )
+
+
+def has_key() -> bool:
+    """Whether W&B would find a key by itself, so that it is not asked for in the middle of a run."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def plain(value: Any) -> Any:
+    """Nested plain data."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

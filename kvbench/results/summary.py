@@ -1,0 +1,148 @@
+"""`metrics.json` of a run, built from its rows and from the fp16 run that it is paired with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from kvbench.errors import KvbenchError
+from kvbench.results import aggregate
+from kvbench.results.identity import is_baseline, short_name
+from kvbench.results.samples import MEASURED, DiskError, Row
+from kvbench.results.store import SCHEMA_VERSION, RunStore
+
+
+def build(
+    store: RunStore,
+    config: Mapping[str, Any],
+    *,
+    status: str,
+    rows: Sequence[Row],
+    requested: int,
+    task_version: int,
+    environment: Mapping[str, Any],
+    device: str | None = None,
+    oom: Mapping[str, Any] | None = None,
+    errors: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The content of `metrics.json` (its schema is tests/results/metrics.schema.json).
+
+    Args:
+        store: the run.
+        config: the resolved configuration.
+        status: ``ok``, ``oom``, ``error`` or ``interrupted``.
+        rows: the rows of the samples that were asked for, as far as they are done.
+        requested: how many samples were asked for.
+        task_version: the data set's version.
+        environment: see :mod:`kvbench.results.environment`.
+        device: name of the device whose timings stand at the top; None: the one with the most samples.
+        oom: ``{bytes_asked, sample, message}`` where memory ran out.
+        errors: ``{sample, type, message, traceback}`` of each failed sample.
+    """
+    pair = None if is_baseline(config) else baseline(store)
+    by_task = aggregate.scores(rows, pair.samples().rows if pair else None, task_version)
+    devices = aggregate.timings(rows)
+    if device not in devices and devices:
+        device = max(devices, key=lambda name: devices[name]["n"])
+    times = devices.get(device or "", aggregate.no_timings())
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": store.run_id,
+        "status": status,
+        "label": short_name(config),
+        "config": {
+            "model": config["model"].get("name"),
+            "method": dict(config["method"]),
+            "quantizer": (config.get("quantizer") or {}).get("name"),
+            "dataset": config["dataset"].get("name"),
+            "decoding": dict(config["decoding"]),
+            "seed": config["runtime"].get("seed", 0),
+            "batch_size": config["runtime"].get("batch_size", 1),
+        },
+        "samples": {
+            "requested": requested,
+            "done": len(rows),
+            "truncated": sum(1 for row in rows if row.get("truncated")),
+            "prompt_tokens": {
+                "mean": _mean(row.get("prompt_tokens") for row in rows),
+                "max": max((row.get("prompt_tokens") or 0 for row in rows), default=None),
+            },
+        },
+        "scores": by_task,
+        "mean": aggregate.overall(by_task),
+        "baseline": pair.run_id if pair else None,
+        "kv_bytes": aggregate.kv_bytes(rows),
+        "peak_bytes": aggregate.peak_bytes(rows),
+        "ttft_s": times["ttft_s"],
+        "tpot_s": times["tpot_s"],
+        "tokens_per_s": times["tokens_per_s"],
+        "timings": devices,
+        "attention": _attention(rows),
+        "oom": dict(oom) if oom is not None else None,
+        "errors": [dict(error) for error in errors],
+        "error": errors[-1]["message"] if errors else None,
+        "env": dict(environment),
+    }
+
+
+def baseline(store: RunStore) -> RunStore | None:
+    """The fp16 run of the same model, data, decoding and seed, or None; found by the first half of the id."""
+    for other in _same_setting(store):
+        config = other.config()
+        if config is not None and is_baseline(config) and other.samples_path.is_file():
+            return other
+    return None
+
+
+def pair_siblings(store: RunStore) -> int:
+    """After an fp16 run: give the runs of the same setting that were finished before it their paired differences.
+
+    Runs that another process holds are left alone: they pair themselves when they finish.
+
+    Returns:
+        How many `metrics.json` were written.
+    """
+    config = store.config()
+    if config is None or not is_baseline(config):
+        return 0
+    rows = store.samples().rows
+    count = 0
+    for other in _same_setting(store):
+        metrics = other.metrics()
+        if metrics is None or other.run_id == store.run_id:
+            continue
+        with suppress(KvbenchError, DiskError), other.hold(timeout_s=0, quiet=True):
+            paired = aggregate.scores(other.samples().rows.values(), rows)
+            for key, entry in metrics["scores"].items():
+                if key not in paired:
+                    continue
+                entry["vs_fp16"] = paired[key]["vs_fp16"]
+                if entry["nll"] and paired[key]["nll"]:
+                    entry["nll"]["vs_fp16"] = paired[key]["nll"]["vs_fp16"]
+            metrics["mean"] = aggregate.overall(metrics["scores"])
+            metrics["baseline"] = store.run_id
+            other.write_metrics(metrics)
+            count += 1
+    return count
+
+
+def _same_setting(store: RunStore) -> list[RunStore]:
+    setting = store.run_id.split("-", 1)[0]
+    paths = sorted(store.path.parent.glob(f"{setting}-*"))
+    return [RunStore(store.path.parent, path.name) for path in paths if path.is_dir()]
+
+
+def _attention(rows: Sequence[Row]) -> dict[str, Any]:
+    """Whether attention read packed codes, and on which path; every path is named where samples differ."""
+    seen = [row[MEASURED]["attention"] for row in rows if row.get(MEASURED, {}).get("attention")]
+    paths = sorted({item["path"] for item in seen})
+    return {
+        "reads_packed": all(item["reads_packed"] for item in seen) if seen else None,
+        "path": "+".join(paths) if paths else None,
+    }
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

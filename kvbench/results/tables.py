@@ -1,0 +1,246 @@
+"""Runs as a table: on the screen, as markdown, as CSV; one run, or all runs of a sweep.
+
+A cell of a score is two lines: the score with its standard error, and below it the paired difference to fp16 with its
+own. Where there are more tasks than columns fit, runs and tasks change places.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Metrics = Mapping[str, Any]
+
+#: narrowest and widest screen that a table is laid out for
+MIN_WIDTH, MAX_WIDTH = 80, 160
+
+_COSTS = ("KV", "ratio", "peak", "TTFT", "TPOT")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table: `main`, and below it `detail`."""
+
+    main: str
+    detail: str = ""
+
+    @property
+    def width(self) -> int:
+        """Columns of the screen that it takes."""
+        return max(len(self.main), len(self.detail))
+
+
+def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
+    """The table of a sweep (or of one run) as text for a terminal, with what must be said below it.
+
+    Args:
+        runs: contents of `metrics.json` (with ``run_dir``, as `run` returns them, they are read again, since an fp16
+            run that came later gives earlier ones their paired differences).
+        width: columns of the screen; the terminal's where None.
+        color: None: as the terminal can.
+    """
+    runs = [reread(run) for run in runs]
+    width = max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((120, 24)).columns))
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, force_terminal=color, highlight=False)
+    console.print(screen(runs, width))
+    for line in notes(runs):
+        console.print(Text(line, style="dim"))
+    return buffer.getvalue().rstrip("\n")
+
+
+def screen(runs: Sequence[Metrics], width: int = 120) -> Table:
+    """A rich table: one line of cells per run where that fits, else one per task, with the runs side by side."""
+    header, body = grid(runs)
+    if _needed(header, body) > width:
+        header, body = _transposed(header, body)
+    narrow = _needed(header, body) > width
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 2, 0, 0))
+    for index, name in enumerate(header):
+        table.add_column(name, justify="left" if index == 0 else "right", overflow="fold", no_wrap=index > 0)
+    for line in body:
+        table.add_row(*(_drawn(cell) for cell in line))
+    return table
+
+
+def markdown(runs: Sequence[Metrics]) -> str:
+    """The same cells as a GitHub table; a difference stands behind its score in brackets."""
+    header, body = grid([reread(run) for run in runs])
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
+    for line in body:
+        cells = [cell.main + (f" ({cell.detail})" if cell.detail else "") for cell in line]
+        lines.append("| " + " | ".join(text.replace("|", "\\|") for text in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(runs: Sequence[Metrics]) -> str:
+    """One line per run with plain numbers (bytes, seconds), for a spreadsheet or pandas."""
+    runs = [reread(run) for run in runs]
+    keys = _tasks(runs)
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    score_columns = ("score", "stderr", "n", "vs_fp16", "vs_fp16_stderr", "nll")
+    writer.writerow(
+        ["run", "run_id", "status", *(f"{key} {name}" for key in keys for name in score_columns)]
+        + ["kv_bytes", "kv_reserved", "kv_ratio", "peak_prefill", "peak_decode", "peak_kind", "peak_rss"]
+        + ["ttft_s", "tpot_s", "tpot_p99_s", "tokens_per_s", "device"]
+    )
+    for name, run in zip(labels(runs), runs, strict=True):
+        line: list[Any] = [name, run["run_id"], run["status"]]
+        for key in keys:
+            entry = run["scores"].get(key) or {}
+            pair = entry.get("vs_fp16") or {}
+            line += [entry.get("score"), entry.get("stderr"), entry.get("n"), pair.get("diff"), pair.get("stderr")]
+            line.append((entry.get("nll") or {}).get("mean"))
+        kv, peak = run["kv_bytes"], run["peak_bytes"]
+        line += [kv["used"]["total"], kv["reserved"]["total"], kv["ratio"]]
+        line += [peak["prefill"], peak["decode"], peak["kind"], peak["rss"]]
+        line += [run["ttft_s"]["median"], run["tpot_s"]["median"], run["tpot_s"]["p99"], run["tokens_per_s"]]
+        writer.writerow([*line, run["env"].get("device_name")])
+    return buffer.getvalue()
+
+
+def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
+    """Header and cells: a line per run; columns are the run, its tasks, their mean, and what it costs."""
+    keys = _tasks(runs)
+    with_mean = len(keys) > 1
+    header = ["", *keys, *(["mean"] if with_mean else []), *_COSTS]
+    body = []
+    for name, run in zip(labels(runs), runs, strict=True):
+        line = [Cell(name, "" if run["status"] == "ok" else _status(run))]
+        line += [_score(run["scores"].get(key)) for key in keys]
+        line += [_score(run["mean"])] if with_mean else []
+        body.append(line + _costs(run))
+    return header, body
+
+
+def labels(runs: Sequence[Metrics]) -> list[str]:
+    """Names that tell the runs apart: method and quantizer, and whatever else differs between runs of one name."""
+    plain = [str(run["label"]) for run in runs]
+    names = []
+    for index, run in enumerate(runs):
+        alike = [other for name, other in zip(plain, runs, strict=True) if name == plain[index]]
+        mine = _settings(run)
+        differing = [key for key in mine if any(_settings(other).get(key) != mine[key] for other in alike)]
+        names.append(" ".join([plain[index], *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in differing)]))
+    return names
+
+
+def notes(runs: Sequence[Metrics]) -> list[str]:
+    """What a reader must know beside the numbers."""
+    lines = ["± standard error over samples; Δ paired difference to fp16 on the same samples"]
+    kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
+    described = {
+        "cpu_live_tensors": "census of live tensors on the longest prompt",
+        "cuda_allocator": "CUDA allocator",
+    }
+    for kind in sorted(kinds):
+        lines.append(f"KV: bytes of a sequence's cache in use; ratio: fp16's bytes to them; peak: {described[kind]}")
+    if any(run["env"].get("dtype") == "float32" for run in runs):
+        lines.append("the model runs in float32: what a method leaves in full precision takes 4 bytes, so fp16 is 0.5x")
+    truncated = {run["samples"]["truncated"] for run in runs} - {0}
+    if truncated:
+        lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
+    devices = sorted({str(run["env"].get("device_name")) for run in runs})
+    return [*lines, "device: " + "; ".join(devices)]
+
+
+def reread(run: Metrics) -> Metrics:
+    """`metrics.json` as it is on disk now, where the run says where it lies."""
+    if not run.get("run_dir"):
+        return run
+    try:
+        content = json.loads((Path(run["run_dir"]) / "metrics.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return run
+    return content if isinstance(content, dict) and content.get("run_id") == run["run_id"] else run
+
+
+def size(count: float | None) -> str:
+    """Bytes in a unit that leaves three figures."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def seconds(value: float | None) -> str:
+    """A time in s or ms."""
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
+
+
+def _score(entry: Mapping[str, Any] | None) -> Cell:
+    if not entry or entry.get("score") is None:
+        return Cell("-")
+    pair = entry.get("vs_fp16")
+    detail = f"Δ {pair['diff']:+.3f}{_error(pair['stderr'])}" if pair else ""
+    return Cell(f"{entry['score']:.3f}{_error(entry['stderr'])}", detail)
+
+
+def _error(stderr: float | None) -> str:
+    return "" if stderr is None else f" ±{f'{stderr:.3f}'.removeprefix('0')}"
+
+
+def _costs(run: Metrics) -> list[Cell]:
+    kv, peak = run["kv_bytes"], run["peak_bytes"]
+    ratio = "-" if kv["ratio"] is None else f"{kv['ratio']:.2f}x"
+    phases = [value for value in (peak["prefill"], peak["decode"]) if value is not None]
+    rest = run["tpot_s"]
+    return [
+        Cell(size(kv["used"]["total"])),
+        Cell(ratio),
+        Cell(size(max(phases)), f"dec {size(peak['decode'])}") if phases else Cell(size(peak["rss"]), "RSS"),
+        Cell(seconds(run["ttft_s"]["median"])),
+        Cell(seconds(rest["median"]), f"p99 {seconds(rest['p99'])}" if rest["p99"] is not None else ""),
+    ]
+
+
+def _status(run: Metrics) -> str:
+    if run["status"] == "oom" and run["oom"] and run["oom"]["bytes_asked"]:
+        return f"oom: {size(run['oom']['bytes_asked'])} more"
+    return str(run["status"])
+
+
+def _settings(run: Metrics) -> dict[str, Any]:
+    config = run["config"]
+    flat = {key: config.get(key) for key in ("model", "dataset", "seed")}
+    flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in ("_target_", "takes")}
+    return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}
+
+
+def _tasks(runs: Sequence[Metrics]) -> list[str]:
+    return list(dict.fromkeys(key for run in runs for key in run["scores"]))
+
+
+def _drawn(cell: Cell) -> Text:
+    text = Text(cell.main)
+    if cell.detail:
+        text.append(f"\n{cell.detail}", style="dim")
+    return text
+
+
+def _needed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> int:
+    widths = [max([len(name), *(line[index].width for line in body)]) for index, name in enumerate(header)]
+    return sum(widths) + 2 * len(widths)
+
+
+def _transposed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> tuple[list[str], list[list[Cell]]]:
+    names = [" ".join(filter(None, (line[0].main, line[0].detail))) for line in body]
+    lines = [[Cell(header[index]), *(line[index] for line in body)] for index in range(1, len(header))]
+    return ["", *names], lines

@@ -1,0 +1,241 @@
+"""One run: samples in, rows out, `metrics.json` last. Starting the same run again does only what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from kvbench import loggers, tasks
+from kvbench.config import RunConfig, check
+from kvbench.errors import KvbenchError
+from kvbench.failures import bytes_asked, describe, is_out_of_memory
+from kvbench.progress import Progress, say
+from kvbench.results import summary
+from kvbench.results.environment import environment
+from kvbench.results.identity import identity, run_id, short_name
+from kvbench.results.samples import DiskError, Row
+from kvbench.results.store import RunStore
+from kvbench.scoring import scored
+from kvbench.tasks.base import Sample, Task
+
+if TYPE_CHECKING:
+    from kvbench.session import Session
+
+#: samples that may fail before a run gives up: one bad record must not cost the rest, a broken set-up must not go on
+MAX_ERRORS = 3
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one run, or what is missing of it.
+
+    Nothing is generated, and no model is loaded, where all samples are there; rows of an older scorer are scored anew
+    from their stored predictions.
+
+    Args:
+        config: the composed configuration as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
+            `runtime`, `logger`.
+
+    Returns:
+        The content of `metrics.json`, and ``run_dir``, where it lies. ``status`` is ``ok``; ``oom`` with
+        ``oom.bytes_asked`` (a result: final unless ``runtime.retry=oom``); or ``error`` with ``error`` (a message)
+        where samples failed.
+
+    Raises:
+        ConfigError: a wrong key, value or combination; nothing was touched.
+        KvbenchError: the model or the data cannot be had; recorded as ``error`` where a directory exists.
+        DiskError: results cannot be written; what is on disk stays readable.
+        KeyboardInterrupt: Ctrl-C or SIGTERM, after it was recorded as ``interrupted``.
+    """
+    checked = check(config)
+    task = tasks.load(config["dataset"])
+    material = identity(
+        settled(config, checked), {"identity": task.identity(), "version": task.version}, checked.model.folder()
+    )
+    store = RunStore(checked.runtime.results_dir, run_id(material), say)
+    with _terminated_as_interrupt(), store.hold():
+        return _Run(config, checked, task, store).do()
+
+
+def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
+    """The configuration with every default filled in: spelling a default out makes no other run."""
+    method = dataclasses.asdict(checked.method) if dataclasses.is_dataclass(checked.method) else {}
+    method.pop("quantizer", None)  # it is a group of its own
+    return {
+        **config,
+        "model": dataclasses.asdict(checked.model),
+        "method": {**method, "_target_": config["method"].get("_target_")},
+        "decoding": dataclasses.asdict(checked.decoding),
+        "runtime": dataclasses.asdict(checked.runtime),
+    }
+
+
+class _Run:
+    """The state of one call of :func:`run` while it holds the run's directory."""
+
+    def __init__(self, config: Mapping[str, Any], checked: RunConfig, task: Task, store: RunStore) -> None:
+        self.config, self.checked, self.task, self.store = config, checked, task, store
+        self.label = short_name(config)
+        self.environment = environment()
+        self.errors: list[dict[str, Any]] = []
+        self.oom: dict[str, Any] | None = None
+        self.device: str | None = None
+
+    def do(self) -> dict[str, Any]:
+        """Everything between taking the lock and giving it back."""
+        self.before = before = self.store.metrics() or {}
+        self.store.start(self.config)
+        self.rows = self.store.recover()
+        self.samples = list(self.task.samples())
+        _check_ids(self.samples)
+        missing = [sample for sample in self.samples if sample.id not in self.rows]
+        if missing and before.get("status") == "oom" and self.checked.runtime.retry != "oom":
+            say(f"{self.label}: ran out of memory before, which is a result; runtime.retry=oom tries it again")
+            self.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
+            missing = []
+        elif not missing:
+            # a finished run's machine is where it was made, not where it was looked at
+            self.environment = before.get("env") or self.environment
+        self.logger = loggers.load(self.checked.logger, self.store.run_id, self.config, self.label, say)
+        try:
+            self._rescore()
+            if missing:
+                self._generate(missing)
+        except KeyboardInterrupt:
+            self._finish("interrupted")
+            raise
+        except (DiskError, KvbenchError) as error:
+            self.errors.append({"sample": None, **describe(error)})
+            with suppress(DiskError):  # the disk that is full; the error says so itself
+                self._finish("error")
+            raise
+        return self._finish("oom" if self.oom is not None else "error" if self.errors else "ok")
+
+    def _rescore(self) -> None:
+        """Score stored predictions anew where the scorer has changed since."""
+        from_sample = {sample.id: sample for sample in self.samples}
+        version = int(self.task.scorer_version)
+        stale = [row for row in self.rows.values() if row["scorer_version"] != version and row["id"] in from_sample]
+        if not stale:
+            return
+        say(f"{self.label}: {len(stale)} stored predictions are scored anew (scorer version {version})")
+        fresh = [{**row, **scored(self.task, from_sample[row["id"]], row["prediction"])} for row in stale]
+        self.store.append(fresh)
+        self.rows.update({row["id"]: row for row in fresh})
+
+    def _generate(self, missing: list[Sample]) -> None:
+        """Generate what is missing, longest prompt first; the first batch warms up and carries the memory census."""
+        with ExitStack() as stack:
+            try:
+                session = stack.enter_context(_session(self.checked, self.task))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._ran_out(error, None)
+                return
+            self.environment = environment(str(session.device), session.device_name, session.dtype)
+            self.device = session.device_name
+            self.store.write_environment(self.environment)
+            done = len(self.samples) - len(missing)
+            bar = stack.enter_context(Progress(self.label, len(self.samples), done))
+            for batch in session.plan(missing):
+                if not self._batch(session, batch, bar):
+                    return
+
+    def _batch(self, session: Session, batch: list[Sample], bar: Progress) -> bool:
+        """One batch into rows on disk; False where the run has to end."""
+        try:
+            rows = session.rows(batch)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._ran_out(error, batch[0].id)
+                return False
+            self.errors.append({"sample": batch[0].id, **describe(error)})
+            bar.say(f"{self.label}: {batch[0].id}: {error}")
+            if len(self.errors) >= MAX_ERRORS:
+                bar.say(f"{self.label}: {MAX_ERRORS} samples failed; giving up")
+            return len(self.errors) < MAX_ERRORS
+        self.store.append(rows)
+        self.rows.update({row["id"]: row for row in rows})
+        for row in rows:
+            self.logger.sample(row)
+        bar.advance(len(rows), _note(rows[-1]))
+        return True
+
+    def _ran_out(self, error: BaseException, sample: str | None) -> None:
+        asked = bytes_asked(error)
+        self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000]}
+        size = f"{asked / 2**30:.2f} GiB more were asked for" if asked is not None else "bytes asked for are unknown"
+        say(f"{self.label}: out of memory at {sample or 'loading the model'} ({size}); recorded as a result")
+
+    def _finish(self, status: str) -> dict[str, Any]:
+        """Write `metrics.json`, then tell the logger; a logger's failure loses nothing."""
+        metrics = summary.build(
+            self.store,
+            self.config,
+            status=status,
+            rows=[self.rows[sample.id] for sample in self.samples if sample.id in self.rows],
+            requested=len(self.samples),
+            task_version=int(self.task.version),
+            environment=self.environment,
+            device=self.device,
+            oom=self.oom,
+            errors=self.errors,
+        )
+        self.store.write_metrics(metrics)
+        summary.pair_siblings(self.store)
+        if metrics != self.before:
+            self.logger.finish(metrics)
+        return {**metrics, "run_dir": str(self.store.path)}
+
+
+@contextmanager
+def _session(checked: RunConfig, task: Task) -> Iterator[Session]:
+    """Load the model (torch is imported only here, where something is left to generate), and free it after."""
+    from kvbench.models.load import resolve_device
+    from kvbench.profiling.memory import limited, release
+    from kvbench.session import Session
+
+    device = resolve_device(checked.runtime.device)
+    with limited(device, checked.runtime.memory_limit_gb):
+        session = None
+        try:
+            session = Session(checked, task)
+            yield session
+        finally:
+            if session is not None:
+                session.close()
+            release(device)
+
+
+@contextmanager
+def _terminated_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: recorded, and resumed by the same command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt("terminated")
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _check_ids(samples: list[Sample]) -> None:
+    seen: set[str] = set()
+    for sample in samples:
+        if sample.id in seen:
+            raise KvbenchError(f"two samples of the data set share the id {sample.id!r}; results are keyed by it")
+        seen.add(sample.id)
+
+
+def _note(row: Row) -> str:
+    score = row["scores"].get("score")
+    return f"{row['id']} {'-' if score is None else f'{score:.2f}'}"

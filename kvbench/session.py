@@ -1,0 +1,181 @@
+"""One session of a run: the loaded model and the method, turning batches of samples into rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kvbench.config import RunConfig
+from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.sampling import Sampling
+from kvbench.models.load import load
+from kvbench.profiling.memory import PhasePeaks
+from kvbench.prompting import EncodedPrompt, encode, pad, prompt_limit
+from kvbench.results.samples import MEASURED, Row
+from kvbench.scoring import finite, scored
+from kvbench.tasks.base import Sample, Task
+
+
+class Session:
+    """Loads the model and generates.
+
+    Args:
+        config: the checked configuration.
+        task: scores the predictions.
+
+    Raises:
+        ModelError: the model cannot be had.
+    """
+
+    def __init__(self, config: RunConfig, task: Task) -> None:
+        self.config, self.task = config, task
+        self.loaded = load(config.model, config.runtime)
+        self.device = self.loaded.device
+        self.device_name = device_name(self.device)
+        self.dtype = str(self.loaded.dtype).removeprefix("torch.")
+        self._warm = False
+
+    def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """Batches of the samples in their order, but for the one with the longest prompt, which comes first.
+
+        The first batch warms up and carries the memory census, so it should be the one that needs most.
+        """
+        planned = list(batches(samples, self.config.runtime.batch_size))
+        longest = max(range(len(planned)), key=lambda i: max(len(sample.prompt) for sample in planned[i]))
+        return [planned[longest], *planned[:longest], *planned[longest + 1 :]]
+
+    def close(self) -> None:
+        """Let go of the model, so that its memory is free for the next run of a sweep."""
+        if self.loaded is not None:
+            self.config.method.detach(self.loaded.model)
+        self.loaded = None
+
+    def rows(self, samples: Sequence[Sample]) -> list[Row]:
+        """Generate and score one batch; all samples share `max_new_tokens` and `stop`.
+
+        The session's first batch is its warm-up: its times are left out of every figure (its rows say so), and on a
+        CPU the live tensors are counted while it runs, which slows it.
+
+        Raises:
+            CacheError: the model did not use the method's cache.
+            DataError: a prompt is too long and its task refuses truncation.
+            torch.OutOfMemoryError: memory ran out.
+        """
+        warm_up = not self._warm
+        decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
+        new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
+        limit = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
+        prompts = [encode(sample, tokenizer, chat=self.config.model.chat, limit=limit) for sample in samples]
+        input_ids, mask, told = pad(prompts, [s.query for s in samples], tokenizer.pad_token_id or 0, self.device)
+        cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
+        peaks = PhasePeaks(self.device, census=warm_up)
+        with peaks.run():
+            generation = generate(
+                self.loaded.model,
+                cache,
+                input_ids,
+                mask,
+                max_new_tokens=new_tokens,
+                sampling=Sampling(
+                    temperature=decoding.temperature,
+                    top_p=decoding.top_p,
+                    seed=[sample_seed(runtime.seed, sample) for sample in samples],
+                ),
+                eos_token_ids=self.loaded.eos_token_ids,
+                stop=(*samples[0].stop, *decoding.stop),
+                tokenizer=tokenizer,
+                prefill_chunk=runtime.prefill_chunk,
+                pad_token_id=tokenizer.pad_token_id or 0,
+                observer=peaks,
+                answer_ids=[answer_ids(sample, tokenizer) for sample in samples],
+            )
+        measured = {
+            "device": self.device_name,
+            "dtype": self.dtype,
+            "warm_up": warm_up,
+            "batch_rows": len(samples),
+            "ttft_s": round(generation.ttft_s, 6),
+            "step_s": [round(step, 6) for step in generation.step_s],
+            "peak_bytes": peaks.row(),
+            "attention": {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)},
+        }
+        self._warm = True
+        bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
+        return [
+            self._row(sample, prompts[index], generation, index, bills[index], measured)
+            for index, sample in enumerate(samples)
+        ]
+
+    def _row(
+        self,
+        sample: Sample,
+        prompt: EncodedPrompt,
+        generation: Generation,
+        index: int,
+        bill: dict[str, Any],
+        measured: dict[str, Any],
+    ) -> Row:
+        tokens, finish = generation.tokens[index], generation.finish[index]
+        nll = generation.answer_nll[index] if generation.answer_nll else None
+        prediction = generation.text[index]
+        return {
+            "id": sample.id,
+            "task": sample.task,
+            "length": sample.length,
+            "prompt_tokens": len(prompt.ids),
+            "truncated": prompt.removed,
+            "prediction": prediction,
+            "tokens": tokens,
+            "finish": finish,
+            **scored(self.task, sample, prediction),
+            "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
+            "kv_bytes": bill,
+            # the first token comes from the prefill; the rest, and the EOS, took a decode step each
+            MEASURED: {**measured, "decoded": min(len(generation.step_s), len(tokens) - (finish != "eos"))},
+        }
+
+
+def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    """Consecutive samples that share `max_new_tokens` and `stop`, at most `size` together."""
+    batch: list[Sample] = []
+    for sample in samples:
+        alike = batch and (sample.max_new_tokens, sample.stop) == (batch[0].max_new_tokens, batch[0].stop)
+        if batch and (not alike or len(batch) == size):
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+def sample_seed(seed: int, sample: Sample) -> int:
+    """The seed of one sample's draws: the same whichever samples a session has left to do."""
+    return zlib.crc32(f"{seed}/{sample.id}".encode())
+
+
+def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
+    """Token ids of the first reference answer as it follows the prompt; empty where there is none.
+
+    ``meta["target"]`` is the exact continuation where the answer needs a leading space or a line break.
+    """
+    text = sample.meta.get("target", sample.answers[0] if sample.answers else "")
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
+    """Bytes of one sequence: those in use are its own, those reserved its part of the batch's buffers."""
+    bill = cache.bill(row).as_dict()
+    return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}
+
+
+def device_name(device: Any) -> str:
+    """The device as its maker names it: timings are kept apart by this name."""
+    import torch
+
+    from kvbench.results.environment import cpu_name
+
+    device = torch.device(device)
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return cpu_name() if device.type == "cpu" else device.type
