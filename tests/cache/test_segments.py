@@ -1,0 +1,100 @@
+"""Buffers that grow, slide and forget, row by row."""
+
+import pytest
+import torch
+
+from kvbench.cache.segments import FullSegment, PackedSegment, uniform_rows
+from kvbench.quantizers import AffineQuantizer
+
+ALL = slice(None)
+SHAPE = {"batch": 2, "heads": 2, "channels": 32, "dtype": torch.float32, "device": "cpu"}
+
+
+def tokens(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(2, 2, count, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_window_slides_through_its_buffer_without_growing():
+    segment = FullSegment(**SHAPE, capacity=40, slack=8)
+    x = tokens(500)
+    for t in range(500):
+        segment.append(ALL, x[:, :, t : t + 1])
+        if segment.length(ALL) > 32:
+            segment.drop_front(ALL, 1)
+        first = max(0, t - 31)
+        assert torch.equal(segment.view(ALL), x[:, :, first : t + 1])
+    assert segment.capacity == 40
+
+
+def test_rows_may_differ_in_length_and_growth_keeps_all_of_them():
+    segment = FullSegment(**SHAPE, capacity=4)
+    x = tokens(64)
+    one, two = slice(0, 1), slice(1, 2)
+    segment.append(one, x[one, :, :3])
+    segment.append(two, x[two, :, :20])
+    segment.drop_front(two, 5)
+    segment.append(one, x[one, :, 3:60])
+    segment.append(two, x[two, :, 20:64])
+    assert torch.equal(segment.view(one), x[one, :, :60])
+    assert torch.equal(segment.view(two), x[two, :, 5:64])
+    segment.drop_back(1, 4)
+    assert torch.equal(segment.view(two), x[two, :, 5:60])
+
+
+def test_keep_chooses_per_head():
+    segment = FullSegment(**SHAPE)
+    x = tokens(10)
+    segment.append(ALL, x)
+    index = torch.tensor([[0, 3, 9], [1, 2, 8]])
+    segment.keep(ALL, index)
+    assert torch.equal(segment.view(ALL)[:, 0], x[:, 0, [0, 3, 9]])
+    assert torch.equal(segment.view(ALL)[:, 1], x[:, 1, [1, 2, 8]])
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("side", "axis"), [("key", "channel"), ("key", "token"), ("value", "token")])
+def test_packed_blocks_equal_the_quantizer_whatever_their_boundaries(bits, side, axis):
+    quantizer = AffineQuantizer(bits, 16, axis)
+    segment = PackedSegment(**SHAPE, quantizer=quantizer, side=side)
+    x = tokens(320)
+    start = 0
+    for count in (16, 112, 128, 32, 32) if axis == "channel" else (1, 15, 130, 3, 171):
+        segment.append(ALL, x[:, :, start : start + count])
+        start += count
+    whole = quantizer.quantize(x)
+    assert torch.equal(segment.codes(ALL, 0, 320), whole.codes().to(torch.int16))
+    for first, last in ((0, 320), (5, 6), (100, 200), (17, 319)):
+        assert torch.equal(segment.read(ALL, first, last, torch.float32), whole.dequantize()[:, :, first:last])
+    used = segment.used(0)
+    assert used["codes"] == 2 * 320 * 32 * bits // 8
+    assert used["scales"] * 2 == sum(p.numel() * 4 for p in whole.params)
+
+
+def test_select_and_clone_are_independent_copies():
+    segment = PackedSegment(**SHAPE, quantizer=AffineQuantizer(4, 16), side="key")
+    x = tokens(64)
+    segment.append(ALL, x[:, :, :32])
+    twin = segment.clone()
+    segment.append(ALL, x[:, :, 32:])
+    assert twin.lengths == [32, 32]
+    assert segment.lengths == [64, 64]
+    twin.append(ALL, -x[:, :, 32:])
+    assert not torch.equal(twin.codes(ALL, 32, 64), segment.codes(ALL, 32, 64))
+    segment.select(torch.tensor([1, 1, 0]))
+    assert torch.equal(segment.codes(slice(0, 1), 0, 64), segment.codes(slice(1, 2), 0, 64))
+    assert segment.lengths == [64, 64, 64]
+
+
+def test_buffers_made_in_inference_mode_may_be_written_outside_of_it():
+    with torch.inference_mode():
+        segment = FullSegment(**SHAPE)
+        segment.append(ALL, tokens(3))
+        twin = segment.clone()
+    for s in (segment, twin):
+        s.append(ALL, tokens(3))
+        assert s.length(ALL) == 6
+
+
+def test_uniform_rows():
+    assert list(uniform_rows([1, 1, 1])) == [slice(0, 3)]
+    assert list(uniform_rows([1, 2, 2])) == [slice(0, 1), slice(1, 3)]

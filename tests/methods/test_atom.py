@@ -1,0 +1,50 @@
+"""Atom: everything packed at once, per token and head."""
+
+import pytest
+import torch
+
+from kvbench.attention import reference
+from kvbench.errors import ConfigError
+from kvbench.methods import load_method
+from tests import slow
+from tests.zoo import feed, new_layer, random_kv
+
+ALL = slice(None)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_attention_equals_a_slow_whole_tensor_statement(bits):
+    method = load_method("atom", quantizer=f"int{bits}_token")
+    keys, values = random_kv(1200)
+    layer = new_layer(method)
+    feed(layer, keys[:, :, :1100], values[:, :, :1100])
+    for position in range(1100, 1199):
+        feed(layer, keys[:, :, position : position + 1], values[:, :, position : position + 1])
+    feed(layer, keys[:, :, 1199:], values[:, :, 1199:])
+    query = torch.randn(1, 4, 1, 32, generator=torch.Generator().manual_seed(5))
+    got = reference.attend(None, layer, query, None, 0.2)
+    held = [torch.cat([slow.atom(x[:, :, :1199], bits), x[:, :, 1199:]], 2) for x in (keys, values)]
+    torch.testing.assert_close(got, slow.attention(query, *held, 0.2), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "pair"), [(torch.bfloat16, 4), (torch.float16, 4), (torch.float32, 8)])
+def test_the_bill_is_2_h_l_d_b_over_8_plus_s(dtype, pair):
+    for bits in (2, 4):
+        layer = new_layer(load_method("atom", quantizer=f"int{bits}_token"))
+        feed(layer, *(x.to(dtype) for x in random_kv(77, channels=64)))
+        feed(layer, *(x.to(dtype) for x in random_kv(3, channels=64, seed=1)))
+        layer.settle()
+        used = sum(n for store in layer.stores() for s in store.segments for n in s.used(0).values())
+        assert used == 2 * 2 * 80 * (64 * bits // 8 + pair)
+
+
+def test_quantizers_that_are_not_atoms_are_refused():
+    with pytest.raises(ConfigError, match="atom does not take this quantizer"):
+        load_method("atom", quantizer="int2")
+    formats = {
+        "name": "int4_token",
+        "key": {"bits": 4, "group_size": 64, "axis": "token"},
+        "value": {"bits": 4, "group_size": "head_dim", "axis": "token"},
+    }
+    with pytest.raises(ConfigError, match="one group for each token and head"):
+        load_method("atom", quantizer=formats).check(head_dim=128)

@@ -1,0 +1,90 @@
+"""Tiny random models and the ways in which tests drive caches; no download, a second on one core."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.progress import Progress
+from kvbench.methods import Method
+
+VOCABULARY = 97
+ARCHITECTURE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODELS = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 40}),
+    "qwen2": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1},
+    ),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"sliding_window": None}),
+}
+
+
+@cache
+def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model of a known architecture: 2 layers, 4 query heads, 2 KV heads of 32 channels."""
+    config_class, model_class, extra = MODELS[name]
+    torch.manual_seed(0)
+    return model_class(config_class(**{**ARCHITECTURE, **extra})).to(dtype).eval()
+
+
+def padded_batch(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random token ids ``[B, T]`` padded on the left, and their attention mask."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.randint(3, VOCABULARY, (len(lengths), width), generator=generator)
+    mask = torch.ones_like(ids)
+    for row, length in enumerate(lengths):
+        mask[row, : width - length] = 0
+    return ids * mask, mask
+
+
+def new_layer(method: Method, starts: list[int] | None = None) -> KVLayer:
+    """A layer without a model."""
+    return KVLayer(method, 0, Progress(starts=starts))
+
+
+def feed(layer: KVLayer, keys: Tensor, values: Tensor) -> None:
+    """New tokens ``[B, H, q, D]`` into a layer, without attention: the prompt first, then steps."""
+    handle, _ = layer.update(keys, values)
+    keys, values = handle.claim()
+    if layer.sealed:
+        layer.append(keys, values)
+    else:
+        keys, values = layer.extend_prompt(keys, values)
+        layer.end_chunk(keys, values)
+
+
+def random_kv(tokens: int, batch: int = 1, heads: int = 2, channels: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Keys with channel offsets, as models have them, and plain values, ``[B, H, T, D]`` fp32."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch, heads, tokens, channels)
+    offset = 2 * torch.randn(1, heads, 1, channels, generator=generator)
+    return torch.randn(shape, generator=generator) + offset, torch.randn(shape, generator=generator)
