@@ -1,0 +1,204 @@
+"""What every method must keep, for each YAML in conf/method and a toy method from outside the package."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import PreTrainedModel
+
+from kvbench.cache import KVCache, Prompts
+from kvbench.cache.segments import PackedSegment
+from kvbench.confdir import options
+from kvbench.decoding import Sampling, generate
+from kvbench.methods import load_method
+from tests import slow, zoo
+
+TOY = Path(__file__).parent / "toy.yaml"
+
+
+def cases() -> list:
+    """Every method with every quantizer that its YAML takes."""
+    found = []
+    for name in [*options("method"), str(TOY)]:
+        for quantizer in load_method(name).takes:
+            found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}"))
+    return found
+
+
+CASES = cases()
+LENGTHS = [150, 173, 170]
+
+
+def make(name: str, quantizer: str):
+    return load_method(name, quantizer=quantizer)
+
+
+def answer(method, model: PreTrainedModel, ids, mask=None, *, tell=True, **kwargs):
+    cache = method.new_cache(model, Prompts.from_batch(ids, mask) if tell else None)
+    return generate(model, cache, ids, mask, max_new_tokens=kwargs.pop("max_new_tokens", 40), **kwargs), cache
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return zoo.model("llama")
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+@pytest.mark.parametrize("architecture", ["llama", "mistral"])
+def test_a_left_padded_row_equals_the_row_alone(name, quantizer, architecture):
+    model, method = zoo.model(architecture), make(name, quantizer)
+    ids, mask = zoo.padded_batch(LENGTHS)
+    answers = [[5, 9, 11], [7], [3, 4, 5, 6]]
+    together, cache = answer(method, model, ids, mask, answer_ids=answers)
+    for row, length in enumerate(LENGTHS):
+        alone, own = answer(method, model, ids[row : row + 1, -length:], answer_ids=answers[row : row + 1])
+        assert alone.tokens[0] == together.tokens[row]
+        assert alone.answer_nll[0][0] == pytest.approx(together.answer_nll[row][0], rel=1e-4)
+        assert own.bill().used == cache.bill(row).used
+    assert cache.bill().used.total == sum(cache.bill(row).used.total for row in range(3))
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_chunked_prefill_equals_one_shot(name, quantizer, llama):
+    method = make(name, quantizer)
+    ids, mask = zoo.padded_batch(LENGTHS, seed=1)
+    whole, cache = answer(method, llama, ids, mask, answer_ids=[[5, 6]] * 3)
+    for chunk, tell in ((172, True), (64, False), (7, True)):  # 172 leaves a tail of one token
+        chunked, other = answer(method, llama, ids, mask, prefill_chunk=chunk, tell=tell, answer_ids=[[5, 6]] * 3)
+        assert chunked.tokens == whole.tokens
+        for (a, _), (b, _) in zip(chunked.answer_nll, whole.answer_nll, strict=True):
+            assert a == pytest.approx(b, rel=1e-4)
+        assert other.bill().used == cache.bill().used
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer, llama):
+    """Every tensor that can be reached from the cache, on the model's device, is on the bill."""
+    ids, mask = zoo.padded_batch(LENGTHS)
+    _, cache = answer(make(name, quantizer), llama, ids, mask)
+    bill = cache.bill()
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(cache)}
+    bookkeeping = sum(o.nbytes for layer in cache.layers for o in layer.order if o is not None)
+    told = sum(t.untyped_storage().nbytes() for t in [cache.progress.prompts.input_ids])
+    assert sum(storages.values()) - bookkeeping - told == bill.reserved.total
+    assert 0 < bill.used.total <= bill.reserved.total
+
+
+def reachable(cache: KVCache) -> list[torch.Tensor]:
+    seen, stack, tensors = set(), [cache], []
+    while stack:
+        thing = stack.pop()
+        if id(thing) in seen or isinstance(thing, type | PreTrainedModel):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Tensor):
+            tensors.append(thing)
+        elif isinstance(thing, dict | list | tuple | set) or type(thing).__module__.startswith(("kvbench", "tests")):
+            stack.extend(gc.get_referents(thing))
+    return tensors
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_a_group_has_at_most_2_to_the_bits_levels_and_codes_were_made_once(name, quantizer, llama):
+    ids, _ = zoo.padded_batch([300])
+    _, cache = answer(make(name, quantizer), llama, ids, max_new_tokens=150)
+    cache.settle()
+    row = slice(0, 1)
+    for layer in cache.layers:
+        for segment in layer._segments():
+            if isinstance(segment, PackedSegment) and segment.length(row):
+                values = segment.read(row, 0, segment.length(row), torch.float32)
+                grouped = segment.quantizer.group(values)
+                grouped = grouped.transpose(-1, -2) if segment.quantizer.axis == "channel" else grouped
+                assert slow.levels(grouped) <= 2**segment.quantizer.bits
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_nothing_attends_to_padding(name, quantizer, llama):
+    method = make(name, quantizer)
+    ids, mask = zoo.padded_batch(LENGTHS)
+    one, _ = answer(method, llama, ids, mask)
+    other, _ = answer(method, llama, ids + (1 - mask) * 50, mask)
+    assert one.tokens == other.tokens
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_new_tokens_do_not_see_the_future(name, quantizer, llama):
+    """Logits of a step of five tokens do not change when the last two do."""
+    method = make(name, quantizer)
+    ids, _ = zoo.padded_batch([160])
+    outs = []
+    for tail in ([4, 5, 6, 7, 8], [4, 5, 6, 70, 80]):
+        cache = method.new_cache(llama)
+        with torch.no_grad():
+            llama(input_ids=ids, past_key_values=cache, use_cache=True)
+            outs.append(llama(input_ids=torch.tensor([tail]), past_key_values=cache, use_cache=True).logits)
+    torch.testing.assert_close(outs[0][:, :3], outs[1][:, :3])
+    assert not torch.allclose(outs[0][:, 3:], outs[1][:, 3:])
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_rejected_tokens_are_rolled_back(name, quantizer, llama):
+    method = make(name, quantizer)
+    ids, _ = zoo.padded_batch([160])
+    drafts = torch.tensor([[9, 8, 7, 6, 5]])
+
+    def run(reject: bool):
+        cache = method.new_cache(llama)
+        outs = []
+        with torch.no_grad():
+            llama(input_ids=ids, past_key_values=cache, use_cache=True)
+            for step in range(40):
+                if reject:
+                    llama(input_ids=(drafts + step) % 90, past_key_values=cache, use_cache=True)
+                    cache.crop(-5)
+                token = torch.tensor([[10 + step]])
+                outs.append(llama(input_ids=token, past_key_values=cache, use_cache=True).logits)
+        return torch.cat(outs), cache.bill().used
+
+    (plain, bill), (rolled, rolled_bill) = run(False), run(True)
+    torch.testing.assert_close(plain, rolled, rtol=1e-4, atol=1e-5)
+    assert bill == rolled_bill
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_a_clone_is_independent_and_beams_carry_their_caches(name, quantizer, llama):
+    method = make(name, quantizer)
+    ids, mask = zoo.padded_batch(LENGTHS)
+    cache = method.new_cache(llama)
+    with torch.no_grad():
+        llama(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
+        twin = cache.clone()
+        order = torch.tensor([2, 0, 0])
+        twin.reorder_cache(order)
+        tokens = torch.tensor([[5], [6], [7]])
+        longer = torch.nn.functional.pad(mask, (0, 1), value=1)
+        position = longer.sum(-1, keepdim=True) - 1
+        first = llama(
+            input_ids=tokens[order],
+            attention_mask=longer[order],
+            position_ids=position[order],
+            past_key_values=twin,
+            use_cache=True,
+        ).logits
+        second = llama(
+            input_ids=tokens, attention_mask=longer, position_ids=position, past_key_values=cache, use_cache=True
+        ).logits
+    torch.testing.assert_close(first, second[order], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_the_same_seed_draws_the_same_tokens_in_any_batch(name, quantizer, llama):
+    method = make(name, quantizer)
+    ids, mask = zoo.padded_batch(LENGTHS)
+    seeds = [11, 22, 33]
+    together, _ = answer(method, llama, ids, mask, sampling=Sampling(1.0, 0.9, seeds))
+    alone, _ = answer(method, llama, ids[1:2, -LENGTHS[1] :], sampling=Sampling(1.0, 0.9, seeds[1:2]))
+    assert alone.tokens[0] == together.tokens[1]
+
+
+def test_the_toy_method_lies_outside_the_package():
+    data = yaml.safe_load(TOY.read_text())
+    assert data["_target_"].startswith("tests.contract.toy")
