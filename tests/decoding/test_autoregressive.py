@@ -1,0 +1,137 @@
+"""kvbench's own loop: equal to transformers', with stops, limits, observers and the check that the cache was used."""
+
+import pytest
+import torch
+from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
+
+from kvbench.decoding import Sampling, generate
+from kvbench.decoding.sampling import choose, probabilities
+from kvbench.errors import CacheError
+from kvbench.methods import load_method
+from tests import zoo
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return "".join(chr(ord("a") + t % 26) for t in tokens)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    model = zoo.model("llama")
+    yield model
+    load_method("fp16").detach(model)
+
+
+@pytest.mark.parametrize("name", zoo.MODELS)
+@pytest.mark.parametrize("lengths", [[60], [50, 75, 70]])
+def test_greedy_equals_transformers(name, lengths):
+    model, method = zoo.model(name), load_method("fp16")
+    ids, mask = zoo.padded_batch(lengths)
+    method.detach(model)
+    stock = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, eos_token_id=None)
+    ours = generate(model, method.new_cache(model), ids, mask, max_new_tokens=20)
+    method.detach(model)
+    assert ours.tokens == stock[:, ids.shape[1] :].tolist()
+    assert ours.finish == ["length"] * len(lengths)
+    assert len(ours.step_s) == 19
+    assert ours.prompt_tokens == lengths
+
+
+def test_rows_end_by_token_by_string_or_by_length(llama):
+    method = load_method("fp16")
+    ids, mask = zoo.padded_batch([50, 75, 70])
+    free = generate(llama, method.new_cache(llama), ids, mask, max_new_tokens=20, tokenizer=Letters())
+    eos = free.tokens[0][5]
+    ended = generate(llama, method.new_cache(llama), ids, mask, max_new_tokens=20, eos_token_ids=[eos])
+    for got, whole, why in zip(ended.tokens, free.tokens, ended.finish, strict=True):
+        at = whole.index(eos) if eos in whole else None
+        assert got == whole[:at]
+        assert why == ("length" if at is None else "eos")
+    stop = free.text[1][7:9]
+    stopped = generate(
+        llama, method.new_cache(llama), ids, mask, max_new_tokens=20, stop=[stop], tokenizer=Letters()
+    )
+    for got, whole in zip(stopped.text, free.text, strict=True):
+        assert got == whole.split(stop)[0]
+    assert "stop" in stopped.finish
+
+
+def test_answers_likelihood_equals_one_forward_pass(llama):
+    method = load_method("fp16")
+    ids, mask = zoo.padded_batch([50, 75])
+    answers = [[5, 6, 7, 8], [9, 10]]
+    result = generate(llama, method.new_cache(llama), ids, mask, max_new_tokens=3, answer_ids=answers)
+    method.detach(llama)
+    for row, (length, answer) in enumerate(zip([50, 75], answers, strict=True)):
+        whole = torch.cat([ids[row, -length:], torch.tensor(answer)])[None]
+        with torch.no_grad():
+            logs = torch.log_softmax(llama(input_ids=whole).logits[0, length - 1 : -1], -1)
+        total, count = result.answer_nll[row]
+        assert count == len(answer)
+        assert total == pytest.approx(-float(logs.gather(1, torch.tensor(answer)[:, None]).sum()), rel=1e-5)
+
+
+def test_the_observer_is_told_of_every_phase(llama):
+    phases = []
+    observer = type("Seen", (), {"phase": lambda self, name: phases.append(name)})()
+    ids, _ = zoo.padded_batch([30])
+    cache = load_method("fp16").new_cache(llama)
+    generate(llama, cache, ids, max_new_tokens=2, observer=observer, answer_ids=[[5]])
+    assert phases == ["prefill", "likelihood", "decode", "end"]
+
+
+def test_phi3_longrope_keeps_the_cache_where_generate_drops_it():
+    factors = [1.0] * 16
+    config = Phi3Config(
+        **{
+            **zoo.ARCHITECTURE,
+            "sliding_window": None,
+            "original_max_position_embeddings": 64,
+            "rope_scaling": {"type": "longrope", "short_factor": factors, "long_factor": [2.0] * 16},
+        }
+    )
+    torch.manual_seed(0)
+    model, method = Phi3ForCausalLM(config).eval(), load_method("kivi", quantizer="int4", residual=32)
+    ids, mask = zoo.padded_batch([90])
+    dropped = method.new_cache(model)
+    model.generate(ids, attention_mask=mask, max_new_tokens=5, past_key_values=dropped)
+    assert dropped.get_seq_length() == 0, "transformers keeps the cache now: the warning in the docs can go"
+    cache = method.new_cache(model)
+    generate(model, cache, ids, max_new_tokens=5)
+    assert cache.get_seq_length() == 94
+    assert cache.reads_packed
+
+
+def test_a_model_that_uses_another_cache_is_found_out(llama):
+    class Forgetful(torch.nn.Module):
+        def forward(self, **kwargs):
+            return llama(**{**kwargs, "past_key_values": DynamicCache()})
+
+    cache = load_method("fp16").new_cache(llama)
+    with pytest.raises(CacheError, match="the model used another cache"):
+        generate(Forgetful(), cache, zoo.padded_batch([30])[0], max_new_tokens=2)
+
+
+def test_nucleus_keeps_the_smallest_set_that_reaches_p():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    probs = probabilities(logits, Sampling(1.0, 0.6))
+    torch.testing.assert_close(probs, torch.tensor([[0.625, 0.375, 0.0, 0.0]]))
+    assert probabilities(logits, Sampling(1.0, 0.4)).tolist() == [[1.0, 0.0, 0.0, 0.0]]
+    generators = Sampling(1.0, 1.0, 5).generators(1)
+    drawn = torch.stack([choose(logits, Sampling(1.0), generators) for _ in range(4000)]).flatten()
+    share = torch.bincount(drawn, minlength=4) / 4000
+    torch.testing.assert_close(share, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.03, rtol=0)
+
+
+def test_wrong_calls_are_refused(llama):
+    ids, _ = zoo.padded_batch([30])
+    cache = load_method("fp16").new_cache(llama)
+    with pytest.raises(ValueError, match="max_new_tokens=0"):
+        generate(llama, cache, ids, max_new_tokens=0)
+    with pytest.raises(ValueError, match="need a tokenizer"):
+        generate(llama, cache, ids, max_new_tokens=2, stop=["x"])
+    with pytest.raises(ValueError, match="2 seeds for a batch of 1"):
+        generate(llama, cache, ids, max_new_tokens=2, sampling=Sampling(1.0, 1.0, [1, 2]))
