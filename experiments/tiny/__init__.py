@@ -1,0 +1,1 @@
+"""The bundled model `tiny`: its corpus, tokenizer, training mix, trainer and evaluation."""

@@ -1,0 +1,126 @@
+"""The text that tiny is trained on: any folder of text files, read, cleared of held-out modules and tokenized.
+
+A file is ``*.txt``, ``*.txt.gz`` or ``*.txt.xz`` in UTF-8; a line that holds one form feed separates documents. A document
+that begins with ``# file: NAME`` is a source file of the Python library and is left out where `mini_text` uses it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import lzma
+import multiprocessing
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kvbench.errors import DataError
+from kvbench.tasks.mini.heldout import EXCLUDED
+from kvbench.tasks.mini.tokens import encoder
+
+_OPEN = {".txt": open, ".gz": gzip.open, ".xz": lzma.open}
+_SOURCE = re.compile(r"# file: (\S+)\n")
+
+
+def files(folder: Path) -> list[Path]:
+    """The text files of a folder, by name.
+
+    Raises:
+        DataError: the folder is missing or has no text file.
+    """
+    found = sorted(p for p in folder.glob("*.txt*") if p.suffix in _OPEN) if folder.is_dir() else []
+    if not found:
+        raise DataError(f"{folder}: no *.txt, *.txt.gz or *.txt.xz here; point corpus.path to a folder of text files")
+    return found
+
+
+def documents(path: Path) -> Iterator[str]:
+    """The documents of one file that training may see."""
+    with _OPEN[path.suffix](path, "rt", encoding="utf-8") as stream:
+        text = stream.read()
+    for document in re.split(r"^\f$", text, flags=re.M):
+        document = document.strip("\n")
+        source = _SOURCE.match(document)
+        if source and source[1] in EXCLUDED:
+            continue
+        if source:
+            document = document[source.end() :]
+        if document:
+            yield document
+
+
+def is_code(path: Path, patterns: Sequence[str]) -> bool:
+    """Whether a file holds code rather than prose, by its name."""
+    return any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
+
+
+def chunks(document: str, size: int = 1 << 16) -> Iterator[str]:
+    """A document in stretches of about `size` characters, each but the first beginning with a line break.
+
+    The stretches are tokenized one by one, to the same tokens as the whole: they end where a non-space meets one.
+    """
+    start = 0
+    border = re.compile(r"(?<=\S)(?=\n)")
+    while start < len(document):
+        match = border.search(document, start + size)
+        end = match.start() if match else len(document)
+        yield document[start:end]
+        start = end
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokenized corpus: two flat arrays of uint16, documents separated by the end-of-text token."""
+
+    prose: np.ndarray
+    code: np.ndarray
+    characters: int
+
+    def save(self, path: Path) -> None:
+        """Keep the arrays in an ``.npz`` file."""
+        np.savez(path, prose=self.prose, code=self.code, characters=self.characters)
+
+    @classmethod
+    def load(cls, path: Path) -> Tokens:
+        """The arrays of :meth:`save`."""
+        with np.load(path) as data:
+            return cls(data["prose"], data["code"], int(data["characters"]))
+
+
+def _encode_file(job: tuple[Path, Path, int, int, int]) -> tuple[np.ndarray, int]:
+    """Every `step`-th document of a file from `first`, tokenized."""
+    path, tokenizer, end_of_text, first, step = job
+    encode = encoder(tokenizer)
+    parts: list[np.ndarray] = []
+    characters = 0
+    for index, document in enumerate(documents(path)):
+        if index % step != first:
+            continue
+        characters += len(document)
+        parts += [np.asarray(ids, dtype=np.uint16) for ids in encode(list(chunks(document)))]
+        parts.append(np.asarray([end_of_text], dtype=np.uint16))
+    return (np.concatenate(parts) if parts else np.zeros(0, np.uint16)), characters
+
+
+def tokenize(folder: Path, code: Sequence[str], tokenizer: Path, end_of_text: int, workers: int) -> Tokens:
+    """The whole folder as tokens; the order does not depend on the number of workers.
+
+    Args:
+        folder: text files.
+        code: name patterns of the files that hold code.
+        tokenizer: a ``tokenizer.json``.
+        end_of_text: the token between documents.
+        workers: processes.
+    """
+    step = 4
+    jobs = [(path, tokenizer, end_of_text, first, step) for path in files(folder) for first in range(step)]
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        results = pool.map(_encode_file, jobs, chunksize=1)
+    empty = [np.zeros(0, np.uint16)]
+    kinds = [is_code(job[0], code) for job in jobs]
+    prose = np.concatenate(empty + [r[0] for r, c in zip(results, kinds, strict=True) if not c])
+    source = np.concatenate(empty + [r[0] for r, c in zip(results, kinds, strict=True) if c])
+    return Tokens(prose, source, sum(r[1] for r in results))

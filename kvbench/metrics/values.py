@@ -1,0 +1,33 @@
+"""Scores of answers that are values: how many of several were found, and which number an answer ends with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+def recall(prediction: str, values: Sequence[str]) -> float:
+    """Share of the `values` that stand in the prediction as whole words, as RULER scores several values.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("recall needs at least one value")
+    return sum(bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", prediction)) for value in values) / len(values)
+
+
+def marked_number(text: str, marker: str = "####") -> str | None:
+    """The number after the last `marker`, without thousands separators, or None."""
+    if marker not in text:
+        return None
+    match = _NUMBER.search(text.rsplit(marker, 1)[1])
+    return match[0].replace(",", "") if match else None
+
+
+def last_number(text: str) -> str | None:
+    """The last number of a text, without thousands separators, or None."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None

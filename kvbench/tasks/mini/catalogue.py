@@ -1,0 +1,47 @@
+"""The tasks of `mini` by name: who makes a sample, how long its answer may be, how it is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbench.tasks.mini import copying, reasoning, retrieval
+from kvbench.tasks.mini.draft import Draft, Setting
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One task.
+
+    Args:
+        make: its generator.
+        max_new_tokens: room for the answer and its line break, in tokens of the bundled model.
+        scorer: a name in :data:`kvbench.tasks.mini.scoring.SCORERS`.
+        shortest: smallest length at which it makes sense, in tokens.
+    """
+
+    make: Callable[[Setting], Draft]
+    max_new_tokens: int
+    scorer: str = "exact"
+    shortest: int = 256
+
+
+TASKS: dict[str, Entry] = {
+    "passkey": Entry(retrieval.passkey, 12),
+    "needle": Entry(retrieval.needle, 16),
+    "needle_words": Entry(retrieval.needle_words, 16),
+    "key_value": Entry(retrieval.key_value, 16),
+    "key_value_hex": Entry(retrieval.key_value_hex, 24),
+    "multi_value": Entry(retrieval.multi_value, 48, "values"),
+    "variable_tracking": Entry(reasoning.variable_tracking, 48),
+    "two_hop": Entry(reasoning.two_hop, 40),
+    "facts": Entry(retrieval.facts, 24),
+    "few_shot": Entry(reasoning.few_shot, 16),
+    "copy": Entry(copying.copy, 64, "words"),
+    "copy_long": Entry(copying.copy_long, 160, "words", shortest=512),
+    "repeat": Entry(copying.repeat, 96, "words"),
+    "passage": Entry(retrieval.passage, 12),
+    "arithmetic": Entry(reasoning.arithmetic, 64, "number"),
+    "code_line": Entry(copying.code_line, 64),
+    "several": Entry(retrieval.several, 24),
+}

@@ -1,0 +1,93 @@
+"""Python-like code that is written by rule: functions that read as if they meant something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.tasks.mini import vocabulary as words
+from kvbench.tasks.mini.rng import Rng
+
+_VERBS = ("build", "check", "clean", "close", "collect", "convert", "copy", "count", "create", "delete", "encode", "fetch",
+          "filter", "find", "format", "group", "handle", "index", "join", "load", "merge", "move", "open", "parse", "pick",
+          "print", "read", "remove", "render", "replace", "reset", "resolve", "save", "scan", "select", "send", "sort",
+          "split", "store", "update", "validate", "visit", "wrap", "write")
+_NOUNS = tuple(word for word in words.TOOLS + words.ANIMALS + words.FOODS + words.PLACES if len(word) < 9)
+_SUFFIXES = ("count", "name", "list", "map", "size", "index", "limit", "path", "total", "value", "items", "key")
+_METHODS = ("append", "extend", "update", "get", "pop", "remove", "insert", "index", "strip", "split", "join")
+_OPERATORS = ("+", "-", "*", "//", "%")
+_COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A line of code that can be asked for: ``prefix`` is the part that names it, ``rest`` what follows."""
+
+    prefix: str
+    rest: str
+
+
+def name(rng: Rng) -> str:
+    """An identifier of two parts: ``lantern_count``."""
+    return f"{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
+
+
+def function_name(rng: Rng) -> str:
+    """An identifier that says what a function does: ``merge_kettle``."""
+    return f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
+
+
+def _expression(rng: Rng, variables: list[str]) -> str:
+    kind = rng.below(6)
+    first = rng.choice(variables)
+    if kind < 2:
+        return f"{first} {rng.choice(_OPERATORS)} {rng.between(2, 99)}"
+    if kind == 2:
+        return f"{function_name(rng)}({first}, {rng.choice(variables)})"
+    if kind == 3:
+        return f"{first}.{rng.choice(_METHODS)}({rng.choice(variables)})"
+    if kind == 4:
+        return f"len({first}) {rng.choice(_OPERATORS)} {rng.between(1, 9)}"
+    return f"[{function_name(rng)}(item) for item in {first}]"
+
+
+def call(rng: Rng) -> Call:
+    """An assignment of a call with three arguments, its target being a name of three parts that no other line has."""
+    target = f"{rng.choice(_NOUNS)}_{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
+    arguments = f"{name(rng)}, {rng.between(2, 999)}, {rng.choice(_NOUNS)}={rng.choice(_NOUNS)}"
+    return Call(f"    {target}", f" = {function_name(rng)}({arguments})")
+
+
+def function(rng: Rng, inside: Call | None = None) -> str:
+    """The text of one function of 5 to 12 lines, starting with ``def``.
+
+    Args:
+        rng: where it comes from.
+        inside: a line that its body holds at a random place, at the outermost level.
+    """
+    arguments = [name(rng) for _ in range(rng.between(1, 3))]
+    variables = list(arguments)
+    lines = [f"def {function_name(rng)}({', '.join(arguments)}):"]
+    if rng.below(2):
+        lines.append(f'    """{rng.choice(_VERBS).capitalize()} the {rng.choice(_NOUNS)} of the {rng.choice(_NOUNS)}."""')
+    count = rng.between(2, 5)
+    at = rng.below(count) if inside else -1
+    for i in range(count):
+        if i == at and inside:
+            lines.append(inside.prefix + inside.rest)
+        kind = rng.below(6)
+        if kind < 3:
+            target = name(rng)
+            lines.append(f"    {target} = {_expression(rng, variables)}")
+            variables.append(target)
+        elif kind == 3:
+            lines.append(f"    if {rng.choice(variables)} {rng.choice(_COMPARISONS)} {rng.between(0, 99)}:")
+            lines.append(f"        raise ValueError(\"bad {rng.choice(_NOUNS)}\")")
+        elif kind == 4:
+            item = rng.choice(_NOUNS)
+            lines.append(f"    for {item} in {rng.choice(variables)}:")
+            lines.append(f"        {rng.choice(variables)}.{rng.choice(_METHODS)}({item})")
+        else:
+            lines.append(f"    while {rng.choice(variables)} {rng.choice(_COMPARISONS)} {rng.between(0, 99)}:")
+            lines.append(f"        {rng.choice(variables)} = {_expression(rng, variables)}")
+    lines.append(f"    return {_expression(rng, variables)}")
+    return "\n".join(lines)

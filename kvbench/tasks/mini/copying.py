@@ -1,0 +1,70 @@
+"""Tasks that write something out again, word for word: marked passages, random strings, lines of code."""
+
+from __future__ import annotations
+
+from kvbench.tasks.mini import code, names
+from kvbench.tasks.mini import vocabulary as words
+from kvbench.tasks.mini.draft import Draft, Question, Setting
+from kvbench.tasks.mini.retrieval import ask, find
+from kvbench.tasks.mini.rng import Rng
+
+
+def _marked(setting: Setting, n: int, n_words: int) -> Draft:
+    rng = setting.rng
+    keys = names.distinct(n, lambda: names.key(rng))
+    passages = [setting.writer.passage(n_words) for _ in range(n)]
+    # cut to the size, so that all passages of a task cost the same number of decoding steps within a few tokens
+    passages = [" ".join(text.split(" ")[:n_words]).rstrip(".,;:") for text in passages]
+    records = [f"Passage {key}: {text}." for key, text in zip(keys, passages, strict=True)]
+    questions = [ask(f"What does the passage {keys[i]} say, word for word?", passages[i],
+                     find(records[i], i, passages[i])) for i in setting.pick(n)]
+    return Draft("qa", records, questions)
+
+
+def copy(setting: Setting) -> Draft:
+    """One of four marked passages of 20 words (about 32 tokens)."""
+    return _marked(setting, setting.count(4, 100), setting.size(20, 6, 30))
+
+
+def copy_long(setting: Setting) -> Draft:
+    """One of four marked passages of 60 words (about 96 tokens); three of them below 2048 tokens."""
+    return _marked(setting, setting.count(4, 300), setting.size(60, 30, 70))
+
+
+def _item(rng: Rng) -> str:
+    kind = rng.below(3)
+    if kind == 0:
+        return names.digits(rng, rng.between(1, 3))
+    return rng.choice(words.TOOLS) if kind == 1 else names.label(rng)
+
+
+def repeat(setting: Setting) -> Draft:
+    """The rest of one of four strings of 20 random items (about 48 tokens), from its first four.
+
+    Nothing but the string itself says how it goes on: digits, words and words that do not exist.
+    """
+    rng, n = setting.rng, setting.count(4, 150)
+    size = setting.size(20, 8, 28)
+    given = setting.size(4, 3, 6)
+    strings = [[_item(rng) for _ in range(size)] for _ in range(n)]
+    records = [f"String: {' '.join(items)}." for items in strings]
+    questions = []
+    for i in setting.pick(n):
+        start, rest = " ".join(strings[i][:given]), " ".join(strings[i][given:])
+        questions.append(ask(f"How does this string go on? {start}", rest, find(records[i], i, rest)))
+    return Draft("qa", records, questions)
+
+
+def code_line(setting: Setting) -> Draft:
+    """The rest of a line of code that stands far above; the line's beginning is unique in the context."""
+    rng, n = setting.rng, setting.count(6, 160)
+    lines = {line.prefix: line for line in (code.call(rng) for _ in range(n))}
+    calls = list(lines.values())
+    records = [code.function(rng, line) for line in calls]
+    questions = []
+    for i in setting.pick(len(calls)):
+        line = calls[i]
+        start = records[i].index(line.prefix) + len(line.prefix)
+        questions.append(Question(f"\n\n# the same line again\n{line.prefix}", line.prefix.strip(), line.rest,
+                                  ((i, start, start + len(line.rest)),), glued=True))
+    return Draft("code", records, questions, code=True)

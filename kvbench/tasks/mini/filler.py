@@ -1,0 +1,109 @@
+"""What stands between the records of a sample: sentences of the grammar, or generated code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvbench.tasks.mini import code, names
+from kvbench.tasks.mini.prose import Prose
+from kvbench.tasks.mini.rng import Rng
+
+#: texts to token ids, without special tokens
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+#: a filler stops when it is this near to its budget, in tokens
+SLACK = 8
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of text with its token ids, and what it is: ``fixed`` (wording), ``record`` or ``filler``."""
+
+    text: str
+    ids: list[int]
+    role: str = "filler"
+
+
+class Filler(Protocol):
+    """A source of paragraphs."""
+
+    def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
+        """Paragraphs of `sentences` sentences that have together at most `budget` tokens, and nearly as many.
+
+        A paragraph's first piece begins with a line break, its others with a space.
+        """
+        ...
+
+
+class ProseFiller:
+    """Sentences of the grammar, none twice.
+
+    Args:
+        prose: their source, shared with the task, so that no filler repeats a record's sentence.
+        encode: the tokenizer.
+    """
+
+    def __init__(self, prose: Prose, encode: Encode) -> None:
+        self._prose, self._encode = prose, encode
+
+    def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
+        found: list[list[Piece]] = []
+        count = 0
+        while budget > 64:
+            # fewer than will fit, since a sentence that is encoded and not used is time lost
+            starts = ["\n" if (count + i) % sentences == 0 else " " for i in range(max(1, budget // 32))]
+            texts = [start + self._prose.sentence() for start in starts]
+            for text, ids in zip(texts, self._encode(texts), strict=True):
+                if len(ids) > budget:
+                    break
+                if text[0] == "\n":
+                    found.append([])
+                found[-1].append(Piece(text, ids))
+                budget -= len(ids)
+                count += 1
+        for _ in range(8):  # the last sentences are chosen by their length
+            if budget <= SLACK:
+                break
+            texts = [("" if not found else " ") + self._prose.sentence() for _ in range(8)]
+            texts = texts if found else ["\n" + text for text in texts]
+            pieces = [Piece(text, ids) for text, ids in zip(texts, self._encode(texts), strict=True)]
+            best = max((p for p in pieces if len(p.ids) <= budget), key=lambda p: len(p.ids), default=None)
+            if best is not None:
+                found[-1].append(best) if found else found.append([best])
+                budget -= len(best.ids)
+        return found
+
+
+class CodeFiller:
+    """Functions, a blank line before each; `sentences` has no meaning here.
+
+    Args:
+        rng: their source.
+        encode: the tokenizer.
+    """
+
+    def __init__(self, rng: Rng, encode: Encode) -> None:
+        self._rng, self._encode = rng, encode
+
+    def _constant(self) -> str:
+        return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
+
+    def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
+        found: list[list[Piece]] = []
+        while budget > 400:
+            texts = ["\n\n" + code.function(self._rng) for _ in range(max(1, budget // 400))]
+            for text, ids in zip(texts, self._encode(texts), strict=True):
+                if len(ids) <= budget:
+                    found.append([Piece(text, ids)])
+                    budget -= len(ids)
+        for _ in range(60):
+            if budget <= SLACK + 4:
+                break
+            texts = ["\n\n" + self._constant()]
+            ids = self._encode(texts)[0]
+            if len(ids) <= budget:
+                found.append([Piece(texts[0], ids)])
+                budget -= len(ids)
+        return found

@@ -1,0 +1,21 @@
+"""Text that comes with Python and that the bundled model was not trained on: the names of its sources."""
+
+from __future__ import annotations
+
+#: modules of the standard library, as paths below ``Lib``; all are in Python 3.11, 3.12 and 3.13
+MODULES = tuple(
+    f"{name}.py"
+    for name in """
+argparse ast base64 bisect calendar cmd codecs collections/__init__ configparser contextlib copy csv dataclasses difflib
+dis doctest enum fileinput fnmatch fractions ftplib functools getopt glob gzip hashlib heapq html/parser http/client
+inspect ipaddress json/decoder json/encoder linecache locale mailbox mimetypes netrc optparse pdb pickle platform
+plistlib poplib pprint queue random sched selectors shelve shlex shutil smtplib socketserver statistics string
+subprocess tarfile tempfile textwrap threading timeit tokenize trace traceback turtle uuid weakref zipapp
+""".split()
+)
+
+#: the help texts of Python's keywords and types, plain English with some code
+TOPICS = "pydoc_data/topics.py"
+
+#: what a training corpus must leave out
+EXCLUDED = frozenset((*MODULES, TOPICS))

@@ -1,0 +1,131 @@
+"""Tasks with a step between reading and answering: variable chains, two hops, few-shot labels, arithmetic."""
+
+from __future__ import annotations
+
+from kvbench.tasks.mini import names
+from kvbench.tasks.mini import vocabulary as words
+from kvbench.tasks.mini.draft import Draft, Question, Setting
+from kvbench.tasks.mini.retrieval import ask, find
+from kvbench.tasks.mini.rng import Rng
+
+
+def variable_tracking(setting: Setting) -> Draft:
+    """Four chains ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``; the answer spells one out (after RULER)."""
+    rng, n, hops = setting.rng, setting.count(4, 120, least=2), setting.size(2, 1, 3)
+    variables = names.distinct(n * (hops + 1), lambda: names.variable(rng))
+    steps: list[tuple[int, str, str]] = []  # chain, record, what the answer takes from it
+    queries: list[tuple[str, str]] = []
+    for chain in range(n):
+        own = variables[chain * (hops + 1) : (chain + 1) * (hops + 1)]
+        value = names.digits(rng, 5)
+        steps.append((chain, f"VAR {own[0]} = {value}.", value))
+        steps += [(chain, f"VAR {b} = VAR {a}.", f"VAR {a}") for a, b in zip(own, own[1:], strict=False)]
+        spelled = " = ".join(f"VAR {name}" for name in reversed(own))
+        queries.append((f"What is the value of VAR {own[-1]}? Write the whole chain.", f"{spelled} = {value}"))
+    # chains are dealt out at random, each keeping its own order
+    turns = [chain for chain, _, _ in steps]
+    rng.shuffle(turns)
+    left = {chain: [step for step in steps if step[0] == chain] for chain in range(n)}
+    dealt = [left[chain].pop(0) for chain in turns]
+    questions = []
+    for chain in setting.pick(n):
+        evidence = [find(record, i, part) for i, (c, record, part) in enumerate(dealt) if c == chain]
+        questions.append(ask(*queries[chain], *evidence))
+    return Draft("qa", [record for _, record, _ in dealt], questions, ordered=True)
+
+
+def two_hop(setting: Setting) -> Draft:
+    """``The brother of A is B.`` and, elsewhere, ``B lives in P.``; the answer spells out the hop."""
+    rng, n = setting.rng, setting.count(12, 85, least=2)
+    people = names.distinct(2 * n, lambda: names.person(rng))
+    records: list[str] = []
+    pool: list[Question] = []
+    for first, second in zip(people[:n], people[n:], strict=True):
+        town = names.town(rng)
+        answer = f"{second} lives in {town}"
+        relation, home = f"The brother of {first} is {second}.", f"{second} lives in {town}."
+        evidence = (find(relation, len(records), second), find(home, len(records) + 1, town))
+        records += [relation, home]
+        pool.append(ask(f"Where does the brother of {first} live?", answer, *evidence))
+    return Draft("qa", records, [pool[i] for i in setting.pick(n)])
+
+
+_KINDS = (words.ANIMALS, words.FOODS, words.TOOLS, words.PEOPLE)
+_DID = ("saw", "liked", "missed", "noticed", "painted", "remembered", "sketched", "mentioned", "described", "wanted")
+
+
+def _shot(rng: Rng, kind: int) -> str:
+    noun = f"{rng.choice(words.ADJECTIVES)} {rng.choice(_KINDS[kind])}"
+    return f"{rng.choice(words.FIRST_NAMES)} {rng.choice(_DID)} the {noun} {rng.choice(words.ADVERBS)}."
+
+
+def few_shot(setting: Setting) -> Draft:
+    """24 sentences with one of four made-up labels, by what they are about: animal, food, tool or person."""
+    rng, n = setting.rng, setting.count(24, 42, least=6)
+    labels = names.distinct(4, lambda: names.label(rng))
+    kinds = [i % 4 for i in range(n)]
+    rng.shuffle(kinds)
+    records = [f"Text: {_shot(rng, kind)}\nLabel: {labels[kind]}" for kind in kinds]
+    questions = []
+    for _ in range(setting.questions):
+        kind = rng.choice(sorted(set(kinds)))
+        text = _shot(rng, kind)
+        evidence = tuple(find(records[i], i, labels[kind]) for i, other in enumerate(kinds) if other == kind)
+        questions.append(Question(f"\n\nText: {text}\nLabel:", text, labels[kind], evidence))
+    return Draft("few_shot", records, questions, meta={"classes": labels})
+
+
+def _plural(noun: str) -> str:
+    if noun[-1] in "sxz" or noun[-2:] in ("ch", "sh"):
+        return f"{noun}es"
+    return f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else f"{noun}s"
+
+
+_MORE = ("buys {b} more {x}", "finds {b} {x}", "gets {b} {x} from {m}", "makes {b} {x}", "is given {b} more {x}",
+         "wins {b} {x}", "borrows {b} {x} from {m}", "collects {b} {x}")
+_LESS = ("gives {b} {x} to {m}", "loses {b} {x}", "sells {b} {x}", "throws {b} {x} away", "breaks {b} {x}",
+         "lends {b} {x} to {m}", "leaves {b} {x} behind", "sends {b} {x} to {m}")
+_NOUNS = tuple(noun for noun in words.TOOLS if len(noun) < 8 and noun not in ("scissors", "scales"))
+
+
+def problem(rng: Rng, steps: int) -> tuple[str, str]:
+    """A word problem of `steps` steps and its solution, ``12 + 9 = 21. 21 - 5 = 16. #### 16`` (GSM8K's ending)."""
+    who, friend = rng.sample(words.FIRST_NAMES, 2)
+    things = _plural(rng.choice(_NOUNS))
+    total = rng.between(5, 60)
+    text, solution = [f"{who} has {total} {things}."], []
+    for _ in range(steps):
+        kind = rng.below(10)
+        if kind == 0 and total <= 40:
+            result, line = 2 * total, f"{friend} has as many {things} and gives them all to {who}."
+            solution.append(f"{total} + {total} = {result}.")
+        elif kind < 6 or total < 4:
+            b = rng.between(2, 30)
+            result, line = total + b, f"{who} {rng.choice(_MORE).format(b=b, x=things, m=friend)}."
+            solution.append(f"{total} + {b} = {result}.")
+        else:
+            b = rng.between(1, min(30, total - 1))
+            result, line = total - b, f"{who} {rng.choice(_LESS).format(b=b, x=things, m=friend)}."
+            solution.append(f"{total} - {b} = {result}.")
+        total = result
+        text.append(line)
+    if rng.below(4) == 0:
+        b = rng.between(2, 30)
+        text.append(f"{friend} has {b} {things}. How many {things} do {who} and {friend} have together?")
+        solution.append(f"{total} + {b} = {total + b}.")
+        total += b
+    else:
+        text.append(f"How many {things} does {who} have now?")
+    return " ".join(text), f"{' '.join(solution)} #### {total}"
+
+
+def arithmetic(setting: Setting) -> Draft:
+    """Word problems of one to three steps after six solved ones, which stand at the end of the context."""
+    rng = setting.rng
+    shots = [problem(rng, rng.between(1, 3)) for _ in range(setting.count(6, 170))]
+    closing = "".join(f"\n\nProblem: {text}\nSolution: {solution}" for text, solution in shots)
+    questions = []
+    for _ in range(setting.questions):
+        text, solution = problem(rng, rng.between(1, 3))
+        questions.append(Question(f"\n\nProblem: {text}\nSolution:", text, solution, ()))
+    return Draft("problems", [], questions, closing=closing)

@@ -1,0 +1,128 @@
+"""Tasks that look something up: pass key, needles, key-value pairs, several values of one key, facts, passages."""
+
+from __future__ import annotations
+
+from kvbench.tasks.mini import names
+from kvbench.tasks.mini import vocabulary as words
+from kvbench.tasks.mini.draft import Draft, Question, Setting
+
+
+def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
+    """A question in the usual form: ``Question: ...`` and ``Answer:`` on two lines."""
+    return Question(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
+
+
+def find(record: str, index: int, value: str) -> tuple[int, int, int]:
+    """Where the last `value` in `record` stands, as evidence."""
+    start = record.rindex(value)
+    return index, start, start + len(value)
+
+
+def passkey(setting: Setting) -> Draft:
+    """One number of five digits, said twice (Mohtashami and Jaggi 2023, "Landmark Attention")."""
+    key = names.digits(setting.rng, 5)
+    record = f"The pass key is {key}. Remember it. {key} is the pass key."
+    first = record.index(key)
+    evidence = ((0, first, first + 5), find(record, 0, key))
+    return Draft("qa", [record], [ask("What is the pass key in the text?", key, *evidence)])
+
+
+def needle(setting: Setting) -> Draft:
+    """16 needles with values of seven digits (RULER's multi-key form, Hsieh et al. 2024)."""
+    rng, n = setting.rng, setting.count(16, 60)
+    keys = names.distinct(n, lambda: names.key(rng))
+    values = names.distinct(n, lambda: names.digits(rng, 7))
+    records = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
+    questions = [ask(f"What is the special magic number for {keys[i]}?", values[i], find(records[i], i, values[i]))
+                 for i in setting.pick(n)]
+    return Draft("qa", records, questions)
+
+
+def needle_words(setting: Setting) -> Draft:
+    """16 needles with values of two words: nothing is spelled digit by digit."""
+    rng, n = setting.rng, setting.count(16, 60)
+    keys = names.distinct(n, lambda: names.key(rng))
+    values = names.distinct(n, lambda: names.pair(rng))
+    records = [f"The secret words for {k} are: {v}." for k, v in zip(keys, values, strict=True)]
+    questions = [ask(f"What are the secret words for {keys[i]}?", values[i], find(records[i], i, values[i]))
+                 for i in setting.pick(n)]
+    return Draft("qa", records, questions)
+
+
+def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
+    records = [f"{k}: {v}" for k, v in zip(keys, values, strict=True)]
+    questions = [ask(f"What is the value of the key {keys[i]}?", values[i], find(records[i], i, values[i]))
+                 for i in setting.pick(len(keys))]
+    return Draft("qa", records, questions)
+
+
+def key_value(setting: Setting) -> Draft:
+    """64 lines ``rusty-lantern: 482193`` (fewer below 4096 tokens)."""
+    rng, n = setting.rng, setting.count(64, 40, least=2)
+    return _pairs(setting, names.distinct(n, lambda: names.key(rng)), names.distinct(n, lambda: names.digits(rng, 6)))
+
+
+def key_value_hex(setting: Setting) -> Draft:
+    """64 lines ``a3f91c: 93bd04e1a77c`` (fewer below 4096 tokens): the keys look alike, the answers are long."""
+    rng, n = setting.rng, setting.count(64, 56, least=2)
+    return _pairs(setting, names.distinct(n, lambda: names.hexadecimal(rng, 6)),
+                  names.distinct(n, lambda: names.hexadecimal(rng, 12)))
+
+
+def several(setting: Setting) -> Draft:
+    """`key_value_hex` with eight questions on one context."""
+    if not setting.vary:
+        setting.questions = 8
+    return key_value_hex(setting)
+
+
+def multi_value(setting: Setting) -> Draft:
+    """Three of 12 needles have the same key; all their values are asked for, and how many there are is said."""
+    rng, wanted = setting.rng, setting.size(3, 2, 4)
+    n = max(setting.count(12, 60, least=3), wanted + 1)
+    others = names.distinct(n - wanted + 1, lambda: names.key(rng))
+    keys = [others[0]] * wanted + others[1:]
+    values = names.distinct(n, lambda: names.digits(rng, 7))
+    order = rng.sample(range(n), n)
+    records = [f"One of the special magic numbers for {keys[i]} is: {values[i]}." for i in order]
+    asked = [place for place, i in enumerate(order) if i < wanted]
+    parts = tuple(values[order[place]] for place in asked)
+    query = f"What are the {wanted} special magic numbers for {others[0]}, in the order of the text?"
+    evidence = tuple(find(records[place], place, part) for place, part in zip(asked, parts, strict=True))
+    return Draft("qa", records, [ask(query, ", ".join(parts), *evidence, parts=parts)], ordered=True)
+
+
+def facts(setting: Setting) -> Draft:
+    """12 people who do not exist, four facts about each."""
+    rng, n = setting.rng, setting.count(12, 100)
+    records: list[str] = []
+    pool: list[Question] = []
+    for who in names.distinct(n, lambda: names.person(rng)):
+        job = f"{rng.choice(words.MATERIALS)} {rng.choice(words.PEOPLE)}"
+        born = f"{names.town(rng)} in {rng.between(1700, 1999)}"
+        dish = f"{rng.choice(words.FOODS)} with {rng.choice(words.FOODS)}"
+        pet = names.pair(rng)
+        for record, query, answer in (
+            (f"{who} works as a {job}.", f"What does {who} work as?", job),
+            (f"{who} was born in {born}.", f"Where and when was {who} born?", born),
+            (f"{who} likes to eat {dish}.", f"What does {who} like to eat?", dish),
+            (f"{who} keeps a pet called the {pet}.", f"What is the pet of {who} called?", pet),
+        ):
+            pool.append(ask(query, answer, find(record, len(records), answer)))
+            records.append(record)
+    return Draft("qa", records, [pool[i] for i in setting.pick(len(pool))])
+
+
+def passage(setting: Setting) -> Draft:
+    """Which of 20 passages ends with the words of the question; a passage's number stands after it.
+
+    With the number before the passage the answer must be read backwards, which a small model does not learn.
+    """
+    rng, n = setting.rng, setting.count(20, 110, least=2)
+    tags = names.distinct(n, lambda: names.digits(rng, 4))
+    last = [setting.writer.sentence() for _ in range(n)]
+    records = [f"{setting.writer.passage(setting.size(20, 1, 40))} {end} [passage {tag}]"
+               for end, tag in zip(last, tags, strict=True)]
+    questions = [ask(f"Which passage ends with these words? {last[i]}", tags[i], find(records[i], i, tags[i]))
+                 for i in setting.pick(n)]
+    return Draft("qa", records, questions)

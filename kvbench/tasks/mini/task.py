@@ -1,0 +1,167 @@
+"""`mini`: generated long-context tasks that need no download and have the same bytes everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvbench.errors import ConfigError
+from kvbench.schema import bounded
+from kvbench.tasks.base import Sample
+from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.compose import Document, compose, tails
+from kvbench.tasks.mini.draft import Draft, Question, Setting
+from kvbench.tasks.mini.filler import CodeFiller, ProseFiller
+from kvbench.tasks.mini.prose import Prose
+from kvbench.tasks.mini.rng import Rng
+from kvbench.tasks.mini.scoring import SCORERS
+from kvbench.tasks.mini.templates import WRAPPERS
+from kvbench.tasks.mini.tokens import encoder, fingerprint
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mini:
+    """Samples of the generated tasks (see :mod:`kvbench.tasks.mini.catalogue`), by task, length and number.
+
+    A sample's prompt, the token `<s>` before it and the room for its answer have together the nominal length in tokens
+    of the bundled model, less at most 24. Its text depends on task, length, seed and number alone, not on the limit.
+
+    Args:
+        name: of the data set, for the results.
+        tasks: names of tasks, or ``all``.
+        lengths: in tokens.
+        limit: samples a task and length.
+        seed: of the samples.
+    """
+
+    version: ClassVar[int] = 1
+    scorer_version: ClassVar[int] = 1
+
+    name: str = "mini"
+    tasks: tuple[str, ...] | str = "all"
+    lengths: tuple[int, ...] = (1024, 2048, 4096)
+    limit: int = bounded(100, minimum=1)
+    seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
+
+    def check(self) -> None:
+        """Raise ConfigError for tasks and lengths that do not exist."""
+        if isinstance(self.tasks, str) and self.tasks != "all" and self.tasks not in TASKS:
+            raise ConfigError("dataset.tasks", self.tasks, "is no task of mini", allowed=("all", *TASKS))
+        if not self.tasks or not self.lengths:
+            raise ConfigError("dataset.tasks" if not self.tasks else "dataset.lengths", [], "must not be empty",
+                              allowed=TASKS if not self.tasks else LENGTHS)
+        for task in self.names:
+            if task not in TASKS:
+                raise ConfigError("dataset.tasks", task, "is no task of mini", allowed=("all", *TASKS))
+        for length in self.lengths:
+            if length not in LENGTHS:
+                raise ConfigError("dataset.lengths", length, "is no length of mini", allowed=LENGTHS)
+        for key, values in (("tasks", self.names), ("lengths", self.lengths)):
+            if len(set(values)) < len(values):
+                raise ConfigError(f"dataset.{key}", list(values), "names something twice")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks that are run, in order."""
+        if isinstance(self.tasks, str):
+            return tuple(TASKS) if self.tasks == "all" else (self.tasks,)
+        return self.tasks
+
+    def samples(self) -> Iterator[Sample]:
+        """All samples: for each task, for each length, the first `limit`."""
+        for task in self.names:
+            for length in self.lengths:
+                for index in range(self.limit):
+                    yield self.sample(task, length, index)
+
+    def sample(self, task: str, length: int, index: int) -> Sample:
+        """One sample; the same whichever others are asked for."""
+        entry = TASKS[task]
+        encode = encoder()
+        rng = Rng("kvbench mini", self.version, task, length, self.seed, index)
+        prose = Prose(rng)
+        draft = entry.make(Setting(rng, prose, length))
+        wrapper = WRAPPERS[draft.style]
+        longest = max(len(ids) for ids in encode(tails(draft, wrapper)))
+        room = length - 1 - entry.max_new_tokens - longest
+        filler = CodeFiller(rng, encode) if draft.code else ProseFiller(prose, encode)
+        document = compose(draft, wrapper, filler, encode, rng, room)
+        question = draft.questions[0]
+        return Sample(
+            id=f"{task}@{length}/{index}",
+            task=task,
+            length=length,
+            prompt=document.text + document.tails[0],
+            context_span=document.context_span,
+            query=question.query,
+            answers=(question.answer.strip(),),
+            max_new_tokens=entry.max_new_tokens,
+            stop=("\n",),
+            truncation="refuse",
+            meta=_meta(draft, document),
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the samples but for how many there are."""
+        return {
+            "target": "mini",
+            "version": self.version,
+            "tasks": list(self.names),
+            "lengths": list(self.lengths),
+            "seed": self.seed,
+            "tokenizer": fingerprint(),
+        }
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """Score the answer to the sample's own question (the first line of `prediction`)."""
+        return _score(sample.task, prediction, sample.answers[0], sample.meta)
+
+    def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
+        """Score the answers to all of ``meta["questions"]``, asked one by one of the same cache.
+
+        Returns:
+            ``score``: the mean over the questions; ``all``: 1.0 where every one is right.
+
+        Raises:
+            ValueError: there are not as many predictions as questions.
+        """
+        questions = sample.meta["questions"]
+        scores = [
+            _score(sample.task, prediction, question["answer"], question)["score"]
+            for question, prediction in zip(questions, predictions, strict=True)
+        ]
+        return {"score": sum(scores) / len(scores), "all": float(all(score == 1.0 for score in scores))}
+
+
+def _score(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
+    lines = prediction.strip().split("\n")
+    return SCORERS[TASKS[task].scorer](lines[0], answer, meta)
+
+
+def _meta(draft: Draft, document: Document) -> dict[str, Any]:
+    """What an analysis needs beside the answer; all spans are characters of the prompt."""
+    meta: dict[str, Any] = {**_asked(draft.questions[0], document), **draft.meta}
+    if len(draft.questions) > 1:
+        # the prompt's first `shared` characters are the same for all questions; each one's `prompt` follows them
+        meta["shared"] = len(document.text)
+        meta["questions"] = [
+            {"prompt": tail, "query": question.query, "answer": question.answer.strip(), **_asked(question, document)}
+            for question, tail in zip(draft.questions, document.tails, strict=True)
+        ]
+    return meta
+
+
+def _asked(question: Question, document: Document) -> dict[str, Any]:
+    spans = [[document.places[i] + start, document.places[i] + end] for i, start, end in question.evidence]
+    start, end = document.context_span
+    asked: dict[str, Any] = {
+        "target": question.continuation,
+        "answer_spans": spans,
+        "depth": round((spans[0][0] - start) / max(1, end - start), 4) if spans else None,
+    }
+    if question.parts:
+        asked["parts"] = list(question.parts)
+    return asked
