@@ -123,6 +123,7 @@ class KVLayer(CacheLayerMixin):
         Raises:
             CacheError: one of them has left full precision already.
         """
+        tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
         if count <= 0 or not self.is_initialized:
             return
