@@ -141,7 +141,8 @@ class WandbLogger:
         check_writable(self.dir, "logger.dir")
 
 
-LOGGERS = {"none": NoLogger, "csv": CsvLogger, "wandb": WandbLogger}
+AnyLogger = NoLogger | CsvLogger | WandbLogger
+LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wandb": WandbLogger}
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class RunConfig:
     dataset: Mapping[str, Any]
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
-    logger: NoLogger | CsvLogger | WandbLogger = field(default_factory=lambda: NoLogger(name="none"))
+    logger: AnyLogger = field(default_factory=lambda: NoLogger(name="none"))
 
 
 def check(config: Mapping[str, Any]) -> RunConfig:
@@ -195,11 +196,11 @@ def check_writable(folder: str, key: str) -> None:
             return
 
 
-def _logger(data: Mapping[str, Any]) -> NoLogger | CsvLogger | WandbLogger:
+def _logger(data: Mapping[str, Any]) -> AnyLogger:
     name = data.get("name")
     if name not in LOGGERS:
         raise ConfigError("logger.name", name, "is no logger", allowed=LOGGERS)
-    logger = build(LOGGERS[name], data, "logger")
+    logger: AnyLogger = build(LOGGERS[name], data, "logger")
     if not isinstance(logger, NoLogger):
         logger.check()
     return logger
@@ -224,8 +225,8 @@ def _dataset(data: Mapping[str, Any]) -> None:
     except (ImportError, AttributeError) as error:
         raise ConfigError("dataset._target_", target, f"cannot be imported ({error})") from error
     rest = {key: value for key, value in data.items() if key != "_target_"}
-    if dataclasses.is_dataclass(cls):
-        made = build(cls, rest, "dataset")
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        made: Any = build(cls, rest, "dataset")
         if hasattr(made, "check"):
             made.check()
 

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_the_wheel_has_the_configuration_and_the_bundled_model(tmp_path: Path) -> None:
-    """Built from a copy, so that the tree stays clean; with the setuptools of this environment, so without a network."""
+    """Built from a copy, so that the tree stays clean; by the setuptools of this environment, so offline."""
     pytest.importorskip("setuptools", minversion="77")
     import shutil
 
@@ -133,8 +133,9 @@ def test_the_wheel_has_the_configuration_and_the_bundled_model(tmp_path: Path) -
         shutil.copy(ROOT / name, source / name)
     for name in ("kvbench", "conf"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = "from setuptools import build_meta as b; b.build_wheel(r'%s')" % tmp_path
-    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, timeout=120)
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -118,7 +118,11 @@ def test_there_are_forty() -> None:
 
 @pytest.mark.parametrize(("line", "words"), REFUSED, ids=[" ".join(line) for line, _ in REFUSED])
 def test_is_refused_with_the_remedy(
-    line: list[str], words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    line: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     began = time.perf_counter()

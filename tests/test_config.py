@@ -53,7 +53,8 @@ def _takes(path: Any) -> list[str]:
 
 @pytest.mark.parametrize(("group", "choice"), CHOICES, ids=[f"{group}={choice}" for group, choice in CHOICES])
 def test_every_choice_says_what_it_is(group: str, choice: str) -> None:
-    assert len(summary(options(group)[choice])) > 10, f"conf/{group}/{choice}.yaml begins with a comment: --help shows it"
+    path = options(group)[choice]
+    assert len(summary(path)) > 10, f"{path} must begin with a comment that says what it is: --help shows it"
 
 
 def test_the_order_of_the_command_line_wins_over_a_methods_default() -> None:
