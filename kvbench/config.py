@@ -61,7 +61,6 @@ class RuntimeConfig:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
         batch_size: prompts a batch.
         seed: of sampling, shuffles and random weights.
-        compile: torch.compile the model's forward where the method allows it.
         prefill_chunk: tokens per prefill call; None: the whole prompt at once.
         memory_limit_gb: GiB of device memory that the process may take; None: no limit.
         device_map: ``auto`` spreads the model over several devices; None: one device.
@@ -72,7 +71,6 @@ class RuntimeConfig:
     device: str = "auto"
     batch_size: int = bounded(1, minimum=1)
     seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
-    compile: bool = False
     prefill_chunk: int | None = bounded(None, minimum=2)
     memory_limit_gb: float | None = bounded(None, above=0.0)
     device_map: Literal["auto"] | None = None

@@ -111,6 +111,31 @@ def test_an_out_of_memory_job_counts_as_failed(runs: list[Mapping[str, Any]]) ->
     assert len(runs) == 3
 
 
+def test_a_method_from_outside_is_one_yaml_and_one_module(
+    runs: list[Mapping[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    outside = tmp_path / "mine"
+    (outside / "method").mkdir(parents=True)
+    (outside / "method" / "outsider.yaml").write_text(
+        "# my own method\ndefaults:\n  - override /quantizer@_global_.quantizer: int4\n"
+        "_target_: outsider.Outsider\ntakes: [int4]\nresidual: 64\n"
+    )
+    (outside / "outsider.py").write_text(
+        "from dataclasses import dataclass\nfrom kvbench.methods.kivi import Kivi\n\n\n"
+        "@dataclass(kw_only=True)\nclass Outsider(Kivi):\n    pace: int = 1\n"
+    )
+    where = ["--config-dir", str(outside)]
+    assert main([*where, "--help"]) == 0
+    assert "method=outsider" in capsys.readouterr().out
+    assert main([*where, "method=outsider", "method.residual=32"]) == 0
+    assert runs[0]["method"]["_target_"] == "outsider.Outsider"
+    assert runs[0]["quantizer"]["name"] == "int4"
+    assert main([*where, "method=outsider", "method.residual=33"]) == 2
+    assert main(["method=outsider"]) == 2
+
+
 def test_ctrl_c_ends_a_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import kvbench.run
 

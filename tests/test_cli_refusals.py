@@ -65,7 +65,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["runtime.prefill_chunk=0"], ["runtime.prefill_chunk=0", "at least 2"]),
     (["runtime.memory_limit_gb=0"], ["runtime.memory_limit_gb", "greater than 0"]),
     (["runtime.retry=always"], ["runtime.retry=always", "oom"]),
-    (["runtime.compile=maybe"], ["runtime.compile=maybe", "true or false"]),
+    (["model.trust_remote_code=maybe"], ["model.trust_remote_code=maybe", "true or false"]),
     (["model.dtype=fp16"], ["model.dtype=fp16", "'float16'"]),
     (["model.weights=rnd"], ["model.weights=rnd", "pretrained, random"]),
     (["model.max_length=-1"], ["model.max_length=-1", "at least 2"]),

@@ -59,7 +59,10 @@ def _main(argv: list[str]) -> int:
         print(f"kvbench {kvbench.__version__}")
         return 0
     arguments = _parse(argv)
-    extra = Path(arguments.config_dir) if arguments.config_dir else None
+    extra = Path(arguments.config_dir).absolute() if arguments.config_dir else None
+    if extra is not None:  # a method from outside is one YAML in here, and one module beside the groups' folders
+        sys.path.insert(0, str(extra))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
         print(help_text(extra))
         return 0

@@ -32,7 +32,7 @@ Examples
 Options
   --multirun, -m     every combination of comma-separated values, one after the other; a failing one stops no other
   --cfg job, -c job  show the whole configuration of a run, and do nothing
-  --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo
+  --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo; its `_target_` may be a class in DIR/foo.py
   --hydra-help       what Hydra, which composes the configuration, can do beside
   --version          print the version
 
