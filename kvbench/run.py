@@ -13,6 +13,7 @@ from kvbench import loggers, tasks
 from kvbench.config import RunConfig, check
 from kvbench.errors import KvbenchError
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
+from kvbench.models.locate import locate
 from kvbench.progress import Progress, say
 from kvbench.results import summary
 from kvbench.results.environment import environment
@@ -46,7 +47,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: a wrong key, value or combination; nothing was touched.
-        KvbenchError: the model or the data cannot be had; recorded as ``error`` where a directory exists.
+        KvbenchError: the model or the data cannot be had; recorded as ``error`` where samples were asked for.
         DiskError: results cannot be written; what is on disk stays readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM, after it was recorded as ``interrupted``.
     """
@@ -89,6 +90,8 @@ class _Run:
         self.before = before = self.store.metrics() or {}
         self.store.start(self.config)
         self.rows = self.store.recover()
+        if not self.rows and before.get("status") != "oom":
+            locate(self.checked.model)  # weights that cannot be had are said before samples are made
         self.samples = list(self.task.samples())
         _check_ids(self.samples)
         missing = [sample for sample in self.samples if sample.id not in self.rows]
