@@ -21,6 +21,9 @@ from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 
 Side = Literal["key", "value"]
 
+#: tokens that are encoded at a time: bounds the fp32 temporaries of a long prompt
+ENCODED = 2048
+
 
 class Segment(ABC):
     """Tokens of one format.
@@ -246,21 +249,24 @@ class PackedSegment(Segment):
 
     def append(self, rows: slice, x: Tensor) -> None:
         count, start = x.shape[2], self.lengths[rows][0]
-        if count == 0:
-            return
-        codes, params = self.quantizer.encode(x)
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
-        for layout, words, plane in zip(
-            self.layouts, self.words, split_planes(codes, self.quantizer.bits), strict=True
-        ):
+        per = self.quantizer.tokens_per_param
+        block = max(ENCODED // per, 1) * per
+        for first in range(0, count, block):
+            self._encode(rows, start + first, x[:, :, first : first + block])
+        for row in range(*rows.indices(len(self.lengths))):
+            self.lengths[row] = start + count
+
+    def _encode(self, rows: slice, start: int, x: Tensor) -> None:
+        codes, params = self.quantizer.encode(x)
+        planes = split_planes(codes, self.quantizer.bits)
+        for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
             layout.write(words[rows], start, plane)
         first = start // self.quantizer.tokens_per_param
         for buffer, param in zip(self.params, params, strict=True):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
-        for row in range(*rows.indices(len(self.lengths))):
-            self.lengths[row] = start + count
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
         """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
