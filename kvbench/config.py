@@ -208,7 +208,7 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
     from kvbench.methods.load import method_from_config
 
     made = method_from_config(method, quantizer)
-    made.check(head_dim=model.head_dim())
+    made.check(head_dim=model.head_dim(), max_length=model.max_length)
     return made
 
 

@@ -63,7 +63,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
     """The configuration with every default filled in: spelling a default out makes no other run."""
-    method = dataclasses.asdict(checked.method) if dataclasses.is_dataclass(checked.method) else {}
+    method: dict[str, Any] = dataclasses.asdict(checked.method)
     method.pop("quantizer", None)  # it is a group of its own
     return {
         **config,

@@ -30,7 +30,7 @@ class Session:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config, self.task = config, task
-        self.loaded = load(config.model, config.runtime)
+        self.loaded: Any = load(config.model, config.runtime)
         self.device = self.loaded.device
         self.device_name = device_name(self.device)
         self.dtype = str(self.loaded.dtype).removeprefix("torch.")

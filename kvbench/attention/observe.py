@@ -52,9 +52,8 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
         before = torch.nn.functional.pad(before, (0, width - before.shape[-1]))
     if wanted > 0:
         new = min(wanted, count)
-        part = probabilities(
-            query[:, :, count - new :], keys, None if mask is None else mask[..., count - new :, :], scaling, width - new
-        )
+        part_mask = None if mask is None else mask[..., count - new :, :]
+        part = probabilities(query[:, :, count - new :], keys, part_mask, scaling, width - new)
         if before is None or new == wanted:
             return part
         return torch.cat([before[:, :, -(wanted - new) :], part], 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -94,7 +95,9 @@ class KVCache(Cache):
         self.settle()
         used, reserved, equivalent = Parts(), Parts(), 0
         for layer in self.layers:
-            rows = range(layer.batch) if layer.is_initialized and row is None else [row] if layer.is_initialized else []
+            rows: Sequence[int] = range(layer.batch) if row is None else [row]
+            if not layer.is_initialized:
+                rows = []
             for segment in layer._segments():
                 for part, buffer in segment.buffers():
                     reserved.add(part, buffer.untyped_storage().nbytes())

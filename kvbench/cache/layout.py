@@ -5,8 +5,8 @@ A tile holds 128 tokens of one (sequence, KV head). A plane of width w has ``F =
 ``[i * w, (i + 1) * w)``. So every field is a whole sub-tile that comes out of the words with one shift and one mask,
 without interleaving, and with groups of 32, 64 or 128 tokens each int4 field lies in one group of keys.
 
-Keys are stored ``[..., tiles, N, D]`` (channels contiguous) and values ``[..., tiles, D, N]`` (word rows contiguous): the
-operand orders of the two matrix products of decode attention.
+Keys are stored ``[..., tiles, N, D]`` (channels contiguous) and values ``[..., tiles, D, N]`` (word rows contiguous):
+the operand orders of the two matrix products of decode attention.
 """
 
 from __future__ import annotations

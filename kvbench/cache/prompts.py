@@ -80,4 +80,5 @@ class Prompts:
             return None if values is None else [v for v in values for _ in range(times)]
 
         ids = None if self.input_ids is None else self.input_ids.repeat_interleave(times, 0)
-        return Prompts(rows(self.starts) or [], rows(self.lengths) or [], rows(self.context_spans), rows(self.queries), ids)
+        starts, lengths = rows(self.starts) or [], rows(self.lengths) or []
+        return Prompts(starts, lengths, rows(self.context_spans), rows(self.queries), ids)

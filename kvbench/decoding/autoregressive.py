@@ -84,7 +84,7 @@ def generate(
         stop: strings that end a row; needs `tokenizer`.
         prefill_chunk: prompt tokens a forward pass; None: all at once. The result does not depend on it.
         pad_token_id: fed to rows that have ended while others go on.
-        answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of the cache.
+        answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of it.
         observer: told when a phase begins (memory meters hook on it).
 
     Raises:

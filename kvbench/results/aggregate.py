@@ -54,7 +54,8 @@ def scores(
         names = sorted({name for row in group for name in row["scores"]} - {"score"})
         variants = {}
         for name in names:
-            mean, error = mean_error(_values(group, lambda row, name=name: _finite(row["scores"].get(name))))
+            found = [_finite(row["scores"].get(name)) for row in group]
+            mean, error = mean_error([value for value in found if value is not None])
             variants[name] = {"score": mean, "stderr": error}
         entry["variants"] = variants
         nll = _compare(group, baseline, nll_per_token)

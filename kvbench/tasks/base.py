@@ -24,7 +24,7 @@ class Sample:
         answers: reference answers; the score is taken over them as the metric says.
         max_new_tokens: limit on generated tokens.
         stop: strings at which the generation ends (not part of the prediction).
-        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``refuse`` is an error.
+        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``refuse`` raises.
         meta: whatever the scorer or an analysis needs (answer's place in the context, all classes, ...), JSON data.
     """
 

@@ -130,7 +130,7 @@ def test_rollback_past_the_window_is_refused():
 
 def test_a_longer_prompt_than_told_is_refused():
     model, method = zoo.model("llama"), load_method("fp16")
-    ids, mask = zoo.padded_batch([60])
+    ids, _ = zoo.padded_batch([60])
     cache = method.new_cache(model, Prompts.from_batch(ids[:, :40]))
     with pytest.raises(CacheError, match="made for a prompt of 40"):
         model(input_ids=ids, past_key_values=cache)

@@ -114,7 +114,8 @@ def test_nan_names_layer_side_and_position():
     for side in (0, 1):
         tensors = [x.clone() for x in random_kv(100)]
         tensors[side][0, 1, 17, 3] = float("nan")
-        with pytest.raises(NonFiniteError, match=rf"layer 0: NaN or Inf in the {('key', 'value')[side]} at position 17"):
+        name = ("key", "value")[side]
+        with pytest.raises(NonFiniteError, match=f"layer 0: NaN or Inf in the {name} at position 17"):
             feed(new_layer(method), *tensors)
     layer = new_layer(method)
     keys, values = random_kv(100)
