@@ -43,7 +43,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @dataclass(kw_only=True)
 class ToyTask:
-    """Prompts of growing length; the score is the share of lower-case letters, which any model has some of."""
+    """Prompts of growing length; the score grows with the share of lower-case letters."""
 
     name: str = "toy"
     limit: int = 4
@@ -76,7 +76,7 @@ class ToyTask:
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         letters = sum(c.islower() for c in prediction) / max(len(prediction), 1)
-        return {"score": letters * self.scorer_version, "length": float(len(prediction))}
+        return {"score": (0.25 + letters / 4) * self.scorer_version, "length": float(len(prediction))}
 
 
 def config(results_dir: Any, name: str = "kivi", /, **groups: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +24,9 @@ Metrics = Mapping[str, Any]
 
 #: narrowest and widest screen that a table is laid out for
 MIN_WIDTH, MAX_WIDTH = 80, 160
+
+#: widest column of names, and the space between columns
+_LABEL, _GAP = 34, 2
 
 _COSTS = ("KV", "ratio", "peak", "TTFT", "TPOT")
 
@@ -60,17 +63,32 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     return buffer.getvalue().rstrip("\n")
 
 
-def screen(runs: Sequence[Metrics], width: int = 120) -> Table:
-    """A rich table: one line of cells per run where that fits, else one per task, with the runs side by side."""
+def screen(runs: Sequence[Metrics], width: int = 120) -> Group:
+    """A line of cells per run where that fits, else one per task with the runs side by side, else several tables."""
     header, body = grid(runs)
     if _needed(header, body) > width:
-        header, body = _transposed(header, body)
-    narrow = _needed(header, body) > width
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if narrow else (0, 2, 0, 0))
-    for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right", overflow="fold", no_wrap=index > 0)
+        across = _transposed(header, body)
+        if _needed(*across) <= width:
+            header, body = across
+    widths = _widths(header, body)
+    blocks, used = [[0]], min(widths[0], _LABEL) + _GAP
+    for index in range(1, len(header)):
+        if used + widths[index] + _GAP > width and len(blocks[-1]) > 1:
+            blocks.append([0])
+            used = min(widths[0], _LABEL) + _GAP
+        blocks[-1].append(index)
+        used += widths[index] + _GAP
+    return Group(*(_table(header, body, block) for block in blocks))
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[Cell]], block: Sequence[int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for index in block:
+        first = index == 0
+        justify: Any = "left" if first else "right"
+        table.add_column(header[index], justify=justify, max_width=_LABEL if first else None, no_wrap=not first)
     for line in body:
-        table.add_row(*(_drawn(cell) for cell in line))
+        table.add_row(*(_drawn(line[index]) for index in block))
     return table
 
 
@@ -235,9 +253,12 @@ def _drawn(cell: Cell) -> Text:
     return text
 
 
+def _widths(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> list[int]:
+    return [max([len(name), *(line[index].width for line in body)]) for index, name in enumerate(header)]
+
+
 def _needed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> int:
-    widths = [max([len(name), *(line[index].width for line in body)]) for index, name in enumerate(header)]
-    return sum(widths) + 2 * len(widths)
+    return sum(_widths(header, body)) + _GAP * len(header)
 
 
 def _transposed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> tuple[list[str], list[list[Cell]]]:

@@ -1,0 +1,139 @@
+"""``python -m kvbench.report``: what runs are there, and what they gave. Reads files only; needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvbench.errors import KvbenchError, nearest
+from kvbench.results import tables
+from kvbench.results.store import RunStore, find_runs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _main(arguments)
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _main(arguments: argparse.Namespace) -> int:
+    stores = find_runs(arguments.results)
+    if not stores:
+        raise KvbenchError(
+            f"no runs under {arguments.results}.\n  hint: --results DIR, or make one: python -m kvbench method=kivi"
+        )
+    if not arguments.show:
+        _list(stores)
+        return 0
+    chosen = [_find(stores, name) for name in arguments.show]
+    runs = []
+    for store in chosen:
+        metrics = store.metrics()
+        if metrics is None:
+            print(f"{store.run_id}: {len(store.samples().rows)} samples, not finished yet", file=sys.stderr)
+        else:
+            runs.append(metrics)
+    if not runs:
+        return 1
+    if arguments.format == "markdown":
+        print(tables.markdown(runs), end="")
+    elif arguments.format == "csv":
+        print(tables.to_csv(runs), end="")
+    else:
+        print(tables.summary(runs))
+        for store in chosen:
+            _details(store)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvbench.report", description="Runs on disk, as tables.")
+    parser.add_argument("--results", type=Path, default=Path("results/runs"), help="directory of runs")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="one line per run (what is done without arguments)")
+    what.add_argument("--show", metavar="RUN", nargs="+", help="runs by id or its beginning: one table of them")
+    parser.add_argument("--format", choices=("screen", "markdown", "csv"), default="screen", help="of --show")
+    return parser
+
+
+def _find(stores: Sequence[RunStore], name: str) -> RunStore:
+    """The run whose id is `name` or begins with it (or whose second half does)."""
+    found = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
+    exact = [s for s in found if s.run_id == name]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    ids = [store.run_id for store in (found or stores)]
+    if found:
+        raise KvbenchError(f"{name} is the beginning of {len(found)} runs: {', '.join(ids)}")
+    near = nearest(name, ids)
+    raise KvbenchError(f"no run {name}." + (f"\n  hint: did you mean {near}?" if near else "\n  hint: --list"))
+
+
+def _list(stores: Sequence[RunStore]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("run", "method", "model", "data", "status", "samples", "score", "KV"):
+        table.add_column(name, no_wrap=name in ("run", "status"))
+    for store in stores:
+        metrics = store.metrics()
+        if metrics is None:
+            config = store.config() or {}
+            model, data = (str((config.get(group) or {}).get("name", "?")) for group in ("model", "dataset"))
+            table.add_row(store.run_id, "?", model, data, "unfinished", str(len(store.samples().rows)), "-", "-")
+            continue
+        count, score = metrics["samples"], metrics["mean"]["score"]
+        table.add_row(
+            store.run_id,
+            metrics["label"],
+            str(metrics["config"]["model"]),
+            str(metrics["config"]["dataset"]),
+            metrics["status"],
+            f"{count['done']}/{count['requested']}",
+            "-" if score is None else f"{score:.3f}",
+            tables.size(metrics["kv_bytes"]["used"]["total"]),
+        )
+    Console(highlight=False).print(table)
+
+
+def _details(store: RunStore) -> None:
+    """Where one run was made and how, below its table."""
+    metrics: dict[str, Any] = store.metrics() or {}
+    found = store.samples()
+    print(f"\n{store.run_id}  {metrics.get('label', '')}  {metrics.get('status', 'unfinished')}")
+    if not metrics:
+        return
+    environment, attention = metrics["env"], metrics["attention"]
+    packed = "packed codes" if attention["reads_packed"] else "full precision"
+    print(f"  directory   {store.path}")
+    print(f"  attention   {attention['path']}, reading {packed}")
+    for kind in ("used", "reserved"):
+        parts = metrics["kv_bytes"][kind]
+        print(f"  KV {kind:<8} " + "  ".join(f"{name} {tables.size(count)}" for name, count in parts.items()))
+    for key, entry in metrics["scores"].items():
+        if entry["nll"]:
+            pair = entry["nll"]["vs_fp16"]
+            beside = f", {pair['diff']:+.4f} to fp16" if pair else ""
+            print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
+    print(f"  made with   kvbench {environment['kvbench']} ({environment['commit'] or 'no commit'})")
+    print(f"              torch {environment['torch']}, transformers {environment['transformers']}")
+    if found.damaged:
+        print(f"  damaged     {len(found.damaged)} lines of samples.jsonl; the same command does their samples again")
+    if metrics["error"]:
+        print(f"  error       {metrics['error']}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,96 @@
+"""Runs runs in forked children, so that torch is imported once: kills them, or races two of them. Prints JSON.
+
+python -m tests.kill_driver whole DIR
+python -m tests.kill_driver kill DIR KILLS SEED
+python -m tests.kill_driver race DIR
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from kvbench.results import samples
+from kvbench.run import run
+from tests.run_support import config
+
+SAMPLES = 60
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Start a child that does `work` and ends; returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def work(directory: Path) -> Callable[[], object]:
+    made = config(directory, dataset={"limit": SAMPLES, "new_tokens": 8})
+    return lambda: run(made)
+
+
+def rows(directory: Path) -> int:
+    return sum(len(samples.read(path).rows) for path in directory.glob("*/samples.jsonl"))
+
+
+def kill(directory: Path, kills: int, seed: int, session_s: float) -> None:
+    """Kill `kills` sessions at random moments, then let the run end; a short session takes `session_s`.
+
+    Where a run ends before it was killed often enough, the next one begins in a fresh directory.
+    """
+    rng = random.Random(seed)
+    rounds: list[list[int]] = [[]]
+    killed = 0
+    while killed < kills:
+        place = directory / str(len(rounds) - 1)
+        child = forked(work(place))
+        time.sleep(rng.uniform(0.1, 2.0) * session_s)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            killed += 1
+            rounds[-1].append(rows(place))
+        else:
+            rounds.append([])
+    _, status = os.waitpid(forked(work(directory / str(len(rounds) - 1))), 0)
+    print(json.dumps({"rounds": rounds, "status": os.waitstatus_to_exitcode(status)}))
+
+
+def race(directory: Path) -> None:
+    """Two processes on one run at the same time."""
+    children = [forked(work(directory)) for _ in range(2)]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    print(json.dumps({"statuses": statuses}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang
+    mode, place = sys.argv[1], Path(sys.argv[2])
+    with TemporaryDirectory() as elsewhere:  # whatever is imported on the way is imported before the first fork
+        run(config(elsewhere, "fp16", dataset={"limit": 2}))
+        started = time.perf_counter()
+        run(config(elsewhere, dataset={"limit": 2}))
+        session_s = time.perf_counter() - started
+    if mode == "whole":
+        print(json.dumps(work(place)()))
+    elif mode == "kill":
+        kill(place, int(sys.argv[3]), int(sys.argv[4]), session_s)
+    else:
+        race(place)

@@ -1,0 +1,108 @@
+"""The census of live tensors counts what lives, phase by phase."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvbench.profiling.memory import PhasePeaks, TensorCensus, live_tensors, peak_rss, reset_peak_rss
+
+MB = 1_000_000
+
+
+def tensor(megabytes: int) -> torch.Tensor:
+    return torch.zeros(megabytes * MB // 4)
+
+
+def test_peaks_by_phase():
+    with TensorCensus() as census:
+        base = census.current
+        census.phase("prefill")
+        a = tensor(4)
+        b = a + 1
+        del a
+        census.phase("decode")
+        c = tensor(1)
+        census.phase("end")
+        d = tensor(50)
+        del b, c, d
+    assert census.peaks["prefill"] - base == 8 * MB
+    assert census.peaks["decode"] - base == 5 * MB
+    assert census.current == base
+
+
+def test_views_share_their_storage():
+    with TensorCensus() as census:
+        base = census.current
+        x = tensor(4)
+        view = x.view(2, -1)[0]
+        del x
+        assert census.current - base == 4 * MB
+        del view
+        assert census.current == base
+
+
+def test_what_lived_before_counts():
+    weights = tensor(8)
+    with TensorCensus() as census:
+        assert census.current >= 8 * MB
+        census.phase("prefill")
+    assert census.peaks["prefill"] >= weights.numel() * 4
+
+
+def test_temporaries_inside_a_module_are_seen():
+    layer = torch.nn.Linear(1000, 4000, bias=False)
+    x = torch.zeros(100, 1000)
+    with TensorCensus() as census, torch.inference_mode():
+        base = census.current
+        census.phase("prefill")
+        layer(x).relu().sum()
+    assert census.peaks["prefill"] - base >= 2 * 100 * 4000 * 4
+
+
+def test_live_tensors_names_shape_and_type():
+    x = torch.zeros(123, 457, dtype=torch.float16)
+    view = x[:5]
+    found = [item for item in live_tensors("cpu", min_bytes=1000) if item.nbytes == 123 * 457 * 2]
+    assert [(item.shape, item.dtype) for item in found] == [((123, 457), torch.float16)]
+    del x, view
+    assert not any(item.shape == (123, 457) for item in live_tensors())
+
+
+def test_peak_rss_can_start_anew():
+    reset_peak_rss()
+    before = peak_rss()
+    block = bytearray(200 * MB)
+    block[::4096] = b"x" * len(block[::4096])
+    assert peak_rss() - before > 150 * MB
+    del block
+    reset_peak_rss()
+    assert peak_rss() < before + 100 * MB
+
+
+@pytest.mark.parametrize("census", [True, False])
+def test_phase_peaks_say_how_they_were_counted(census):
+    peaks = PhasePeaks("cpu", census=census)
+    with peaks.run():
+        for phase in ("prefill", "likelihood", "decode", "end"):
+            peaks.phase(phase)
+    row = peaks.row()
+    assert row["rss"] > 0
+    assert row["kind"] == ("cpu_live_tensors" if census else None)
+    assert (row["prefill"] is not None) == census
+
+
+@pytest.mark.gpu
+def test_cuda_peaks_are_the_allocators():
+    peaks = PhasePeaks("cuda")
+    with peaks.run():
+        peaks.phase("prefill")
+        x = torch.zeros(8 * MB, dtype=torch.uint8, device="cuda")
+        del x
+        peaks.phase("decode")
+        y = torch.zeros(2 * MB, dtype=torch.uint8, device="cuda")
+        peaks.phase("end")
+        del y
+    row = peaks.row()
+    assert row["kind"] == "cuda_allocator"
+    assert row["prefill"] - row["decode"] >= 5 * MB

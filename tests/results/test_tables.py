@@ -1,0 +1,116 @@
+"""Tables: readable on 100 to 160 columns, the same cells in markdown and CSV."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+
+import pytest
+
+from kvbench.results import aggregate, tables
+
+
+def run(label: str, status: str = "ok", score: float = 0.9, tasks: int = 3, **config) -> dict:
+    keys = [f"task{i}@2048" for i in range(tasks)]
+    pair = {"diff": score - 1, "stderr": 0.012, "n": 20}
+    nll = {"mean": 0.3, "stderr": 0.01, "n": 20, "vs_fp16": None}
+    scores = {
+        k: {"score": score, "stderr": 0.03, "n": 20, "vs_fp16": None if label == "fp16" else pair, "nll": nll}
+        for k in keys
+    }
+    parts = {"total": 1_500_000, "codes": 10**6, "scales": 2 * 10**5, "window": 3 * 10**5, "index": 0}
+    return {
+        "run_id": "0123456789-0123456789",
+        "label": label,
+        "status": status,
+        "config": {
+            "model": "tiny",
+            "dataset": "mini",
+            "seed": 0,
+            "method": {"_target_": "x.Y", **config},
+            "quantizer": "int2",
+            "decoding": {"temperature": 0.0},
+            "batch_size": 1,
+        },
+        "samples": {"truncated": 0},
+        "scores": scores,
+        "mean": aggregate.overall(scores),
+        "kv_bytes": {"used": parts, "reserved": parts, "fp16_equivalent": 6_000_000, "ratio": 4.0},
+        "peak_bytes": {"prefill": 3 * 10**8, "decode": 2 * 10**8, "kind": "cuda_allocator", "rss": 10**9},
+        "ttft_s": {"median": 0.123, "n": 19},
+        "tpot_s": {"median": 0.0123, "p99": 0.02, "first_step": 0.03, "n": 300},
+        "tokens_per_s": 80.0,
+        "env": {"device_name": "a GPU", "dtype": "bfloat16"},
+        "oom": {"bytes_asked": 2**31, "sample": None, "message": ""} if status == "oom" else None,
+    }
+
+
+def four(tasks: int) -> list[dict]:
+    return [
+        run("fp16", tasks=tasks),
+        *(run(name, tasks=tasks, score=0.8) for name in ("kivi int4", "kivi int2", "atom")),
+    ]
+
+
+@pytest.mark.parametrize("width", [100, 120, 160])
+@pytest.mark.parametrize("tasks", [1, 3, 4, 6, 12])
+def test_four_methods_fit_the_screen_and_lose_nothing(width, tasks):
+    text = tables.summary(four(tasks), width, color=False)
+    assert max(map(len, text.splitlines())) <= width
+    flat = " ".join(text.split())
+    for wanted in ("fp16", "kivi int4", "atom", "0.800 ±.030", "Δ -0.200 ±.012", "1.43 MiB", "4.00x", "286 MiB"):
+        assert wanted in flat, (wanted, text)
+    assert "123 ms" in flat
+    assert "12.3 ms" in flat
+    assert "a GPU" in flat
+    for index in range(tasks):
+        assert f"task{index}@2048" in flat
+
+
+def test_a_large_sweep_fits_too():
+    runs = [
+        run("cocktail int4", alpha=a, beta=b, chunk_size=c) for a in (1, 2, 3) for b in (4, 5, 6) for c in (7, 8, 9)
+    ]
+    text = tables.summary(runs, 120, color=False)
+    assert max(map(len, text.splitlines())) <= 120
+    assert "alpha=2 beta=6" in text
+    assert "chunk_size=8" in text
+
+
+def test_labels_name_what_differs_and_nothing_else():
+    runs = [run("kivi int2", residual=32, sinks=0), run("kivi int2", residual=64, sinks=0), run("fp16")]
+    assert tables.labels(runs) == ["kivi int2 residual=32", "kivi int2 residual=64", "fp16"]
+
+
+def test_a_failed_run_says_so():
+    runs = [run("fp16"), {**run("kivi int2", status="oom"), "scores": {}, "mean": aggregate.overall({})}]
+    text = tables.summary(runs, 140, color=False)
+    assert "oom: 2 GiB more" in text
+
+
+def test_markdown_and_csv_have_a_line_per_run():
+    runs = four(2)
+    lines = tables.markdown(runs).splitlines()
+    assert len(lines) == 2 + len(runs)
+    assert len({line.count("|") for line in lines}) == 1
+    table = list(csv.DictReader(io.StringIO(tables.to_csv(runs))))
+    assert [row["run"] for row in table] == ["fp16", "kivi int4", "kivi int2", "atom"]
+    assert float(table[1]["task0@2048 vs_fp16"]) == pytest.approx(-0.2)
+    assert int(table[1]["kv_bytes"]) == 1_500_000
+
+
+def test_nothing_measured_is_a_dash():
+    empty = copy.deepcopy(run("fp16"))
+    empty["ttft_s"]["median"] = empty["tpot_s"]["median"] = empty["tpot_s"]["p99"] = None
+    empty["kv_bytes"] = aggregate.kv_bytes([])
+    empty["peak_bytes"] = aggregate.peak_bytes([])
+    assert "-" in tables.summary([empty], 100, color=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(None, "-"), (0, "0 B"), (999, "999 B"), (1536, "1.5 KiB"), (5 * 2**30, "5 GiB"), (2**50, "1.02e+03 TiB")],
+)
+def test_sizes(count, text):
+    assert tables.size(count) == text
