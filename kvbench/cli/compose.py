@@ -141,7 +141,9 @@ class Composer:
             return
         homes = self._homes(key) if not dot else []
         near = nearest(top, self._names())
-        hint = f"{homes[0]}={shown}" if homes else f"did you mean '{near}{dot}{rest}'?" if near else ""
+        hint = " or ".join(f"{home}={shown}" for home in homes)
+        if near and not homes:
+            hint = f"did you mean '{near}{dot}{rest}'?"
         raise unknown(key, shown, f"no such group as '{top}'", self._names(), hint)
 
     def _names(self) -> list[str]:
