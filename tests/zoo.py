@@ -25,7 +25,7 @@ from kvbench.methods import Method
 VOCABULARY = 97
 ARCHITECTURE = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 128,
+    "hidden_size": 256,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -49,7 +49,7 @@ MODELS = {
 
 @cache
 def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A random model of a known architecture: 2 layers, 4 query heads, 2 KV heads of 32 channels."""
+    """A random model of a known architecture: 2 layers, 4 query heads, 2 KV heads of 64 channels."""
     config_class, model_class, extra = MODELS[name]
     torch.manual_seed(0)
     return model_class(config_class(**{**ARCHITECTURE, **extra})).to(dtype).eval()

@@ -1,11 +1,13 @@
 """Attention over the stores in plain torch: the oracle of every kernel, and what serves a CPU.
 
 It walks both stores slot by slot, a block of packed tokens at a time, and merges the blocks by log-sum-exp in fp32
-(online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more than one block is ever
-in full precision beside the window, and nothing is concatenated.
+(online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more than one block is
+ever in full precision beside the window, and nothing is concatenated.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -73,7 +75,7 @@ def merge_blocks(
     acc = q.new_zeros(*q.shape[:3], layer.value_dim)
     kept: list[Tensor] = []
     cuts = sorted({0, *keys.borders(rows, BLOCK), *values.borders(rows, BLOCK)})
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         scores = q @ keys.read(rows, start, stop, torch.float32).transpose(-1, -2)
         if mask is not None:
             visible = mask[..., start:stop]
@@ -109,8 +111,10 @@ def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | N
         return torch.ones(count, slots, dtype=torch.bool, device=device).tril(slots - count)[None, None]
     mask = mask[rows] if mask.shape[0] > 1 else mask
     numbers = range(*rows.indices(layer.batch))
-    if all(layer.order[row] is None for row in numbers):
-        start = int(layer.positions(numbers[0])[0])
+    if count == 1 and mask.dtype == torch.bool and bool(mask[..., layer.start(numbers[0]) :].all()):
+        return None  # only padding was masked, and padding is not stored
+    if all(layer.method.positions(layer, row) is None for row in numbers):
+        start = layer.start(numbers[0])
         return mask[..., start : start + slots]
     positions = torch.stack([layer.positions(row) for row in numbers]).to(device)
     if positions.ndim == 2:

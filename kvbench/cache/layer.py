@@ -257,11 +257,15 @@ class KVLayer(CacheLayerMixin):
 
     def positions(self, row: int) -> Tensor:
         """Logical positions (columns of the padded batch) of a row's slots, ``[n]`` or ``[H, n]``, on the CPU."""
-        order = self.order[row]
+        order = self.method.positions(self, row)
         if order is not None:
             return order
-        start = (self.progress.starts or [0] * self.batch)[row]
+        start = self.start(row)
         return torch.arange(start, start + self.stores()[0].length(slice(row, row + 1)))
+
+    def start(self, row: int) -> int:
+        """Column of a row's first real token: its left padding."""
+        return self.progress.starts[row] if self.progress.starts else 0
 
     def expected_length(self) -> int:
         """Tokens to allocate for: what the cache was told, or what was seen so far."""
@@ -269,7 +273,7 @@ class KVLayer(CacheLayerMixin):
 
     def real_tokens(self, row: int) -> int:
         """Tokens of a row that were seen, padding left out."""
-        return self.seen - (self.progress.starts[row] if self.progress.starts else 0)
+        return self.seen - self.start(row)
 
     def _segments(self) -> list[Any]:
         if self.keys_store is not None and self.values_store is not None:

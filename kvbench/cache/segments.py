@@ -252,7 +252,7 @@ class PackedSegment(Segment):
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
-        per = self.quantizer.tokens_per_param
+        per = self.quantizer.block_tokens
         block = max(ENCODED // per, 1) * per
         for first in range(0, count, block):
             self._encode(rows, start + first, x[:, :, first : first + block])
@@ -264,7 +264,7 @@ class PackedSegment(Segment):
         planes = split_planes(codes, self.quantizer.bits)
         for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
             layout.write(words[rows], start, plane)
-        first = start // self.quantizer.tokens_per_param
+        first = start // self.quantizer.block_tokens * self.quantizer.block_params
         for buffer, param in zip(self.params, params, strict=True):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
@@ -276,11 +276,24 @@ class PackedSegment(Segment):
         return join_planes(planes, self.quantizer.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        per = self.quantizer.tokens_per_param
+        per, wide = self.quantizer.block_tokens, self.quantizer.block_params
         first, last = start // per, -(-stop // per)
-        params = tuple(buffer[rows, :, first:last] for buffer in self.params)
+        params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)
         values = self.quantizer.decode(self.codes(rows, first * per, last * per), params, dtype)
         return values[:, :, start - first * per : stop - first * per]
+
+    def permute(self, rows: slice, start: int, index: Tensor) -> None:
+        """Reorder tokens ``[start, start + n)`` by ``index`` ``[n]``; codes and parameters move as they are.
+
+        Only for per-token groups: a token of a per-channel group cannot leave it.
+        """
+        if self.quantizer.axis != "token":
+            raise TypeError("tokens of a per-channel group cannot be moved one by one")
+        index, stop = index.to(self.device), start + len(index)
+        for layout, words in zip(self.layouts, self.words, strict=True):
+            layout.write(words[rows], start, layout.read(words[rows], start, stop).index_select(2, index))
+        for param in self.params:
+            param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]

@@ -40,6 +40,13 @@ class Store:
         """Slots of `rows`, which agree."""
         return sum(segment.length(rows) for segment in self.segments)
 
+    def fill_sinks(self, rows: slice, count: int) -> None:
+        """Move the oldest tokens of the tail to the sinks, the first segment, until it holds `count` (short prompts)."""
+        missing = min(count - self.segments[0].length(rows), self.tail.length(rows))
+        if missing > 0:
+            self.segments[0].append(rows, self.tail.view(rows)[:, :, :missing])
+            self.tail.drop_front(rows, missing)
+
     def borders(self, rows: slice, block: int) -> Iterator[int]:
         """Slots at which a reader must stop: ends of segments, and every `block` tokens of a packed one."""
         first = 0

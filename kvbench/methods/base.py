@@ -69,6 +69,13 @@ class Method:
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
         """Attention of a decode step over the slots, ``[rows, Hq, q, slots]`` (only where :attr:`observe_steps`)."""
 
+    def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Positions of a row's slots, ``[n]`` or ``[H, n]`` on the CPU; None where they are in order without a gap.
+
+        A method that permutes or evicts tokens keeps them in ``layer.order``, or computes them here.
+        """
+        return layer.order[row]
+
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for values or combinations that cannot run.
 

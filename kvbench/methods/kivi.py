@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import FullSegment, Segment
+    from kvbench.cache.segments import Segment
 
 
 @dataclass(kw_only=True)
 class Kivi(Method):
     """KIVI over keys after RoPE.
 
-    After n tokens (sinks apart) the newest ``n mod residual`` keys and ``min(n, residual)`` values are exact: keys leave
-    the window all at once when it is full, in whole groups; values one by one. A step always sees its own tokens exact.
+    After n tokens (sinks apart) the newest ``n mod residual`` keys and ``min(n, residual)`` values are exact: keys
+    leave the window all at once when it is full, in whole groups; values one by one. A step sees its own tokens exact.
 
     Args:
         residual: R, window of exact tokens; a multiple of the key group (paper: 128; R = G = 32 in its small settings).
@@ -90,9 +90,8 @@ class Kivi(Method):
         count = layer.stores()[0].length(rows)
         for store, exact in zip(layer.stores(), self.windows(count), strict=True):
             tail = store.tail
-            if self.sinks and (missing := min(self.sinks - store.segments[0].length(rows), tail.length(rows))) > 0:
-                store.segments[0].append(rows, tail.view(rows)[:, :, :missing])  # a prompt shorter than the sinks
-                tail.drop_front(rows, missing)
+            if self.sinks:
+                store.fill_sinks(rows, self.sinks)
             excess = tail.length(rows) - exact
             if excess > 0:
                 store.segments[-2].append(rows, tail.view(rows)[:, :, :excess])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.quantizers.packing import pack, unpack
-from kvbench.quantizers.spec import STORED_BITS, Axis, FormatSpec
+from kvbench.quantizers.spec import Axis, FormatSpec
 
 FP16_MAX = 65504.0
 
@@ -166,9 +166,14 @@ class AffineQuantizer:
         return tokens, channels // (self.group_size or channels)
 
     @property
-    def tokens_per_param(self) -> int:
-        """Tokens that share one row of parameters: the group (axis ``channel``) or 1."""
+    def block_tokens(self) -> int:
+        """Fewest tokens that can be encoded or decoded: the group (axis ``channel``) or 1."""
         return (self.group_size or 1) if self.axis == "channel" else 1
+
+    @property
+    def block_params(self) -> int:
+        """Rows of parameters of such a block."""
+        return 1
 
 
 def param_dtype(dtype: torch.dtype) -> torch.dtype:

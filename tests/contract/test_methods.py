@@ -19,16 +19,16 @@ TOY = Path(__file__).parent / "toy.yaml"
 
 
 def cases() -> list:
-    """Every method with every quantizer that its YAML takes."""
+    """Every method with the first two quantizers that its YAML takes."""
     found = []
     for name in [*options("method"), str(TOY)]:
-        for quantizer in load_method(name).takes:
+        for quantizer in load_method(name).takes[:2]:
             found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}"))
     return found
 
 
 CASES = cases()
-LENGTHS = [150, 173, 170]
+LENGTHS = [228, 251, 246]  # KIVI packs keys at 256 tokens: while these answers are decoded
 
 
 def make(name: str, quantizer: str):
@@ -37,7 +37,7 @@ def make(name: str, quantizer: str):
 
 def answer(method, model: PreTrainedModel, ids, mask=None, *, tell=True, **kwargs):
     cache = method.new_cache(model, Prompts.from_batch(ids, mask) if tell else None)
-    return generate(model, cache, ids, mask, max_new_tokens=kwargs.pop("max_new_tokens", 40), **kwargs), cache
+    return generate(model, cache, ids, mask, max_new_tokens=kwargs.pop("max_new_tokens", 32), **kwargs), cache
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_chunked_prefill_equals_one_shot(name, quantizer, llama):
     method = make(name, quantizer)
     ids, mask = zoo.padded_batch(LENGTHS, seed=1)
     whole, cache = answer(method, llama, ids, mask, answer_ids=[[5, 6]] * 3)
-    for chunk, tell in ((172, True), (64, False), (7, True)):  # 172 leaves a tail of one token
+    for chunk, tell in ((250, True), (64, False), (23, True)):  # 250 leaves a tail of one token
         chunked, other = answer(method, llama, ids, mask, prefill_chunk=chunk, tell=tell, answer_ids=[[5, 6]] * 3)
         assert chunked.tokens == whole.tokens
         for (a, _), (b, _) in zip(chunked.answer_nll, whole.answer_nll, strict=True):
@@ -128,7 +128,7 @@ def test_nothing_attends_to_padding(name, quantizer, llama):
 def test_new_tokens_do_not_see_the_future(name, quantizer, llama):
     """Logits of a step of five tokens do not change when the last two do."""
     method = make(name, quantizer)
-    ids, _ = zoo.padded_batch([160])
+    ids, _ = zoo.padded_batch([230])
     outs = []
     for tail in ([4, 5, 6, 7, 8], [4, 5, 6, 70, 80]):
         cache = method.new_cache(llama)
@@ -142,7 +142,7 @@ def test_new_tokens_do_not_see_the_future(name, quantizer, llama):
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
 def test_rejected_tokens_are_rolled_back(name, quantizer, llama):
     method = make(name, quantizer)
-    ids, _ = zoo.padded_batch([160])
+    ids, _ = zoo.padded_batch([230])
     drafts = torch.tensor([[9, 8, 7, 6, 5]])
 
     def run(reject: bool):

@@ -84,13 +84,13 @@ def test_the_observer_is_told_of_every_phase(llama):
 
 
 def test_phi3_longrope_keeps_the_cache_where_generate_drops_it():
-    factors = [1.0] * 16
+    factors = [1.0] * 32
     config = Phi3Config(
         **{
             **zoo.ARCHITECTURE,
             "sliding_window": None,
             "original_max_position_embeddings": 64,
-            "rope_scaling": {"type": "longrope", "short_factor": factors, "long_factor": [2.0] * 16},
+            "rope_scaling": {"type": "longrope", "short_factor": factors, "long_factor": [2.0] * 32},
         }
     )
     torch.manual_seed(0)

@@ -1,0 +1,163 @@
+"""LogQuant: full precision for tokens whose distance grows logarithmically, the rest quantized once.
+
+Source: Chen et al., "LogQuant: Log-Distributed 2-Bit Quantization of KV Cache with Superior Accuracy Preservation"
+(2025), sec. 3.2-3.4 and Algorithm 1; Concyclics/LogQuantKV, src/LogQuant.py. The released code groups keys per token
+(its ``axis_key=0``) where the paper says per channel, quantizes the thinned tokens again at every flush and keeps
+placeholders for the exact ones; here a token is quantized once, from its exact value, and nothing is held twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method, Side, affine
+from kvbench.quantizers.spec import FormatSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+    from kvbench.quantizers.affine import AffineQuantizer
+
+
+def indices(n: int, W: int) -> list[int]:
+    """Positions kept in full precision after n tokens (Algorithm 1); a function of n and W alone.
+
+    Whenever 3 W tokens are exact, of the oldest 2 W every second one (beginning with the oldest) is demoted to the
+    quantized part: density falls by half for each doubling of the distance. From n = 3 W on, 2 W + n mod W are exact.
+    """
+    return plan(n, W)[1].tolist()
+
+
+def flushes(n: int, W: int) -> int:
+    """How many times W tokens have been demoted after n tokens."""
+    return max(0, n // W - 2)
+
+
+@lru_cache(maxsize=64)
+def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions demoted, in the order of their demotion, and positions kept exact, oldest first (int64, CPU).
+
+    Args:
+        n: tokens so far.
+        W: window.
+        count: flushes that have happened; None: as many as n tokens make.
+    """
+    import torch
+
+    everything = torch.arange(n)
+    demoted, log = [everything[:0]], everything[:0]
+    first = 0  # oldest token of the local part
+    for _ in range(flushes(n, W) if count is None else count):
+        stop = first + 2 * W - len(log)
+        block = torch.cat([log, everything[first:stop]])
+        first, log = stop, block[0::2]
+        demoted.append(block[1::2])
+    return torch.cat(demoted), torch.cat([log, everything[first:]])
+
+
+@dataclass(kw_only=True)
+class LogQuant(Method):
+    """LogQuant over keys after RoPE.
+
+    Args:
+        window: W; None: ``reserved // 3``. 64 suits the kernels; 42 is the paper's.
+        reserved: R, the largest number of exact tokens, as the paper counts (its tables: 128).
+        key_axis: ``channel`` (the paper, sec. 3.4) or ``token`` (the released code).
+        sinks: first tokens kept exact beside the rule (token 0 always survives it anyway).
+        evict: drop what would be quantized (the eviction twin of the paper's Table 4).
+    """
+
+    window: int | None = None
+    reserved: int = 128
+    key_axis: Literal["channel", "token"] = "channel"
+    sinks: int = 0
+    evict: bool = False
+
+    @property
+    def W(self) -> int:
+        """The window in use."""
+        return self.window if self.window is not None else self.reserved // 3
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """A window of at least one token, sinks not negative."""
+        if self.window is not None and self.window < 1:
+            raise ConfigError("method.window", self.window, "must be positive", allowed="1, 2, ..., 42, 64, ...")
+        if self.W < 1:
+            raise ConfigError("method.reserved", self.reserved, "leaves no window", allowed="3, 4, ..., 128, ...")
+        if self.sinks < 0:
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+        super().check(head_dim, max_length)
+        if head_dim and self.quantizer:
+            replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
+
+    def key_format(self) -> FormatSpec:
+        """Format of the keys, with `key_axis` applied."""
+        assert self.quantizer is not None
+        if self.key_axis == "token" and self.quantizer.key.axis == "channel":
+            return replace(self.quantizer.value, bits=self.quantizer.key.bits)
+        return self.quantizer.key
+
+    def make_quantizer(self, side: Side) -> AffineQuantizer:
+        """Keys in groups of the W tokens that one flush demotes (cut at the group size), values per token."""
+        from kvbench.quantizers.windowed import WindowedQuantizer
+
+        assert self.quantizer is not None
+        spec = self.key_format() if side == "key" else self.quantizer.value
+        if spec.axis == "channel":
+            return WindowedQuantizer(spec.bits, self.W, int(spec.group_size))
+        return affine(spec)
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """Sinks (where asked for), demoted tokens in the order of demotion (unless evicted), exact tokens."""
+        made = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
+        if not self.evict:
+            room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
+            made.append(self.packed(layer, side, self.make_quantizer(side), capacity=room))
+        return [*made, self.full(layer, side, capacity=3 * self.W + 64)]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """The state that decoding the prompt token by token would have left."""
+        sinks = min(self.sinks, keys.shape[2])
+        demoted, kept = (p.to(keys.device) for p in plan(keys.shape[2] - sinks, self.W))
+        for store, x in zip(layer.stores(), (keys, values), strict=True):
+            if self.sinks:
+                store.segments[0].append(rows, x[:, :, :sinks])
+            if not self.evict:
+                store.segments[-2].append(rows, x.index_select(2, demoted + sinks))
+            store.tail.append(rows, x.index_select(2, kept + sinks))
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Demote W tokens for as long as 3 W or more are exact."""
+        import torch
+
+        for store in layer.stores():
+            if self.sinks:
+                store.fill_sinks(rows, self.sinks)
+            tail, W = store.tail, self.W
+            while tail.length(rows) >= 3 * W:
+                exact = tail.view(rows)
+                if not self.evict:
+                    store.segments[-2].append(rows, exact[:, :, 1 : 2 * W : 2])
+                stay = [*range(0, 2 * W, 2), *range(2 * W, tail.length(rows))]
+                tail.keep(rows, torch.tensor(stay))
+
+    def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Sinks, demoted tokens in the order of demotion, exact tokens; recomputed from how many flushes there were."""
+        import torch
+
+        store = layer.stores()[0]
+        one = slice(row, row + 1)
+        sinks = store.segments[0].length(one) if self.sinks else 0
+        n = layer.real_tokens(row) - sinks
+        slots = store.length(one) - sinks
+        count = (n - slots if self.evict else store.segments[-2].length(one)) // self.W
+        demoted, kept = plan(n, self.W, count)
+        order = [torch.arange(sinks)] + [p + sinks for p in ((kept,) if self.evict else (demoted, kept))]
+        return torch.cat(order) + layer.start(row)

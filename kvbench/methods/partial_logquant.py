@@ -1,0 +1,85 @@
+"""PartialLogQuant: keys by LogQuant's rule, values by age.
+
+Source: LogQuant (see :mod:`kvbench.methods.logquant`), sec. 3.3, and PartialLogQuantizedCache of its released code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.methods.logquant import LogQuant, plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.cache.layer import KVLayer
+
+
+@dataclass(kw_only=True)
+class PartialLogQuant(LogQuant):
+    """Keys as LogQuant; of the values only the newest are exact.
+
+    Args:
+        value_window: ``recent``: the newest W values (the paper); ``released``: n mod W of them (the authors' code).
+        reserved: R; the window is ``reserved // 2`` here, as in the authors' scripts.
+    """
+
+    value_window: Literal["recent", "released"] = "recent"
+
+    @property
+    def W(self) -> int:
+        """The window in use."""
+        return self.window if self.window is not None else self.reserved // 2
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """As LogQuant; keys and values of different ages cannot both be dropped, and values must be per token."""
+        if self.evict:
+            raise ConfigError("method.evict", True, "keys and values leave at different times", allowed=["false"])
+        super().check(head_dim, max_length)
+        if self.quantizer and self.quantizer.value.axis != "token":
+            raise ConfigError("quantizer.value.axis", self.quantizer.value.axis, "values move with keys", allowed=["token"])
+
+    def exact_values(self, n: int) -> int:
+        """Values in full precision after n tokens (sinks left out)."""
+        return min(n, self.W) if self.value_window == "recent" else n % self.W
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Keys as LogQuant; values in the same slots, packed up to the newest."""
+        import torch
+
+        sinks = min(self.sinks, keys.shape[2])
+        n = keys.shape[2] - sinks
+        demoted, kept = plan(n, self.W)
+        order = torch.cat([demoted, kept]).to(keys.device) + sinks
+        borders = (len(demoted), n - self.exact_values(n))
+        for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
+            if self.sinks:
+                store.segments[0].append(rows, x[:, :, :sinks])
+            store.segments[-2].append(rows, x.index_select(2, order[:border]))
+            store.tail.append(rows, x.index_select(2, order[border:]))
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Values by age first; then keys by the log rule, and the values' codes move along into the keys' order."""
+        import torch
+
+        keys, values = layer.stores()
+        for store in (keys, values):
+            if self.sinks:
+                store.fill_sinks(rows, self.sinks)
+        sinks = keys.segments[0].length(rows) if self.sinks else 0
+        excess = values.tail.length(rows) - self.exact_values(keys.length(rows) - sinks)
+        if excess > 0:
+            values.segments[-2].append(rows, values.tail.view(rows)[:, :, :excess])
+            values.tail.drop_front(rows, excess)
+        W, tail = self.W, keys.tail
+        thinned = torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)])
+        while tail.length(rows) >= 3 * W:
+            # at least the newest W keys are exact here, and no more values: these 2 W values are packed
+            values.segments[-2].permute(rows, keys.segments[-2].length(rows), thinned)
+            keys.segments[-2].append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
+            stay = [*range(0, 2 * W, 2), *range(2 * W, tail.length(rows))]
+            tail.keep(rows, torch.tensor(stay))

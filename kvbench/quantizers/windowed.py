@@ -1,0 +1,71 @@
+"""Per-channel quantization of blocks of W tokens, cut into equal groups of at most so many tokens.
+
+LogQuant demotes W tokens at a time (paper, Algorithm 1), and W need not be a multiple of a group size (128 // 3 = 42,
+256 // 3 = 85): a block makes ``ceil(W / most)`` groups whose sizes differ by one token at the most.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.quantizers.affine import AffineQuantizer
+
+
+class WindowedQuantizer(AffineQuantizer):
+    """Affine quantizer over channels whose groups end with every block of `window` tokens.
+
+    Args:
+        bits: 2, 3, 4 or 8.
+        window: W, tokens of a block; what is encoded and decoded is a whole number of blocks.
+        most: most tokens in a group.
+    """
+
+    def __init__(self, bits: int, window: int, most: int = 64) -> None:
+        self.groups = -(-window // most)
+        self.window = window
+        super().__init__(bits, -(-window // self.groups), "channel")
+        assert self.group_size is not None
+        # token of the block -> place in [groups, group_size]; shorter groups repeat their last token
+        sizes = [window // self.groups + (g < window % self.groups) for g in range(self.groups)]
+        first, spread = 0, []
+        for size in sizes:
+            spread += [first + min(i, size - 1) for i in range(self.group_size)]
+            first += size
+        self.spread = spread
+        self.places = [g * self.group_size + i for g in range(self.groups) for i in range(sizes[g])]
+        self.even = window == self.groups * self.group_size
+
+    @property
+    def block_tokens(self) -> int:
+        """W."""
+        return self.window
+
+    @property
+    def block_params(self) -> int:
+        """Groups of a block."""
+        return self.groups
+
+    def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
+        """A row of parameters for each group of each block."""
+        return tokens // self.window * self.groups, channels
+
+    def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Codes ``[..., k W, D]`` and parameters ``[..., k groups, D]``."""
+        if self.even:
+            return super().encode(x)
+        codes, params = super().encode(self._gather(x, self.window, self.spread))
+        return self._gather(codes, len(self.spread), self.places), params
+
+    def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Values ``[..., k W, D]``."""
+        if self.even:
+            return super().decode(codes, params, dtype)
+        values = super().decode(self._gather(codes, self.window, self.spread), params, dtype)
+        return self._gather(values, len(self.spread), self.places)
+
+    @staticmethod
+    def _gather(x: Tensor, block: int, index: list[int]) -> Tensor:
+        """Rearrange the tokens of each block."""
+        blocks = x.unflatten(-2, (-1, block))
+        return blocks.index_select(-2, torch.tensor(index, device=x.device)).flatten(-3, -2)
