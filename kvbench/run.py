@@ -47,7 +47,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: a wrong key, value or combination; nothing was touched.
-        KvbenchError: the model or the data cannot be had; recorded as ``error`` where samples were asked for.
+        KvbenchError: the model or the data cannot be had; recorded as ``error`` (as any error outside a sample is)
+            where samples were asked for.
         DiskError: results cannot be written; what is on disk stays readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM, after it was recorded as ``interrupted``.
     """
@@ -110,7 +111,7 @@ class _Run:
         except KeyboardInterrupt:
             self._finish("interrupted")
             raise
-        except (DiskError, KvbenchError) as error:
+        except Exception as error:
             self.errors.append({"sample": None, **describe(error)})
             with suppress(DiskError):  # the disk that is full; the error says so itself
                 self._finish("error")

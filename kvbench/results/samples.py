@@ -7,6 +7,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
                 view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
         except OSError as error:
-            os.ftruncate(descriptor, before)  # needs no space, so it works on a full disk
+            with suppress(OSError):  # needs no space, so it works on a full disk; else the next reader skips the line
+                os.ftruncate(descriptor, before)
             raise DiskError(path, error) from error
     finally:
         os.close(descriptor)

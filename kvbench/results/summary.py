@@ -134,11 +134,12 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 
 
 def _attention(rows: Sequence[Row]) -> dict[str, Any]:
-    """Whether attention read packed codes, and on which path; every path is named where samples differ."""
+    """Whether attention read packed codes, and on which paths (an answer of one token takes none)."""
     seen = [row[MEASURED]["attention"] for row in rows if row.get(MEASURED, {}).get("attention")]
-    paths = sorted({item["path"] for item in seen})
+    paths = sorted({part for item in seen for part in item["path"].split("+")})
+    paths = [path for path in paths if path != "none"] or paths
     return {
-        "reads_packed": all(item["reads_packed"] for item in seen) if seen else None,
+        "reads_packed": any(item["reads_packed"] for item in seen) if seen else None,
         "path": "+".join(paths) if paths else None,
     }
 

@@ -160,8 +160,8 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     lines = ["± standard error over samples; Δ paired difference to fp16 on the same samples"]
     kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
     described = {
-        "cpu_live_tensors": "census of live tensors on the longest prompt",
-        "cuda_allocator": "CUDA allocator",
+        "cpu_live_tensors": "live tensors, weights included, counted on the longest prompt",
+        "cuda_allocator": "CUDA allocator, weights included",
     }
     for kind in sorted(kinds):
         lines.append(f"KV: bytes of a sequence's cache in use; ratio: fp16's bytes to them; peak: {described[kind]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +114,12 @@ def test_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     assert path.read_bytes() == before
     samples.append(path, [row(1)])
     assert len(samples.read(path).rows) == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_disk_that_is_really_full():
+    with pytest.raises(DiskError, match="no space left on the disk"):
+        samples.append(Path("/dev/full"), [row(0)])
 
 
 def test_atomic_write_leaves_the_old_content_on_an_error(tmp_path, monkeypatch):

@@ -1,0 +1,39 @@
+"""Where nobody watches, progress is a few plain lines."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from kvbench.progress import Progress, interactive
+
+
+def test_plain_lines(capsys):
+    with Progress("kivi int2", 3, done=1, every_s=0) as bar:
+        bar.advance(1, "needle 1.00")
+        bar.say("something happened")
+        bar.advance(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == [
+        "kivi int2: 3 samples, 1 already there",
+        "kivi int2: 2/3  needle 1.00",
+        "something happened",
+    ]
+    assert lines[3].startswith("kivi int2: 3/3 in ")
+
+
+@pytest.mark.parametrize(("terminal", "ci", "watched"), [(True, "", True), (True, "true", False), (False, "", False)])
+def test_who_watches(monkeypatch, terminal, ci, watched):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("CI", ci)
+    assert interactive() == watched
+
+
+def test_a_bar_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("kvbench.progress.interactive", lambda: True)
+    with Progress("kivi int2", 2) as bar:
+        bar.advance(1, "needle 1.00")
+        bar.say("a line [with brackets]")
+        bar.advance(1)
+    assert "a line [with brackets]" in capsys.readouterr().err
