@@ -15,7 +15,7 @@ from kvbench.errors import KvbenchError
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
 from kvbench.models.locate import locate
 from kvbench.progress import Progress, say
-from kvbench.results import summary
+from kvbench.results import summary, tables
 from kvbench.results.environment import environment
 from kvbench.results.identity import identity, run_id, short_name
 from kvbench.results.samples import DiskError, Row
@@ -132,9 +132,14 @@ class _Run:
 
     def _generate(self, missing: list[Sample]) -> None:
         """Generate what is missing, longest prompt first; the first batch warms up and carries the memory census."""
+        from kvbench.models.load import resolve_device
+        from kvbench.profiling.device import device_name
+
+        device = resolve_device(self.checked.runtime.device)
+        self.environment = environment(str(device), device_name(device))
         with ExitStack() as stack:
             try:
-                session = stack.enter_context(_session(self.checked, self.task))
+                session = stack.enter_context(_session(self.checked, self.task, device))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -172,8 +177,8 @@ class _Run:
     def _ran_out(self, error: BaseException, sample: str | None) -> None:
         asked = bytes_asked(error)
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000]}
-        size = f"{asked / 2**30:.2f} GiB more were asked for" if asked is not None else "bytes asked for are unknown"
-        say(f"{self.label}: out of memory at {sample or 'loading the model'} ({size}); recorded as a result")
+        size = "an unknown amount" if asked is None else tables.size(asked)
+        say(f"{self.label}: out of memory at {sample or 'loading the model'}, {size} asked for; recorded as a result")
 
     def _finish(self, status: str) -> dict[str, Any]:
         """Write `metrics.json`, then tell the logger; a logger's failure loses nothing."""
@@ -197,13 +202,11 @@ class _Run:
 
 
 @contextmanager
-def _session(checked: RunConfig, task: Task) -> Iterator[Session]:
+def _session(checked: RunConfig, task: Task, device: Any) -> Iterator[Session]:
     """Load the model (torch is imported only here, where something is left to generate), and free it after."""
-    from kvbench.models.load import resolve_device
     from kvbench.profiling.memory import limited, release
     from kvbench.session import Session
 
-    device = resolve_device(checked.runtime.device)
     with limited(device, checked.runtime.memory_limit_gb):
         session = None
         try:

@@ -10,8 +10,10 @@ from kvbench.config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.models.load import load
+from kvbench.profiling.device import device_name
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.prompting import EncodedPrompt, encode, pad, prompt_limit
+from kvbench.results.environment import cpu_name
 from kvbench.results.samples import MEASURED, Row
 from kvbench.scoring import finite, scored
 from kvbench.tasks.base import Sample, Task
@@ -32,7 +34,7 @@ class Session:
         self.config, self.task = config, task
         self.loaded: Any = load(config.model, config.runtime)
         self.device = self.loaded.device
-        self.device_name = device_name(self.device)
+        self.device_name = device_name(self.device) or cpu_name()
         self.dtype = str(self.loaded.dtype).removeprefix("torch.")
         self._warm = False
 
@@ -167,15 +169,3 @@ def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
     """Bytes of one sequence: those in use are its own, those reserved its part of the batch's buffers."""
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}
-
-
-def device_name(device: Any) -> str:
-    """The device as its maker names it: timings are kept apart by this name."""
-    import torch
-
-    from kvbench.results.environment import cpu_name
-
-    device = torch.device(device)
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return cpu_name() if device.type == "cpu" else device.type

@@ -175,6 +175,7 @@ def cuda_peak() -> int:
 
 def cuda_reset_peak() -> None:
     """Start a new peak on every device."""
+    torch.cuda.init()  # before the first allocation there are no statistics to reset
     for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
 

@@ -223,7 +223,9 @@ def _costs(run: Metrics) -> list[Cell]:
     return [
         Cell(size(kv["used"]["total"])),
         Cell(ratio),
-        Cell(size(max(phases)), f"dec {size(peak['decode'])}") if phases else Cell(size(peak["rss"]), "RSS"),
+        Cell(size(max(phases)), f"dec {size(peak['decode'])}")
+        if phases
+        else Cell(size(peak["rss"]), "RSS" if peak["rss"] else ""),
         Cell(seconds(run["ttft_s"]["median"])),
         Cell(seconds(rest["median"]), f"p99 {seconds(rest['p99'])}" if rest["p99"] is not None else ""),
     ]

@@ -1,0 +1,13 @@
+"""What a device is called by its maker: timings are kept apart by this name."""
+
+from __future__ import annotations
+
+import torch
+
+
+def device_name(device: torch.device | str) -> str | None:
+    """For example ``NVIDIA H200``; None for a CPU, whose name torch does not know."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return None if device.type == "cpu" else device.type
