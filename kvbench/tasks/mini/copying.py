@@ -57,7 +57,7 @@ def repeat(setting: Setting) -> Draft:
 
 def code_line(setting: Setting) -> Draft:
     """The rest of a line of code that stands far above; the line's beginning is unique in the context."""
-    rng, n = setting.rng, setting.count(6, 160)
+    rng, n = setting.rng, setting.count(6, 300)
     lines = {line.prefix: line for line in (code.call(rng) for _ in range(n))}
     calls = list(lines.values())
     records = [code.function(rng, line) for line in calls]

@@ -122,7 +122,7 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
 def arithmetic(setting: Setting) -> Draft:
     """Word problems of one to three steps after six solved ones, which stand at the end of the context."""
     rng = setting.rng
-    shots = [problem(rng, rng.between(1, 3)) for _ in range(setting.count(6, 170))]
+    shots = [problem(rng, rng.between(1, 3)) for _ in range(setting.count(6, 200))]
     closing = "".join(f"\n\nProblem: {text}\nSolution: {solution}" for text, solution in shots)
     questions = []
     for _ in range(setting.questions):

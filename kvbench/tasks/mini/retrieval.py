@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvbench.tasks.mini import names
 from kvbench.tasks.mini import vocabulary as words
 from kvbench.tasks.mini.draft import Draft, Question, Setting
+from kvbench.tasks.mini.prose import article
 
 
 def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
@@ -79,17 +80,22 @@ def several(setting: Setting) -> Draft:
 def multi_value(setting: Setting) -> Draft:
     """Three of 12 needles have the same key; all their values are asked for, and how many there are is said."""
     rng, wanted = setting.rng, setting.size(3, 2, 4)
-    n = max(setting.count(12, 60, least=3), wanted + 1)
-    others = names.distinct(n - wanted + 1, lambda: names.key(rng))
-    keys = [others[0]] * wanted + others[1:]
+    most = setting.count(12, 60, least=wanted + 1)
+    groups = min(setting.questions, max(1, (most - 1) // wanted))
+    n = max(most, groups * wanted + 1)
+    others = names.distinct(n - groups * (wanted - 1), lambda: names.key(rng))
+    keys = [key for key in others[:groups] for _ in range(wanted)] + others[groups:]
     values = names.distinct(n, lambda: names.digits(rng, 7))
     order = rng.sample(range(n), n)
     records = [f"One of the special magic numbers for {keys[i]} is: {values[i]}." for i in order]
-    asked = [place for place, i in enumerate(order) if i < wanted]
-    parts = tuple(values[order[place]] for place in asked)
-    query = f"What are the {wanted} special magic numbers for {others[0]}, in the order of the text?"
-    evidence = tuple(find(records[place], place, part) for place, part in zip(asked, parts, strict=True))
-    return Draft("qa", records, [ask(query, ", ".join(parts), *evidence, parts=parts)], ordered=True)
+    questions = []
+    for key in others[:groups]:
+        asked = [place for place, i in enumerate(order) if keys[i] == key]
+        parts = tuple(values[order[place]] for place in asked)
+        query = f"What are the {wanted} special magic numbers for {key}, in the order of the text?"
+        evidence = (find(records[place], place, part) for place, part in zip(asked, parts, strict=True))
+        questions.append(ask(query, ", ".join(parts), *evidence, parts=parts))
+    return Draft("qa", records, questions, ordered=True)
 
 
 def facts(setting: Setting) -> Draft:
@@ -103,7 +109,7 @@ def facts(setting: Setting) -> Draft:
         dish = f"{rng.choice(words.FOODS)} with {rng.choice(words.FOODS)}"
         pet = names.pair(rng)
         for record, query, answer in (
-            (f"{who} works as a {job}.", f"What does {who} work as?", job),
+            (f"{who} works as {article(job)}.", f"What does {who} work as?", job),
             (f"{who} was born in {born}.", f"Where and when was {who} born?", born),
             (f"{who} likes to eat {dish}.", f"What does {who} like to eat?", dish),
             (f"{who} keeps a pet called the {pet}.", f"What is the pet of {who} called?", pet),
@@ -118,7 +124,7 @@ def passage(setting: Setting) -> Draft:
 
     With the number before the passage the answer must be read backwards, which a small model does not learn.
     """
-    rng, n = setting.rng, setting.count(20, 110, least=2)
+    rng, n = setting.rng, setting.count(20, 200, least=2)
     tags = names.distinct(n, lambda: names.digits(rng, 4))
     last = [setting.writer.sentence() for _ in range(n)]
     records = [f"{setting.writer.passage(setting.size(20, 1, 40))} {end} [passage {tag}]"
