@@ -18,7 +18,7 @@ from kvbench.progress import Progress, say
 from kvbench.results import summary, tables
 from kvbench.results.environment import environment
 from kvbench.results.identity import identity, run_id, short_name
-from kvbench.results.samples import DiskError, Row
+from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.scoring import scored
 from kvbench.tasks.base import Sample, Task
@@ -147,6 +147,9 @@ class _Run:
                 return
             self.environment = environment(str(session.device), session.device_name, session.dtype)
             self.device = session.device_name
+            others = {row[MEASURED].get("dtype") for row in self.rows.values() if MEASURED in row} - {session.dtype}
+            if others:
+                say(f"{self.label}: samples done before ran in {', '.join(map(str, others))}, these in {session.dtype}")
             self.store.write_environment(self.environment)
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
@@ -204,10 +207,14 @@ class _Run:
 @contextmanager
 def _session(checked: RunConfig, task: Task, device: Any) -> Iterator[Session]:
     """Load the model (torch is imported only here, where something is left to generate), and free it after."""
-    from kvbench.profiling.memory import limited, release
+    from kvbench.profiling.limit import limited
+    from kvbench.profiling.memory import release
     from kvbench.session import Session
 
-    with limited(device, checked.runtime.memory_limit_gb):
+    limit = checked.runtime.memory_limit_gb
+    with limited(device, limit) as held:
+        if limit is not None and not held:
+            say(f"runtime.memory_limit_gb={limit}: this platform cannot limit {device}; there is no limit")
         session = None
         try:
             session = Session(checked, task)

@@ -69,7 +69,8 @@ class Session:
         new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
         limit = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
         prompts = [encode(sample, tokenizer, chat=self.config.model.chat, limit=limit) for sample in samples]
-        input_ids, mask, told = pad(prompts, [s.query for s in samples], tokenizer.pad_token_id or 0, self.device)
+        queries, pad_id = [sample.query for sample in samples], tokenizer.pad_token_id or 0
+        input_ids, mask, told = pad(prompts, queries, pad_id, self.device, tokenizer.decode)
         cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
         peaks = PhasePeaks(self.device, census=warm_up)
         with peaks.run():
@@ -88,26 +89,29 @@ class Session:
                 stop=(*samples[0].stop, *decoding.stop),
                 tokenizer=tokenizer,
                 prefill_chunk=runtime.prefill_chunk,
-                pad_token_id=tokenizer.pad_token_id or 0,
+                pad_token_id=pad_id,
                 observer=peaks,
-                answer_ids=[answer_ids(sample, tokenizer) for sample in samples],
+                answer_ids=[answer_ids(sample, tokenizer)[:new_tokens] for sample in samples],
             )
         measured = {
             "device": self.device_name,
             "dtype": self.dtype,
             "warm_up": warm_up,
             "batch_rows": len(samples),
-            "ttft_s": round(generation.ttft_s, 6),
+            "ttft_s": round(generation.ttft_s + cache.search_s, 6),  # a method's search is part of it
             "step_s": [round(step, 6) for step in generation.step_s],
             "peak_bytes": peaks.row(),
             "attention": {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)},
         }
         self._warm = True
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
-        return [
+        rows = [
             self._row(sample, prompts[index], generation, index, bills[index], measured)
             for index, sample in enumerate(samples)
         ]
+        for row, note in zip(rows, cache.notes or (), strict=False):
+            row["method"] = note
+        return rows
 
     def _row(
         self,

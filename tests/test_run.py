@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from kvbench.results import samples
 from kvbench.results.samples import DiskError, outputs
 from kvbench.results.store import RunStore
 from kvbench.run import run
-from tests.run_support import ToyTask, config
+from tests.run_support import ARCHITECTURE, ToyTask, config
 
 SCHEMA = json.loads((Path(__file__).parent / "results" / "metrics.schema.json").read_text(encoding="utf-8"))
 
@@ -179,6 +180,15 @@ def test_out_of_memory_is_a_result_and_final(tmp_path, monkeypatch):
     assert retried["status"] == "ok"
     assert retried["oom"] is None
     assert retried["samples"]["done"] == 4
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts private memory")
+def test_memory_really_runs_out(tmp_path):
+    big = {"architecture": {**ARCHITECTURE, "intermediate_size": 2_000_000}}
+    metrics = run(config(tmp_path, model=big, runtime={"memory_limit_gb": 0.25}))
+    assert on_disk(metrics)["status"] == "oom"
+    assert metrics["oom"]["bytes_asked"] == 2_000_000 * 64 * 4
+    assert run(config(tmp_path, runtime={"memory_limit_gb": 4.0}))["status"] == "ok"
 
 
 def test_out_of_memory_while_loading(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,22 +211,6 @@ def release(device: torch.device | str) -> None:
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[None]:
-    """Let this process allocate at most `limit_gb` GiB on a CUDA device within the block; elsewhere no limit is set."""
-    device = torch.device(device)
-    if limit_gb is None or device.type != "cuda":
-        yield
-        return
-    whole = torch.cuda.get_device_properties(device).total_memory / 2**30
-    set_fraction: Callable[..., None] = torch.cuda.set_per_process_memory_fraction
-    set_fraction(min(1.0, limit_gb / whole), device)
-    try:
-        yield
-    finally:
-        set_fraction(1.0, device)
 
 
 def _tracked_tensors() -> Iterator[torch.Tensor]:

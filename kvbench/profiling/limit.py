@@ -1,0 +1,55 @@
+"""A ceiling on memory, so that a method can be shown to fit where another one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool]:
+    """Let this process allocate at most `limit_gb` GiB within the block; more is an out-of-memory error.
+
+    On CUDA the limit is on all that the process holds on `device`. On a CPU (Linux) it is on what comes on top of what
+    the process holds already, since an interpreter with torch takes some GiB of address space to begin with.
+
+    Yields:
+        Whether a limit could be set: False where none was asked for, or the platform has none.
+    """
+    device = torch.device(device)
+    if limit_gb is None:
+        yield False
+    elif device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gb * 2**30 / whole), device)
+        try:
+            yield True
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+    else:
+        held = _data_bytes() if device.type == "cpu" else None
+        if held is None:
+            yield False
+            return
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (held + int(limit_gb * 2**30), before[1]))
+        try:
+            yield True
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int | None:
+    """Private writable memory that this process has mapped (what RLIMIT_DATA counts); None where it is not known."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as handle:
+            for line in handle:
+                if line.startswith("VmData:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None
