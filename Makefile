@@ -18,6 +18,9 @@ BIN      := $(VENV)/bin
 comma    := ,
 STAMP    := $(VENV)/.installed-$(subst $(comma),-,$(EXTRAS))
 
+# threads that wait must not spin: a busy machine gets five times slower
+export OMP_WAIT_POLICY ?= PASSIVE
+
 # presets in conf/experiment/quickstart: full precision, KIVI at 4 and 2 bits, Atom at 4 bits
 QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
 
