@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +92,13 @@ def wrapper(chat: str, tokenizer: Any) -> tuple[str, str, bool]:
 
 
 def pad(
-    prompts: Sequence[EncodedPrompt], queries: Sequence[str], pad_id: int, device: torch.device | str
+    prompts: Sequence[EncodedPrompt],
+    queries: Sequence[str],
+    pad_id: int,
+    device: torch.device | str,
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Pad prompts on the left to the longest.
+    """Pad prompts on the left to the longest; `decode` (token ids to text) is told to the cache.
 
     Returns:
         ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, None where no row is padded; and
@@ -108,7 +112,8 @@ def pad(
         mask = (torch.arange(width)[None, :] >= torch.tensor(starts)[:, None]).long().to(device)
     input_ids = input_ids.to(device)
     lengths = [len(prompt.ids) for prompt in prompts]
-    return input_ids, mask, Prompts(starts, lengths, [p.context_span for p in prompts], list(queries), input_ids)
+    spans = [p.context_span for p in prompts]
+    return input_ids, mask, Prompts(starts, lengths, spans, list(queries), input_ids, decode)
 
 
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:

@@ -35,7 +35,10 @@ def attend(module: torch.nn.Module, layer: KVLayer, query: Tensor, mask: Tensor 
         ``[B, q, Hq, Dv]``.
     """
     outputs = []
-    for rows in layer.row_groups():
+    groups = layer.row_groups()
+    if layer.method.reading_order(layer, slice(0, 1)) is not None:
+        groups = [slice(row, row + 1) for row in range(layer.batch)]
+    for rows in groups:
         slot_mask = mask_over_slots(layer, rows, query, mask)
         outputs.append(attend_rows(module, layer, rows, query[rows], slot_mask, scaling))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -98,6 +101,20 @@ def merge_blocks(
         return out, None
     probabilities = torch.exp(torch.cat(kept, -1) - top) / total
     return out, probabilities.view(batch, query_heads, count, -1)
+
+
+def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
+    """Slot ranges to visit, each inside one segment of both stores and of at most BLOCK packed tokens."""
+    keys, values = layer.stores()
+    cuts = sorted({0, *keys.borders(rows, BLOCK), *values.borders(rows, BLOCK)})
+    order = layer.method.reading_order(layer, rows)
+    if order is None:
+        return list(zip(cuts, cuts[1:], strict=False))
+    visited = []
+    for start, stop in order:
+        inner = [cut for cut in cuts if start < cut < stop]
+        visited += list(zip([start, *inner], [*inner, stop], strict=True))
+    return visited
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class KVCache(Cache):
     ) -> None:
         self.method = method
         self.progress = Progress(prompts, max_length)
+        #: seconds that the method took to look at the prompts before the prefill (chunk search); part of TTFT
+        self.search_s = 0.0
+        #: for each row what the method has to say about it (chunks per width, thresholds, ...), JSON data
+        self.notes: list[dict[str, Any]] | None = None
         super().__init__(layers=[KVLayer(method, index, self.progress) for index in range(layers)])
 
     # -- prefill in chunks ------------------------------------------------------------------------------------------

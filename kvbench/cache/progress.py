@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class Progress:
         max_length: tokens of prompt and answer to allocate for, where known.
         open: the prompt comes in chunks and ends at ``cache.finalize()``.
         starts: left padding of each row; None until the first tokens are seen (then a list of B).
+        plans: what the method decided for each row before the prefill (chunk widths), or None.
         started: for each row, whether a real token was seen already (while the padding is being inferred).
     """
 
@@ -28,6 +30,7 @@ class Progress:
     open: bool = False
     starts: list[int] | None = None
     started: list[bool] | None = None
+    plans: list[Any] | None = None
 
     @property
     def prompt_width(self) -> int | None:
@@ -63,7 +66,9 @@ class Progress:
                     raise CacheError(
                         f"the cache was made for {len(self.prompts.starts)} prompts but the batch has {batch} rows"
                     )
-                self.prompts = self.prompts.repeat(times) if times > 1 else self.prompts
+                if times > 1:
+                    self.prompts = self.prompts.repeat(times)
+                    self.plans = self.plans and [plan for plan in self.plans for _ in range(times)]
                 self.starts = list(self.prompts.starts)
             return
         if self.starts is None or self.started is None:
@@ -93,6 +98,8 @@ class Progress:
             self.starts = [self.starts[i] for i in order]
         if self.started is not None:
             self.started = [self.started[i] for i in order]
+        if self.plans is not None:
+            self.plans = [self.plans[i] for i in order]
 
     def clone(self) -> Progress:
         """An independent copy."""

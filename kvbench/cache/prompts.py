@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,6 +24,7 @@ class Prompts:
         context_spans: half-open token range of what the template's ``{context}`` produced, or None.
         queries: the question's text of each row (Cocktail searches with it); may be empty.
         input_ids: the padded batch ``[B, T]``, where a method needs the text of its chunks.
+        decode: token ids to text, likewise.
     """
 
     starts: Sequence[int]
@@ -31,6 +32,7 @@ class Prompts:
     context_spans: Sequence[Span | None] | None = None
     queries: Sequence[str] | None = None
     input_ids: Tensor | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
 
     def __post_init__(self) -> None:
         ends = {start + length for start, length in zip(self.starts, self.lengths, strict=True)}
@@ -53,6 +55,7 @@ class Prompts:
         *,
         context_spans: Sequence[Span | None] | None = None,
         queries: Sequence[str] | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> Prompts:
         """From a tokenizer's output: ``input_ids`` and ``attention_mask`` ``[B, T]``, padded on the left.
 
@@ -71,7 +74,7 @@ class Prompts:
                         f"row {row} of the attention mask has padding after its first token: "
                         "pad on the left (tokenizer.padding_side='left')"
                     )
-        return cls(starts, [width - s for s in starts], context_spans, queries, input_ids)
+        return cls(starts, [width - s for s in starts], context_spans, queries, input_ids, decode)
 
     def repeat(self, times: int) -> Prompts:
         """Each row `times` times in a run, as beam search and ``num_return_sequences`` expand a batch."""
@@ -80,5 +83,10 @@ class Prompts:
             return None if values is None else [v for v in values for _ in range(times)]
 
         ids = None if self.input_ids is None else self.input_ids.repeat_interleave(times, 0)
-        starts, lengths = rows(self.starts) or [], rows(self.lengths) or []
-        return Prompts(starts, lengths, rows(self.context_spans), rows(self.queries), ids)
+        spans, queries = rows(self.context_spans), rows(self.queries)
+        return Prompts(rows(self.starts) or [], rows(self.lengths) or [], spans, queries, ids, self.decode)
+
+    def row_ids(self, row: int) -> list[int]:
+        """Token ids of one row without its padding (needs `input_ids`)."""
+        assert self.input_ids is not None
+        return self.input_ids[row, self.starts[row] :].tolist()

@@ -41,6 +41,8 @@ class Method:
 
     #: how much of the prompt's attention the method sees: 0 nothing, n the last n queries, -1 column sums over all
     observe_prompt: ClassVar[int] = 0
+    #: whether a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)
+    needs_prompts: ClassVar[bool] = False
     #: whether :meth:`observe` is called with the attention of every decode step
     observe_steps: ClassVar[bool] = False
 
@@ -94,6 +96,13 @@ class Method:
             )
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
+
+    def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
+        """Slot ranges in the order in which attention visits them, or None: all slots, block by block.
+
+        Only rows that are visited alike may be given together; a method that answers is asked row by row.
+        """
+        return None
 
     # -- for everybody ----------------------------------------------------------------------------------------------
 

@@ -31,12 +31,23 @@ CASES = cases()
 LENGTHS = [228, 251, 246]  # KIVI packs keys at 256 tokens: while these answers are decoded
 
 
+#: what a method needs to run here: encoders without weights
+OVERRIDES = {"cocktail": {"encoder": "bm25", "chunk_size": 16}}
+
+
 def make(name: str, quantizer: str):
-    return load_method(name, quantizer=quantizer)
+    return load_method(name, quantizer=quantizer, **OVERRIDES.get(name, {}))
+
+
+def fresh(method, model: PreTrainedModel, ids, mask=None, *, tell=False) -> KVCache:
+    """A cache that infers the padding from the mask, or (`tell`, or the method needs it) is told of the prompts."""
+    if not (tell or method.needs_prompts):
+        return method.new_cache(model)
+    return method.new_cache(model, Prompts.from_batch(ids, mask, decode=lambda ids: " ".join(map(str, ids))))
 
 
 def answer(method, model: PreTrainedModel, ids, mask=None, *, tell=True, **kwargs):
-    cache = method.new_cache(model, Prompts.from_batch(ids, mask) if tell else None)
+    cache = fresh(method, model, ids, mask, tell=tell)
     return generate(model, cache, ids, mask, max_new_tokens=kwargs.pop("max_new_tokens", 32), **kwargs), cache
 
 
@@ -131,7 +142,7 @@ def test_new_tokens_do_not_see_the_future(name, quantizer, llama):
     ids, _ = zoo.padded_batch([230])
     outs = []
     for tail in ([4, 5, 6, 7, 8], [4, 5, 6, 70, 80]):
-        cache = method.new_cache(llama)
+        cache = fresh(method, llama, ids)
         with torch.no_grad():
             llama(input_ids=ids, past_key_values=cache, use_cache=True)
             outs.append(llama(input_ids=torch.tensor([tail]), past_key_values=cache, use_cache=True).logits)
@@ -146,7 +157,7 @@ def test_rejected_tokens_are_rolled_back(name, quantizer, llama):
     drafts = torch.tensor([[9, 8, 7, 6, 5]])
 
     def run(reject: bool):
-        cache = method.new_cache(llama)
+        cache = fresh(method, llama, ids)
         outs = []
         with torch.no_grad():
             llama(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -167,7 +178,7 @@ def test_rejected_tokens_are_rolled_back(name, quantizer, llama):
 def test_a_clone_is_independent_and_beams_carry_their_caches(name, quantizer, llama):
     method = make(name, quantizer)
     ids, mask = zoo.padded_batch(LENGTHS)
-    cache = method.new_cache(llama)
+    cache = fresh(method, llama, ids, mask)
     with torch.no_grad():
         llama(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
         twin = cache.clone()

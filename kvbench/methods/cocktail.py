@@ -1,0 +1,221 @@
+"""Cocktail: chunks of the context in INT2, INT4 or FP16 by their similarity to the question.
+
+Source: Tao et al., "Cocktail: Chunk-Adaptive Mixed-Precision Quantization for Long-Context LLM Inference" (DATE 2025):
+sec. III-B, eq. 1-3 (module I, chunk-level quantization search) and sec. III-C, Algorithm 1, eq. 4-5 (module II,
+chunk-level computation). The paper leaves axes and groups open: keys are grouped per channel here, values per token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvbench.errors import CacheError, ConfigError
+from kvbench.methods.base import Method, Side
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+    from kvbench.quantizers.affine import AffineQuantizer
+    from kvbench.retrieval.chunks import Chunked
+    from kvbench.retrieval.search import Widths
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Where one prompt's tokens go: its chunks and the width of each."""
+
+    chunks: Chunked
+    widths: Widths
+
+    def tokens(self, bits: int) -> list[int]:
+        """Tokens of all chunks of one width, in their order."""
+        spans = zip(self.chunks.spans, self.widths.bits, strict=True)
+        return [token for (first, last), width in spans if width == bits for token in range(first, last)]
+
+    def order(self, length: int) -> tuple[list[int], list[int], list[int]]:
+        """Tokens of a prompt of `length` by segment: INT2 chunks, INT4 chunks, and everything that stays exact."""
+        two, four = self.tokens(2), self.tokens(4)
+        packed = {*two, *four}
+        return two, four, [token for token in range(length) if token not in packed]
+
+
+@dataclass(kw_only=True)
+class Cocktail(Method):
+    """Chunk-adaptive mixed precision over keys after RoPE.
+
+    The context's remainder (``len mod chunk_size``), the text around the context, the question and every generated
+    token stay exact; so does every FP16 chunk.
+
+    Args:
+        alpha, beta: thresholds of eq. 2 and 3; ``alpha + beta`` below 1.
+        chunk_size: tokens of a chunk.
+        encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
+        search: ``similarity``, or ``none``: as many chunks of each width, drawn at random (Table V, without module I).
+        reorder: False leaves module II out (Table V): attention visits the chunks where they stand in the text, one by
+            one, instead of the contiguous runs of one width.
+        split: shares of FP16, INT4 and INT2 chunks by rank instead of thresholds (comparisons at equal bytes).
+        key_axis: ``channel`` or ``token`` (ablation).
+        group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
+        value_group_size: channels of a value group; None: the smaller of 64 and the head.
+        seed: of the random chunks of ``search=none``.
+    """
+
+    alpha: float = 0.6
+    beta: float = 0.1
+    chunk_size: int = 32
+    encoder: str = "contriever"
+    search: Literal["similarity", "none"] = "similarity"
+    reorder: bool = True
+    split: tuple[float, ...] | None = None
+    key_axis: Literal["channel", "token"] = "channel"
+    group_size: int | None = None
+    value_group_size: int | None = None
+    seed: int = 0
+
+    needs_prompts: ClassVar[bool] = True
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Thresholds that do not cross, groups that divide, an encoder that has a name."""
+        super().check(head_dim, max_length)
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if not 0.0 <= value <= 1.0:
+                raise ConfigError(f"method.{name}", value, "is a share of the scores' range", allowed="0.0 to 1.0")
+        if self.alpha + self.beta >= 1.0:
+            raise ConfigError(
+                "method.alpha",
+                self.alpha,
+                f"with beta={self.beta} the thresholds cross: T_low < T_high needs alpha + beta < 1 (eq. 2, 3)",
+                hint=f"method.alpha below {1 - self.beta:g}, or a smaller method.beta",
+            )
+        if self.chunk_size < 1:
+            raise ConfigError("method.chunk_size", self.chunk_size, "must be positive", allowed="8, 16, 32, 64, ...")
+        if self.key_axis == "channel" and (self.key_group < 1 or self.chunk_size % self.key_group):
+            divisors = [g for g in (4, 8, 16, 24, 32, 64, 128) if self.chunk_size % g == 0]
+            raise ConfigError(
+                "method.group_size", self.key_group, f"must divide method.chunk_size={self.chunk_size}", allowed=divisors
+            )
+        if self.split is not None and (len(self.split) != 3 or min(self.split) < 0 or sum(self.split) <= 0):
+            raise ConfigError(
+                "method.split", list(self.split), "must be three shares: FP16, INT4, INT2", allowed="[15,35,50]"
+            )
+        if head_dim and self.value_group_size and head_dim % self.value_group_size:
+            raise ConfigError(
+                "method.value_group_size", self.value_group_size, f"does not divide the model's head_dim {head_dim}"
+            )
+        from kvbench.retrieval.encoders import check_name
+
+        check_name(self.encoder)
+
+    @property
+    def key_group(self) -> int:
+        """Tokens of a key group."""
+        return self.group_size if self.group_size is not None else min(32, self.chunk_size)
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """A cache for known prompts; the chunk search runs here (its time is ``cache.search_s``)."""
+        if prompts is None or prompts.input_ids is None or prompts.decode is None:
+            raise CacheError(
+                "cocktail looks at the context before the prefill: "
+                "new_cache(model, Prompts.from_batch(input_ids, attention_mask, context_spans=..., queries=..., "
+                "decode=tokenizer.decode))"
+            )
+        cache = super().new_cache(model, prompts, max_length)
+        started = time.perf_counter()
+        plans = [self.plan(prompts, row) for row in range(len(prompts.starts))]
+        cache.search_s = time.perf_counter() - started
+        cache.progress.plans = plans
+        cache.notes = [self.note(plan, cache.search_s / len(plans)) for plan in plans]
+        return cache
+
+    def plan(self, prompts: Prompts, row: int) -> ChunkPlan:
+        """Chunks of one prompt, searched."""
+        from kvbench.retrieval.chunks import cut
+        from kvbench.retrieval.encoders import encoder
+        from kvbench.retrieval.search import by_rank, by_threshold, shuffled
+
+        ids = prompts.row_ids(row)
+        context = prompts.context_spans[row] if prompts.context_spans else None
+        query = prompts.queries[row] if prompts.queries else ""
+        assert prompts.decode is not None
+        chunks = cut(ids, prompts.decode, self.chunk_size, context, query)
+        scores = encoder(self.encoder).scores(chunks.query, chunks.texts) if chunks.texts else []
+        widths = by_rank(scores, self.split) if self.split else by_threshold(scores, self.alpha, self.beta)
+        if self.search == "none":
+            widths = shuffled(widths, f"{self.seed}/{chunks.query}/{len(ids)}")
+        return ChunkPlan(chunks, widths)
+
+    def note(self, plan: ChunkPlan, seconds: float) -> dict[str, Any]:
+        """What a result row says about the search."""
+        widths = plan.widths
+        return {
+            "chunks": {"int2": widths.count(2), "int4": widths.count(4), "fp16": widths.count(16)},
+            "t_low": widths.t_low,
+            "t_high": widths.t_high,
+            "encoder": self.encoder,
+            "query_source": plan.chunks.query_source,
+            "search_s": round(seconds, 6),
+        }
+
+    def make_quantizer(self, side: Side, bits: int, channels: int) -> AffineQuantizer:
+        """Keys per channel over `key_group` tokens, values per token over `value_group_size` channels."""
+        from kvbench.quantizers.affine import AffineQuantizer
+
+        if side == "key" and self.key_axis == "channel":
+            return AffineQuantizer(bits, self.key_group, "channel")
+        return AffineQuantizer(bits, self.value_group_size or min(64, channels), "token")
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """INT2 chunks, INT4 chunks, and the exact rest with the answer behind it (Algorithm 1)."""
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        counts = [plan.order(layer.real_tokens(row)) for row, plan in enumerate(self.plans(layer))]
+        room = [max(len(order[i]) for order in counts) for i in range(3)]
+        return [
+            self.packed(layer, side, self.make_quantizer(side, 2, channels), capacity=room[0]),
+            self.packed(layer, side, self.make_quantizer(side, 4, channels), capacity=room[1]),
+            self.full(layer, side, capacity=room[2] + max(layer.expected_length() - layer.seen, 0)),
+        ]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Each row by its own plan: chunks of one width become contiguous."""
+        import torch
+
+        first = rows.indices(layer.batch)[0]
+        for row in range(*rows.indices(layer.batch)):
+            parts = self.plans(layer)[row].order(keys.shape[2])
+            one = slice(row, row + 1)
+            for store, x in zip(layer.stores(), (keys, values), strict=True):
+                mine = x[row - first : row - first + 1]
+                for segment, tokens in zip(store.segments, parts, strict=True):
+                    segment.append(one, mine.index_select(2, torch.tensor(tokens, dtype=torch.long, device=x.device)))
+            layer.order[row] = torch.tensor([t for part in parts for t in part], dtype=torch.long) + layer.start(row)
+
+    def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
+        """Without module II: chunk by chunk as they stand in the text, then the exact rest."""
+        if self.reorder:
+            return None
+        plan, size = self.plans(layer)[rows.indices(layer.batch)[0]], self.chunk_size
+        slots = layer.stores()[0].length(rows)
+        next_slot = {2: 0, 4: plan.widths.count(2) * size}
+        visited = []
+        for bits in plan.widths.bits:
+            if bits in next_slot:
+                visited.append((next_slot[bits], next_slot[bits] + size))
+                next_slot[bits] += size
+        return [*visited, (next_slot[4], slots)]
+
+    @staticmethod
+    def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
+        """The plans of the rows, made with the cache."""
+        assert layer.progress.plans is not None
+        return layer.progress.plans

@@ -1,0 +1,1 @@
+"""Chunk-level search over a prompt's context: chunks, encoders, thresholds (Cocktail, module I)."""

@@ -1,0 +1,236 @@
+"""Encoders that score a context's chunks against a query.
+
+All of them give one number a chunk, the larger the more similar. Nothing is chosen silently: an encoder whose weights
+or key are missing stops the run with the override that helps.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from kvbench.errors import ConfigError, ModelError
+from kvbench.retrieval.store import EmbeddingStore
+
+#: names with a meaning; anything else is a sentence-transformers model, by hub id or folder
+NAMED = ("contriever", "bm25", "llm_embedder", "minilm", "openai")
+HUB = {
+    "contriever": "facebook/contriever",
+    "llm_embedder": "BAAI/llm-embedder",
+    "minilm": "sentence-transformers/all-MiniLM-L6-v2",
+}
+#: what LLM-Embedder expects before queries and documents (its question-answering task)
+LLM_EMBEDDER = {
+    "query": "Represent this query for retrieving relevant documents: ",
+    "text": "Represent this document for retrieval: ",
+}
+#: seconds that the hub may take to answer before it counts as out of reach
+PROBE_SECONDS = 1.5
+
+
+class Encoder(ABC):
+    """Scores texts against a query."""
+
+    @abstractmethod
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """One number for each text, the larger the more similar."""
+
+
+class BM25(Encoder):
+    """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score."""
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """0 for a text without a word of the query."""
+        try:
+            import bm25s
+        except ImportError as error:
+            raise ModelError(
+                "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
+            ) from error
+        # one-letter words and digits count: keys in retrieval tasks are often spelled in them
+        corpus = bm25s.tokenize(list(texts), stopwords=None, token_pattern=r"(?u)\b\w+\b", show_progress=False)
+        words = bm25s.tokenize([query], stopwords=None, token_pattern=r"(?u)\b\w+\b", show_progress=False)
+        if not any(len(ids) for ids in corpus.ids) or not words.ids[0]:
+            return [0.0] * len(texts)
+        index = bm25s.BM25(method="lucene")
+        index.index(corpus, show_progress=False)
+        names = {number: word for word, number in words.vocab.items()}
+        return [float(s) for s in index.get_scores([names[i] for i in words.ids[0]])]
+
+
+class Embedding(Encoder):
+    """Cosine similarity of embeddings (Cocktail, eq. 1), each text encoded once and kept.
+
+    Args:
+        name: identifies the vectors in the store.
+        store: keeps vectors by (name, text).
+    """
+
+    batch = 64
+
+    def __init__(self, name: str, store: EmbeddingStore) -> None:
+        self.name, self.store = name, store
+
+    @abstractmethod
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Vectors of texts."""
+
+    def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
+        """The query and the texts as the encoder wants them."""
+        return [query, *texts]
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """Cosine of the query's and each text's vector, in double precision."""
+        wanted = self.prepare(query, texts)
+        found = self.store.get(self.name, wanted)
+        missing = sorted({text for text in wanted if text not in found})
+        for first in range(0, len(missing), self.batch):
+            part = missing[first : first + self.batch]
+            new = dict(zip(part, self.embed(part), strict=True))
+            self.store.put(self.name, new)
+            found.update(new)
+        vectors = [found[text] for text in wanted]
+        return [cosine(vectors[0], vector) for vector in vectors[1:]]
+
+
+class SentenceTransformer(Embedding):
+    """Any sentence-transformers model; plain Transformers checkpoints get mean pooling (as Contriever wants)."""
+
+    def __init__(self, name: str, path: str, store: EmbeddingStore) -> None:
+        super().__init__(name, store)
+        self.path = path
+        self._model: Any = None
+
+    def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
+        """LLM-Embedder has instructions before its inputs; the others take the plain texts."""
+        if self.name != "llm_embedder":
+            return super().prepare(query, texts)
+        return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Vectors, fp32."""
+        if self._model is None:
+            self._model = load_sentence_transformer(self.name, self.path)
+        vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
+        return [[float(x) for x in vector] for vector in vectors]
+
+
+class OpenAI(Embedding):
+    """An OpenAI-compatible embeddings endpoint (``text-embedding-ada-002`` unless ``OPENAI_EMBEDDING_MODEL`` is set).
+
+    ``OPENAI_API_KEY`` and, for other servers, ``OPENAI_BASE_URL`` come from the environment; the key is never logged.
+    """
+
+    def __init__(self, store: EmbeddingStore) -> None:
+        self.model = os.environ.get("OPENAI_EMBEDDING_MODEL", "text-embedding-ada-002")
+        self.url = os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1").rstrip("/") + "/embeddings"
+        super().__init__(f"openai/{self.model}", store)
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Vectors from the endpoint."""
+        import httpx
+
+        key = os.environ.get("OPENAI_API_KEY")
+        if not key:
+            raise ModelError(
+                "method.encoder=openai needs a key.\n  hint: export OPENAI_API_KEY=..., or method.encoder=bm25"
+            )
+        try:
+            answer = httpx.post(
+                self.url,
+                json={"model": self.model, "input": list(texts)},
+                headers={"Authorization": f"Bearer {key}"},
+                timeout=60,
+            )
+            answer.raise_for_status()
+        except httpx.HTTPError as error:  # its text may hold the request's headers: name the kind alone
+            status = getattr(getattr(error, "response", None), "status_code", "no answer")
+            raise ModelError(
+                f"the embeddings endpoint {self.url} failed ({type(error).__name__}, {status}).\n"
+                "  hint: check OPENAI_BASE_URL and OPENAI_API_KEY, or method.encoder=bm25"
+            ) from None
+        return [item["embedding"] for item in sorted(answer.json()["data"], key=lambda item: item["index"])]
+
+
+def load_sentence_transformer(name: str, path: str) -> Any:
+    """The model, from disk or the hub's cache; the hub itself only when it answers.
+
+    Raises:
+        ModelError: it cannot be had, with the overrides that help.
+    """
+    import sentence_transformers
+
+    try:
+        return sentence_transformers.SentenceTransformer(path, local_files_only=True)
+    except Exception as error:
+        reason: Exception = error
+    if not os.path.isdir(path) and hub_answers():
+        try:
+            return sentence_transformers.SentenceTransformer(path)
+        except Exception as error:
+            reason = error
+    raise ModelError(
+        f"the encoder '{name}' ({path}) cannot be loaded: {type(reason).__name__}; its weights are not on this machine "
+        "or the hub cannot be reached.\n  hint: method.encoder=bm25 (needs no weights), or method.encoder=DIR of a "
+        "sentence-transformers model"
+    ) from reason
+
+
+def hub_answers() -> bool:
+    """Whether the hub's host takes a connection at once (a retry loop would cost a minute)."""
+    from urllib.parse import urlparse
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    host = urlparse(constants.ENDPOINT)
+    answered: list[bool] = []
+
+    def probe() -> None:
+        try:
+            socket.create_connection((host.hostname or "", host.port or 443), timeout=PROBE_SECONDS).close()
+            answered.append(True)
+        except OSError:
+            pass
+
+    thread = threading.Thread(target=probe, daemon=True)  # name resolution knows no timeout
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return bool(answered)
+
+
+@lru_cache(maxsize=8)
+def encoder(name: str) -> Encoder:
+    """The encoder of that name (:data:`NAMED`, or a sentence-transformers id or folder), made once a process.
+
+    Raises:
+        ConfigError: neither a name nor something that looks like a model.
+    """
+    if name == "bm25":
+        return BM25()
+    store = EmbeddingStore.default()
+    if name == "openai":
+        return OpenAI(store)
+    check_name(name)
+    return SentenceTransformer(name, HUB.get(name, name), store)
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError for a name that is neither known, nor a hub id (``org/model``), nor a folder."""
+    if name not in NAMED and "/" not in name and not os.path.isdir(name):
+        raise ConfigError(
+            "method.encoder", name, "is no encoder", allowed=[*NAMED, "ORG/MODEL or DIR of sentence-transformers"]
+        )
+
+
+def cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    """Cosine similarity in double precision; 0 where a vector is zero."""
+    norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0

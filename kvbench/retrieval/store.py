@@ -1,0 +1,70 @@
+"""Embeddings kept by (encoder, text), so that a sweep over thresholds encodes each text once."""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+class EmbeddingStore:
+    """A SQLite file of vectors, safe for several processes; without a usable folder it keeps them in memory.
+
+    Args:
+        path: the file, or None for memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        target = ":memory:"
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                target = str(path)
+            except OSError:
+                target = ":memory:"
+        try:
+            self._db = self._open(target)
+        except sqlite3.Error:  # a damaged file or a read-only folder costs time, not the run
+            self._db = self._open(":memory:")
+
+    @staticmethod
+    def _open(target: str) -> sqlite3.Connection:
+        db = sqlite3.connect(target, timeout=30)
+        db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
+        db.commit()
+        return db
+
+    @classmethod
+    def default(cls) -> EmbeddingStore:
+        """The store in ``KVBENCH_CACHE`` (else the user's cache folder)."""
+        root = os.environ.get("KVBENCH_CACHE") or os.path.join(
+            os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
+        )
+        return cls(Path(root) / "embeddings.sqlite")
+
+    def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
+        """Vectors (fp32) of those texts that are known."""
+        found = {}
+        for text in set(texts):
+            row = self._db.execute("SELECT vector FROM vectors WHERE key = ?", (_key(name, text),)).fetchone()
+            if row:
+                vector = array.array("f")
+                vector.frombytes(row[0])
+                found[text] = list(vector)
+        return found
+
+    def put(self, name: str, vectors: Mapping[str, Sequence[float]]) -> None:
+        """Keep vectors."""
+        rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
+        try:
+            self._db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+            self._db.commit()
+        except sqlite3.Error:
+            self._db.rollback()  # a full disk: the vectors are used, only not kept
+
+
+def _key(name: str, text: str) -> bytes:
+    return hashlib.sha256(f"{name}\0{text}".encode()).digest()

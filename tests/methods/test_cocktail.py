@@ -1,0 +1,196 @@
+"""Cocktail: placement by plan, exactness of what stays exact, permutation invariance, ablations, bill, refusals."""
+
+import random
+
+import pytest
+import torch
+
+from kvbench.attention import reference
+from kvbench.cache import Prompts
+from kvbench.errors import CacheError, ConfigError
+from kvbench.methods import load_method
+from kvbench.methods.cocktail import ChunkPlan
+from kvbench.retrieval.chunks import Chunked
+from kvbench.retrieval.search import Widths
+from tests import slow, zoo
+from tests.zoo import feed, new_layer, random_kv
+
+ALL = slice(None)
+
+
+def planned(bits, size, first=0):
+    """A plan with the given widths."""
+    return ChunkPlan(Chunked(first, size, ("",) * len(bits), "", "input"), Widths(tuple(bits), None, None))
+
+
+def filled(method, keys, values, plan, decoded=0):
+    layer = new_layer(method)
+    layer.progress.plans = [plan] * keys.shape[0]
+    before = keys.shape[2] - decoded
+    feed(layer, keys[:, :, :before], values[:, :, :before])
+    for n in range(before, keys.shape[2]):
+        feed(layer, keys[:, :, n : n + 1], values[:, :, n : n + 1])
+    return layer
+
+
+def slow_cocktail(keys, values, bits, size, first, group, value_group):
+    """Keys and values with each chunk quantized where it stands, written from sec. III."""
+    keys, values = keys.clone(), values.clone()
+    for chunk, width in enumerate(bits):
+        if width == 16:
+            continue
+        begin = first + chunk * size
+        for start in range(begin, begin + size, group):
+            block = keys[:, :, start : start + group].transpose(-1, -2)
+            keys[:, :, start : start + group] = slow.affine(block, width).transpose(-1, -2)
+        block = values[:, :, begin : begin + size].unflatten(-1, (-1, value_group))
+        values[:, :, begin : begin + size] = slow.affine(block, width).flatten(-2)
+    return keys, values
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("reorder", [True, False])
+def test_attention_equals_a_slow_whole_tensor_statement_for_every_chunk_size(size, reorder):
+    method = load_method("cocktail", encoder="bm25", chunk_size=size, reorder=reorder)
+    rng = random.Random(size)
+    bits = [rng.choice((2, 4, 16)) for _ in range(max(2, 1500 // size))]
+    first, count = 11, 11 + len(bits) * size + size // 2 + 30
+    keys, values = random_kv(count, channels=64)
+    layer = filled(method, keys, values, planned(bits, size, first), decoded=9)
+    query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(1))
+    got = reference.attend(None, layer, query, None, 0.15)
+    held = slow_cocktail(keys, values, bits, size, first, min(32, size), 64)
+    torch.testing.assert_close(got, slow.attention(query, *held, 0.15), rtol=1e-4, atol=1e-5)
+    two, four, exact = (store_segment.length(ALL) for store_segment in layer.stores()[0].segments)
+    assert (two, four) == (bits.count(2) * size, bits.count(4) * size)
+    assert exact == count - two - four  # the remainder, the text around it and the answer
+
+
+def test_chunk_permutation_changes_nothing():
+    """Whole chunks (keys and values together) may change places: the output stays, to 1e-5."""
+    size, bits = 16, [2, 4, 16, 2, 2, 4, 16, 4, 2, 2]
+    method = load_method("cocktail", encoder="bm25", chunk_size=size)
+    keys, values = random_kv(len(bits) * size + 20, channels=64)
+    query = torch.randn(1, 4, 1, 64, generator=torch.Generator().manual_seed(1))
+    outputs = []
+    for seed in range(4):
+        order = list(range(len(bits)))
+        random.Random(seed).shuffle(order)
+        tokens = [c * size + i for c in order for i in range(size)] + list(range(len(bits) * size, keys.shape[2]))
+        plan = planned([bits[c] for c in order], size)
+        layer = filled(method, keys[:, :, tokens], values[:, :, tokens], plan)
+        layer.append(keys[:, :, -1:], values[:, :, -1:])
+        outputs.append(reference.attend(None, layer, query, None, 0.15))
+    for out in outputs[1:]:
+        torch.testing.assert_close(out, outputs[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [8, 32, 128])
+def test_the_bill_is_the_formula_to_the_byte(size):
+    heads, channels, bits = 2, 64, [2, 2, 4, 16, 2, 4]
+    method = load_method("cocktail", encoder="bm25", chunk_size=size)
+    keys, values = (x.bfloat16() for x in random_kv(len(bits) * size + 77, channels=channels))
+    layer = filled(method, keys, values, planned(bits, size, 5), decoded=3)
+    used = {"codes": 0, "scales": 0, "window": 0}
+    for store in layer.stores():
+        for segment in store.segments:
+            for part, count in segment.used(0).items():
+                used[part] += count
+    group, value_group = min(32, size), 64
+    quantized = {w: bits.count(w) * size for w in (2, 4)}
+    expected = {"codes": 0, "scales": 0, "window": 2 * heads * channels * 2 * (keys.shape[2] - sum(quantized.values()))}
+    for width, n in quantized.items():
+        expected["codes"] += 2 * heads * n * channels * width // 8
+        expected["scales"] += 4 * heads * channels * n // group + 4 * heads * n * channels // value_group
+    assert used == expected
+
+
+def prompts(ids, context=None, query="", mask=None):
+    batch = ids.shape[0]
+    return Prompts.from_batch(
+        ids,
+        mask,
+        context_spans=[context] * batch,
+        queries=[query] * batch,
+        decode=lambda ids: " ".join(f"w{i}" for i in ids),
+    )
+
+
+def test_the_searched_chunk_is_exact_and_the_row_says_so():
+    model = zoo.model("llama")
+    method = load_method("cocktail", encoder="bm25", chunk_size=16)
+    ids, _ = zoo.padded_batch([300])
+    ids[0] = ids[0] % 40 + 3
+    ids[0, 100:116] = torch.arange(60, 76)  # words that stand nowhere else: chunk (100 - 20) / 16 = 5
+    cache = method.new_cache(model, prompts(ids, (20, 280), "where is w61 w62 w63"))
+    plan = cache.progress.plans[0]
+    assert plan.widths.bits[5] == 16
+    assert len(plan.widths.bits) == 16
+    note = cache.notes[0]
+    assert sum(note["chunks"].values()) == 16
+    assert note["query_source"] == "input"
+    assert note["t_low"] < note["t_high"]
+    assert cache.search_s > 0
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    positions = cache.layers[0].positions(0).tolist()
+    exact = positions[-cache.layers[0].stores()[0].tail.length(ALL) :]
+    assert set(range(20)) | set(range(100, 116)) | set(range(276, 300)) <= set(exact)
+    method.detach(model)
+
+
+def test_no_full_chunk_one_chunk_and_unknown_borders():
+    model = zoo.model("llama")
+    method = load_method("cocktail", encoder="bm25")
+    ids, _ = zoo.padded_batch([90])
+    assert method.new_cache(model, prompts(ids, (10, 30), "q")).progress.plans[0].widths.bits == ()
+    one = method.new_cache(model, prompts(ids, (10, 50), "q")).progress.plans[0]
+    assert one.widths.bits == (4,)
+    plain = method.new_cache(model, prompts(ids))
+    assert plain.notes[0]["query_source"] == "last_64_tokens"
+    longer, _ = zoo.padded_batch([200])
+    assert len(method.new_cache(model, prompts(longer)).progress.plans[0].widths.bits) == (200 - 64) // 32
+    template = method.new_cache(model, prompts(longer, (10, 150)))
+    assert template.notes[0]["query_source"] == "template"
+    method.detach(model)
+
+
+def test_random_chunks_have_the_same_bytes_and_depend_on_the_seed():
+    model = zoo.model("llama")
+    ids, _ = zoo.padded_batch([700])
+    bits = {}
+    for search, seed in (("similarity", 0), ("none", 0), ("none", 0), ("none", 1)):
+        method = load_method("cocktail", encoder="bm25", search=search, seed=seed, chunk_size=16, split=[15, 35, 50])
+        cache = method.new_cache(model, prompts(ids, (0, 640), " ".join(f"w{i}" for i in ids[0, 64:72].tolist())))
+        widths = cache.progress.plans[0].widths.bits
+        assert [widths.count(w) for w in (16, 4, 2)] == [6, 14, 20]
+        bits.setdefault((search, seed), []).append(widths)
+    method.detach(model)
+    assert bits["none", 0][0] == bits["none", 0][1]
+    assert len({w[0] for w in bits.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"alpha": 0.9, "beta": 0.1}, "the thresholds cross"),
+        ({"alpha": -0.1}, "method.alpha=-0.1"),
+        ({"beta": 1.5}, "method.beta=1.5"),
+        ({"chunk_size": 0}, "method.chunk_size=0"),
+        ({"chunk_size": 48}, "must divide method.chunk_size=48"),
+        ({"group_size": 24}, "must divide method.chunk_size=32"),
+        ({"split": [50, 50]}, "must be three shares"),
+        ({"split": [0, 0, 0]}, "must be three shares"),
+        ({"encoder": "bm52"}, "did you mean 'bm25'"),
+        ({"search": "random"}, "method.search"),
+        ({"quantizer": "int2"}, "does not take this quantizer"),
+    ],
+)
+def test_wrong_settings_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_method("cocktail", **overrides)
+
+
+def test_a_cache_without_prompts_says_what_to_pass():
+    with pytest.raises(CacheError, match=r"Prompts.from_batch"):
+        load_method("cocktail").new_cache(zoo.model("llama"))

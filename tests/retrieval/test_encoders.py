@@ -1,0 +1,84 @@
+"""Encoders: BM25, embeddings kept, missing weights and keys."""
+
+import sys
+import time
+import types
+
+import pytest
+
+from kvbench.errors import ConfigError, ModelError
+from kvbench.retrieval import encoders
+from kvbench.retrieval.store import EmbeddingStore
+
+
+def test_bm25_prefers_the_chunk_with_the_querys_words():
+    pytest.importorskip("bm25s")
+    scores = encoders.BM25().scores("the key zq7", ["a b c d", "key zq7: 5 5 1", "so so so", "other key x"])
+    assert scores.index(max(scores)) == 1
+    assert scores[0] == 0.0
+    assert encoders.BM25().scores("...", ["a", "b"]) == [0.0, 0.0]
+    assert encoders.BM25().scores("word", ["", ""]) == [0.0, 0.0]
+
+
+class Counting(encoders.Embedding):
+    """Letters as vectors; counts what it encodes."""
+
+    def __init__(self, store):
+        super().__init__("counting", store)
+        self.encoded = []
+
+    def embed(self, texts):
+        self.encoded += texts
+        return [[float(text.count(c)) for c in "abc"] for text in texts]
+
+
+def test_each_text_is_encoded_once_also_by_another_process(tmp_path):
+    path = tmp_path / "deep" / "vectors.sqlite"
+    first = Counting(EmbeddingStore(path))
+    assert first.scores("aab", ["aab", "c", "aab", "ab"])[:2] == [pytest.approx(1.0), 0.0]
+    assert sorted(first.encoded) == ["aab", "ab", "c"]
+    second = Counting(EmbeddingStore(path))
+    second.scores("c", ["aab", "new"])
+    assert second.encoded == ["new"]
+
+
+def test_a_damaged_store_costs_nothing_but_time(tmp_path):
+    path = tmp_path / "vectors.sqlite"
+    path.write_bytes(b"no database" * 100)
+    assert Counting(EmbeddingStore(path)).scores("a", ["a"]) == [pytest.approx(1.0)]
+    (tmp_path / "file").write_text("")
+    assert Counting(EmbeddingStore(tmp_path / "file" / "v.sqlite")).scores("a", ["b"]) == [0.0]
+
+
+def test_missing_weights_are_said_quickly_with_the_override(monkeypatch):
+    fake = types.ModuleType("sentence_transformers")
+
+    def missing(path, local_files_only=False):
+        raise OSError("not here")
+
+    fake.SentenceTransformer = missing
+    monkeypatch.setitem(sys.modules, "sentence_transformers", fake)
+    monkeypatch.setattr(encoders, "hub_answers", lambda: False)
+    encoders.encoder.cache_clear()
+    started = time.perf_counter()
+    with pytest.raises(ModelError, match=r"(?s)contriever.*method.encoder=bm25"):
+        encoders.encoder("contriever").scores("q", ["a text never seen"])
+    assert time.perf_counter() - started < 3
+    encoders.encoder.cache_clear()
+
+
+def test_openai_without_a_key_says_so_and_never_shows_one(monkeypatch, tmp_path):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ModelError, match="export OPENAI_API_KEY"):
+        encoders.OpenAI(EmbeddingStore(None)).scores("q", ["a"])
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9")
+    with pytest.raises(ModelError, match="embeddings endpoint") as caught:
+        encoders.OpenAI(EmbeddingStore(None)).scores("q", ["a"])
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ConfigError, match="did you mean 'contriever'"):
+        encoders.check_name("contreiver")
+    encoders.check_name("org/model")
