@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvbench.cache.segments import FullSegment, Segment
+from kvbench.cache.segments import FullSegment, PackedSegment, Segment
 
 
 class Store:
@@ -35,6 +35,13 @@ class Store:
         tail = self.segments[-1]
         assert isinstance(tail, FullSegment)
         return tail
+
+    @property
+    def packed(self) -> PackedSegment:
+        """The packed segment before the tail, where a store has one format for what has left full precision."""
+        packed = self.segments[-2]
+        assert isinstance(packed, PackedSegment)
+        return packed
 
     def length(self, rows: slice) -> int:
         """Slots of `rows`, which agree."""

@@ -31,11 +31,14 @@ class Kivi(Method):
         residual: R, window of exact tokens; a multiple of the key group (paper: 128; R = G = 32 in its small settings).
         sinks: first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
         key_axis: ``channel`` (KIVI) or ``token`` (ablation: keys grouped like values).
+        evict: drop what would be quantized and keep the newest R keys and values (LogQuant's Table 4: the eviction
+            twin; keys and values must then be of the same tokens).
     """
 
     residual: int = 128
     sinks: int = 0
     key_axis: Literal["channel", "token"] = "channel"
+    evict: bool = False
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Residual positive and a multiple of the key group, sinks not negative."""
@@ -69,9 +72,10 @@ class Kivi(Method):
         """Sinks, packed tokens, window."""
         key, value = self.formats()
         room = max(layer.expected_length() - self.sinks, 0)
-        packed = self.packed(layer, side, affine(key if side == "key" else value), capacity=room)
-        window = self.full(layer, side, capacity=self.residual + 64)
-        return [self.full(layer, side, capacity=self.sinks), packed, window] if self.sinks else [packed, window]
+        made = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
+        if not self.evict:
+            made.append(self.packed(layer, side, affine(key if side == "key" else value), capacity=room))
+        return [*made, self.full(layer, side, capacity=self.residual + 64)]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
@@ -82,22 +86,36 @@ class Kivi(Method):
             border = x.shape[2] - exact
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
-            store.segments[-2].append(rows, x[:, :, sinks:border])
+            if not self.evict:
+                store.packed.append(rows, x[:, :, sinks:border])
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Pack what stands before the windows of :meth:`windows`."""
-        count = layer.stores()[0].length(rows)
+        count = layer.real_tokens(rows.indices(layer.batch)[0])
         for store, exact in zip(layer.stores(), self.windows(count), strict=True):
             tail = store.tail
             if self.sinks:
                 store.fill_sinks(rows, self.sinks)
             excess = tail.length(rows) - exact
             if excess > 0:
-                store.segments[-2].append(rows, tail.view(rows)[:, :, :excess])
+                if not self.evict:
+                    store.packed.append(rows, tail.view(rows)[:, :, :excess])
                 tail.drop_front(rows, excess)
 
     def windows(self, count: int) -> tuple[int, int]:
         """Exact keys and exact values of the window after `count` tokens, sinks left out."""
         n = max(count - self.sinks, 0)
-        return n % self.residual, min(n, self.residual)
+        recent = min(n, self.residual)
+        return recent if self.evict else n % self.residual, recent
+
+    def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """In order; without the evicted ones."""
+        if not self.evict:
+            return None
+        import torch
+
+        store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)
+        sinks = store.segments[0].length(one) if self.sinks else 0
+        kept = torch.cat([torch.arange(sinks), torch.arange(n - store.tail.length(one), n)])
+        return kept + layer.start(row)

@@ -130,7 +130,7 @@ class LogQuant(Method):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
             if not self.evict:
-                store.segments[-2].append(rows, x.index_select(2, demoted + sinks))
+                store.packed.append(rows, x.index_select(2, demoted + sinks))
             store.tail.append(rows, x.index_select(2, kept + sinks))
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
@@ -144,7 +144,7 @@ class LogQuant(Method):
             while tail.length(rows) >= 3 * W:
                 exact = tail.view(rows)
                 if not self.evict:
-                    store.segments[-2].append(rows, exact[:, :, 1 : 2 * W : 2])
+                    store.packed.append(rows, exact[:, :, 1 : 2 * W : 2])
                 stay = [*range(0, 2 * W, 2), *range(2 * W, tail.length(rows))]
                 tail.keep(rows, torch.tensor(stay))
 
@@ -157,7 +157,7 @@ class LogQuant(Method):
         sinks = store.segments[0].length(one) if self.sinks else 0
         n = layer.real_tokens(row) - sinks
         slots = store.length(one) - sinks
-        count = (n - slots if self.evict else store.segments[-2].length(one)) // self.W
+        count = (n - slots if self.evict else store.packed.length(one)) // self.W
         demoted, kept = plan(n, self.W, count)
         order = [torch.arange(sinks)] + [p + sinks for p in ((kept,) if self.evict else (demoted, kept))]
         return torch.cat(order) + layer.start(row)

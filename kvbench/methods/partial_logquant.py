@@ -59,7 +59,7 @@ class PartialLogQuant(LogQuant):
         for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
-            store.segments[-2].append(rows, x.index_select(2, order[:border]))
+            store.packed.append(rows, x.index_select(2, order[:border]))
             store.tail.append(rows, x.index_select(2, order[border:]))
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
@@ -73,13 +73,13 @@ class PartialLogQuant(LogQuant):
         sinks = keys.segments[0].length(rows) if self.sinks else 0
         excess = values.tail.length(rows) - self.exact_values(keys.length(rows) - sinks)
         if excess > 0:
-            values.segments[-2].append(rows, values.tail.view(rows)[:, :, :excess])
+            values.packed.append(rows, values.tail.view(rows)[:, :, :excess])
             values.tail.drop_front(rows, excess)
         W, tail = self.W, keys.tail
         thinned = torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)])
         while tail.length(rows) >= 3 * W:
             # at least the newest W keys are exact here, and no more values: these 2 W values are packed
-            values.segments[-2].permute(rows, keys.segments[-2].length(rows), thinned)
-            keys.segments[-2].append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
+            values.packed.permute(rows, keys.packed.length(rows), thinned)
+            keys.packed.append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
             stay = [*range(0, 2 * W, 2), *range(2 * W, tail.length(rows))]
             tail.keep(rows, torch.tensor(stay))

@@ -16,11 +16,21 @@ from kvbench.methods import load_method
 from tests import slow, zoo
 
 TOY = Path(__file__).parent / "toy.yaml"
+#: what a method needs to run here (encoders without weights), and variants of methods
+OVERRIDES = {"cocktail": {"encoder": "bm25", "chunk_size": 16}}
+VARIANTS = {
+    "kivi:evict": {"evict": True},
+    "kivi:sinks": {"sinks": 5, "residual": 64},
+    "kivi:token": {"key_axis": "token"},
+    "logquant:evict": {"evict": True, "sinks": 2},
+    "partial_logquant:released": {"value_window": "released", "window": 42},
+    "cocktail:in_place": {"encoder": "bm25", "chunk_size": 8, "reorder": False, "key_axis": "token"},
+}
 
 
 def cases() -> list:
-    """Every method with the first two quantizers that its YAML takes."""
-    found = []
+    """Every method with the first two quantizers that its YAML takes, and variants that place tokens otherwise."""
+    found = [pytest.param(name, None, id=name.replace(":", "-")) for name in VARIANTS]
     for name in [*options("method"), str(TOY)]:
         for quantizer in load_method(name).takes[:2]:
             found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}"))
@@ -31,12 +41,9 @@ CASES = cases()
 LENGTHS = [228, 251, 246]  # KIVI packs keys at 256 tokens: while these answers are decoded
 
 
-#: what a method needs to run here: encoders without weights
-OVERRIDES = {"cocktail": {"encoder": "bm25", "chunk_size": 16}}
-
-
-def make(name: str, quantizer: str):
-    return load_method(name, quantizer=quantizer, **OVERRIDES.get(name, {}))
+def make(name: str, quantizer: str | None):
+    overrides = VARIANTS.get(name) or OVERRIDES.get(name, {})
+    return load_method(name.split(":")[0], quantizer=quantizer, **overrides)
 
 
 def fresh(method, model: PreTrainedModel, ids, mask=None, *, tell=False) -> KVCache:

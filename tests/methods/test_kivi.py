@@ -147,3 +147,22 @@ def test_wrong_settings_are_refused_with_the_remedy(overrides, message):
 def test_a_group_that_does_not_divide_the_head_is_refused():
     with pytest.raises(ConfigError, match=r"quantizer.value.group_size=32: does not divide the model's head_dim 80"):
         load_method("kivi").check(head_dim=80)
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_the_eviction_twin_keeps_the_newest_r_keys_and_values(sinks):
+    method = load_method("kivi", residual=32, sinks=sinks, evict=True)
+    keys, values = random_kv(150, heads=1)
+    keys[..., 0] = values[..., 0] = torch.arange(150)
+    for prompt in (1, 20, 40, 100):
+        layer = new_layer(method)
+        feed(layer, keys[:, :, :prompt], values[:, :, :prompt])
+        for n in range(prompt, 150):
+            feed(layer, keys[:, :, n : n + 1], values[:, :, n : n + 1])
+            layer.settle()
+            total = n + 1
+            expected = [*range(min(sinks, total)), *range(max(total - 32, min(sinks, total)), total)]
+            assert layer.positions(0).tolist() == expected
+            for store in layer.stores():
+                held = torch.cat([s.view(ALL) for s in store.segments], 2)
+                assert held[0, 0, :, 0].tolist() == expected
