@@ -1,0 +1,59 @@
+"""Loss curve and score table of a training, from its log and its scores.
+
+    python -m experiments.tiny.report results/tiny     # train_log.jsonl and scores.json in, curve.png and scores.md out
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def table(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    """Scores by task (rows) and length (columns) in per cent, as Markdown."""
+    lengths = sorted({int(key.split("@")[1]) for key in scores})
+    tasks = list(dict.fromkeys(key.split("@")[0] for key in scores))
+    lines = ["| task | " + " | ".join(map(str, lengths)) + " | nll at " + str(lengths[-1]) + " |",
+             "|---|" + "---|" * (len(lengths) + 1)]
+    for task in tasks:
+        cells = [scores[f"{task}@{n}"] for n in lengths]
+        values = [f"{100 * cell['score']:.1f}" for cell in cells]
+        lines.append(f"| {task} | " + " | ".join(values) + f" | {cells[-1]['nll']:.5f} |")
+    return "\n".join(lines) + "\n"
+
+
+def curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Plot the losses of answers and text over the tokens seen; the row length changes at the dotted lines."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    tokens = [row["tokens"] / 1e6 for row in rows]
+    for name in ("text", "answers"):
+        axes.plot(tokens, [row[name] for row in rows], label=f"{name} (nats a token)", linewidth=1)
+    for before, after in zip(rows, rows[1:], strict=False):
+        if before["length"] != after["length"]:
+            axes.axvline(after["tokens"] / 1e6, color="grey", linestyle=":", linewidth=0.8)
+            axes.annotate(str(after["length"]), (after["tokens"] / 1e6, 9), fontsize=8)
+    axes.set(xlabel="million tokens", ylabel="loss", yscale="log")
+    axes.legend()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Write both files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    (folder / "scores.md").write_text(table(json.loads((folder / "scores.json").read_text())["scores"]))
+    curve([json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()], folder / "curve.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""GSM8K's extraction against lm-evaluation-harness's own, and against the flags of published solutions."""
+
+from __future__ import annotations
+
+from kvbench.metrics import gsm8k
+from tests.data_support import data_dir, golden, read_lines
+
+
+def test_every_golden_extraction_is_equal() -> None:
+    for case in golden("gsm8k_extraction.json"):
+        response, answer = case["response"], case["answer"]
+        assert gsm8k.strict(response) == case["strict"], response
+        assert gsm8k.flexible(response) == case["flexible"], response
+        scores = gsm8k.score(response, answer)
+        assert (scores["strict"], scores["flexible"]) == (case["strict_match"], case["flexible_match"]), response
+
+
+def test_logquants_digits_keep_their_faults() -> None:
+    assert gsm8k.score_digits("so #### 18", "x #### 18") == 1.0
+    assert gsm8k.score_digits("so 18", "x #### 18") == 0.0
+    assert gsm8k.score_digits("#### -5", "x #### -5") == 0.0
+    assert gsm8k.score_digits("#### 1,000", "x #### 1,000") == 0.0
+    assert gsm8k.digits("#### 18 in 2 days") == "182"
+
+
+def test_flexible_agrees_with_all_flags_of_published_solutions() -> None:
+    solutions = read_lines(data_dir("gsm8k", "example_model_solutions.jsonl.gz"))
+    tests = {row["question"]: row["answer"] for row in read_lines(data_dir("gsm8k", "test.jsonl.gz"))}
+    flags = agreed = 0
+    for row in solutions:
+        for value in row.values():
+            if isinstance(value, dict):
+                flags += 1
+                right = gsm8k.score(value["solution"], tests[row["question"]])["flexible"] == 1.0
+                agreed += right == value["is_correct"]
+    assert flags == 5276
+    assert agreed == flags

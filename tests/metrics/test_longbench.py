@@ -1,0 +1,123 @@
+"""LongBench's scores against those of its own scorer, and against published scores of published outputs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+
+import pytest
+
+from kvbench.errors import KvbenchError
+from kvbench.metrics import longbench
+from kvbench.metrics.rouge import rouge_l
+from tests.data_support import data_dir, golden, read_lines
+
+CASES = golden("longbench_metrics.json")
+
+
+def test_every_golden_score_is_equal() -> None:
+    pytest.importorskip("jieba")
+    wrong = []
+    for case in CASES:
+        found = longbench.mean(
+            [longbench.score(case["dataset"], case["prediction"], case["answers"], case["all_classes"])]
+        )
+        if found != case["score"]:
+            wrong.append((case, found))
+    assert len(CASES) >= 100
+    assert not wrong
+
+
+def test_aggregates_and_buckets() -> None:
+    pytest.importorskip("jieba")
+    for case in golden("longbench_aggregate.json"):
+        scores = [
+            longbench.score(case["dataset"], prediction, answers, case["all_classes"])
+            for prediction, answers in zip(case["predictions"], case["answers"], strict=True)
+        ]
+        assert longbench.mean(scores) == case["score"], case["dataset"]
+        for name, expected in case["score_e"].items():
+            inside = [s for s, n in zip(scores, case["lengths"], strict=True) if longbench.bucket(n) == name]
+            found = longbench.mean(inside)
+            assert found == expected or (found != found and expected != expected), (case["dataset"], name)
+
+
+def test_edge_cases_as_documented() -> None:
+    """ROUGE has no recursion limit here; the value with it stands beside. Code similarity is difflib's."""
+    for case in golden("longbench_edge.json"):
+        args = (case["dataset"], case["prediction"], case["answers"])
+        true = longbench.mean([longbench.score(*args)])
+        if case["dataset"] == "lcc":
+            assert true == case["score"] == 1.0
+            continue
+        assert true == 50.0
+        limited = longbench.limited_rouge(*args)
+        assert limited is not None
+        assert longbench.mean([limited]) == case["score"]
+
+
+def test_without_jieba_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    longbench._jieba.cache_clear()
+    with pytest.raises(KvbenchError, match=r"kvbench\[longbench\]"):
+        longbench.score("vcsum", "a", ["b"])
+    longbench._jieba.cache_clear()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rouge_equals_the_package(seed: int) -> None:
+    """Random texts of few words, with repeats, blanks, full stops in odd places."""
+    import random
+
+    package = pytest.importorskip("rouge").Rouge(metrics=["rouge-l"])
+    rng = random.Random(seed)
+    for _ in range(60):
+        texts = []
+        for _ in range(2):
+            words = [rng.choice("a b c d e f g The the x. . .. \n 1.5 é".split(" ")) for _ in range(rng.randint(1, 60))]
+            texts.append(" ".join(words))
+        try:
+            expected = package.get_scores([texts[0]], [texts[1]], avg=True)["rouge-l"]
+        except ValueError:
+            expected = {"f": 0.0, "p": 0.0, "r": 0.0}
+        found = rouge_l(*texts)
+        assert (found.f, found.precision, found.recall) == (expected["f"], expected["p"], expected["r"]), texts
+
+
+def test_recursion_steps_are_the_packages() -> None:
+    """The walk's length is counted as the package makes calls: it fails exactly beyond its limit."""
+    package = pytest.importorskip("rouge").Rouge(metrics=["rouge-l"])
+    depth = 0
+    frame = sys._getframe()
+    while frame is not None:
+        depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
+    for words in (300, 420, 480, 520, 700):
+        texts = (" ".join(f"u{2 * i}" for i in range(words)), " ".join(f"u{i}" for i in range(words)))
+        for pair in (texts, texts[::-1]):
+            steps = rouge_l(*pair).steps
+            for spare, fails in ((40, False), (-40, True)):
+                limit = sys.getrecursionlimit()
+                sys.setrecursionlimit(depth + steps + spare)
+                try:
+                    package.get_scores([pair[0]], [pair[1]], avg=True)
+                    failed = False
+                except RecursionError:
+                    failed = True
+                finally:
+                    sys.setrecursionlimit(limit)
+                assert failed is fails, (words, spare)
+
+
+def test_published_outputs_give_the_published_scores() -> None:
+    """17 tasks of Llama-2-7B-chat: all outputs, rescored."""
+    pytest.importorskip("jieba")
+    folder = data_dir("longbench_preds", "llama2-7b-chat")
+    published = json.loads(gzip.decompress((folder / "result.json.gz").read_bytes()))
+    files = sorted(set(folder.glob("*.jsonl.gz")))
+    assert len(files) == 17
+    for file in files:
+        name = file.name.removesuffix(".jsonl.gz")
+        rows = read_lines(file)
+        found = longbench.mean([longbench.score(name, r["pred"], r["answers"], r["all_classes"]) for r in rows])
+        assert abs(found - published[name]) <= 0.01 + 1e-9, (name, found, published[name])

@@ -1,0 +1,202 @@
+"""mini: pinned bytes, spans, lengths, no sentence twice, and what a wrong configuration says."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kvbench.errors import ConfigError
+from kvbench.tasks import load
+from kvbench.tasks.mini import Mini
+from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.mini.tokens import encoder
+from kvbench.tasks.mini.vocabulary import WORDS
+
+#: SHA-256 (16 digits) of prompt, target and spans of sample 0 at 1024 tokens, seed 0; a change means a new `version`
+PINNED: dict[str, str] = {
+    "passkey": "561a056938bd34a7",
+    "needle": "02ee9dd388d3ddd3",
+    "needle_words": "74e478ea430d56b1",
+    "key_value": "1ea449a57b4f6e23",
+    "key_value_hex": "0404faec12e09150",
+    "multi_value": "59408be17d39f1e0",
+    "variable_tracking": "5ca8d3bc3525c348",
+    "two_hop": "8fff8b7157a7d0c2",
+    "facts": "5c0e2ed338d64ab1",
+    "few_shot": "9e63b6839d1e4926",
+    "copy": "4eb99489f0bfe56e",
+    "copy_long": "dd9a1a6ec3e59ef0",
+    "repeat": "9f09511565350c9e",
+    "passage": "a49a05a8b9e6ba7e",
+    "arithmetic": "29ff44725ea82165",
+    "code_line": "98a232cdbb108b7b",
+    "several": "412eeae4d3032f0d",
+}
+
+
+def digest(sample) -> str:
+    text = "\x1f".join((sample.prompt, sample.meta["target"], str(sample.context_span), str(sample.meta["answer_spans"])))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_bytes_are_pinned(name):
+    assert digest(Mini().sample(name, 1024, 0)) == PINNED[name]
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("length", (512, 1024, 4096))
+def test_length_in_tokens(name, length):
+    encode = encoder()
+    for index in range(2):
+        sample = Mini().sample(name, length, index)
+        used = 1 + len(encode([sample.prompt])[0]) + sample.max_new_tokens
+        assert length - 24 <= used <= length
+        assert len(encode([sample.meta["target"] + "\n"])[0]) <= sample.max_new_tokens
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_spans_and_answers(name):
+    for index in range(5):
+        sample = Mini().sample(name, 1024, index)
+        start, end = sample.context_span
+        context = sample.prompt[start:end]
+        assert 0 < start < end < len(sample.prompt)
+        assert not context[0].isspace() and not context[-1].isspace()
+        assert sample.prompt[:start].endswith("\n") and sample.query in sample.prompt[end:]
+        assert sample.meta["target"].strip() == sample.answers[0]
+        for a, b in sample.meta["answer_spans"]:
+            assert start <= a < b <= end
+            assert sample.prompt[a:b].strip() in sample.answers[0]
+        if name == "arithmetic":  # the only task whose answer is not in the context
+            assert sample.meta["answer_spans"] == [] and sample.meta["depth"] is None
+        else:
+            assert 0.0 <= sample.meta["depth"] < 1.0
+        # the question does not give the answer away
+        assert sample.answers[0] not in sample.prompt[end:]
+
+
+@pytest.mark.parametrize("name", ["passkey", "copy_long", "passage", "several", "code_line"])
+def test_no_sentence_twice(name):
+    sample = Mini().sample(name, 4096, 1)
+    start, end = sample.context_span
+    context = sample.prompt[start:end]
+    if name == "code_line":
+        units = re.findall(r"^def .*$", context, flags=re.M)
+    else:
+        units = [unit for unit in re.split(r"(?<=[.!?])\s+", context) if len(unit) > 25]
+    assert len(units) > 10 and len(set(units)) == len(units)
+
+
+def test_answer_of_code_line_is_unique_in_the_context():
+    for index in range(5):
+        sample = Mini().sample("code_line", 2048, index)
+        context = sample.prompt[slice(*sample.context_span)]
+        assert context.count(sample.query) == 1
+
+
+def test_keys_are_asked_for_once_in_the_context():
+    for name, lines in (("key_value", 64), ("key_value_hex", 64)):
+        sample = Mini().sample(name, 4096, 0)
+        context = sample.prompt[slice(*sample.context_span)]
+        key = re.search(r"key (\S+)\?", sample.query)[1]
+        assert context.count(f"{key}: ") == 1
+        assert len(re.findall(r"^\S+: \S+$", context, flags=re.M)) == lines
+
+
+def test_vocabulary_is_large():
+    assert len(WORDS) >= 2000
+
+
+def test_samples_do_not_depend_on_the_limit_and_the_order():
+    small = list(Mini(tasks=("needle", "copy"), lengths=(512,), limit=2).samples())
+    large = list(Mini(tasks=("copy", "needle"), lengths=(512, 1024), limit=3).samples())
+    assert [s.id for s in small] == ["needle@512/0", "needle@512/1", "copy@512/0", "copy@512/1"]
+    by_id = {s.id: s for s in large}
+    assert all(by_id[s.id] == s for s in small)
+    assert small[0].prompt != small[1].prompt
+    assert Mini(seed=1).sample("needle", 512, 0).prompt != small[0].prompt
+
+
+def test_same_bytes_under_another_hash_seed():
+    code = ("import hashlib; from kvbench.tasks.mini import Mini; m = Mini(tasks=('few_shot', 'code_line'), lengths=(512,),"
+            " limit=2); print(hashlib.sha256(repr(list(m.samples())).encode()).hexdigest())")
+    found = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+                            capture_output=True, text=True, check=True).stdout for seed in ("1", "2")}
+    assert len(found) == 1
+
+
+def test_several_questions_share_their_context():
+    task = Mini()
+    sample = task.sample("several", 1024, 0)
+    questions, shared = sample.meta["questions"], sample.meta["shared"]
+    assert len(questions) == 8 and sample.prompt == sample.prompt[:shared] + questions[0]["prompt"]
+    assert len({q["answer"] for q in questions}) == 8
+    assert shared == sample.context_span[1]
+    right = [q["answer"] for q in questions]
+    assert task.score_questions(sample, right) == {"score": 1.0, "all": 1.0}
+    assert task.score_questions(sample, [*right[:7], "0"]) == {"score": 7 / 8, "all": 0.0}
+    with pytest.raises(ValueError):
+        task.score_questions(sample, right[:3])
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_right_and_wrong_answers(name):
+    task = Mini()
+    sample = task.sample(name, 512, 0)
+    assert task.score(sample, sample.meta["target"] + "\nmore")["score"] == 1.0
+    assert task.score(sample, "")["score"] == 0.0
+    assert task.score(sample, "nothing of the kind 1")["score"] == 0.0
+
+
+def test_multi_value_is_scored_by_recall():
+    task = Mini()
+    sample = task.sample("multi_value", 512, 0)
+    first, second, third = sample.meta["parts"]
+    assert task.score(sample, f" {third}, {first}")["score"] == pytest.approx(2 / 3)
+    assert task.score(sample, f"{second}1 {first}")["score"] == pytest.approx(1 / 3)
+    assert task.score(sample, f"{second}, {first}, {third}") == {"score": 1.0, "exact": 0.0}
+
+
+def test_identity_names_what_determines_the_samples():
+    identity = Mini(limit=3).identity()
+    assert identity == Mini(limit=9).identity()
+    assert identity != Mini(seed=1).identity() and len(identity["tokenizer"]) == 16
+
+
+CONFIG = {"_target_": "kvbench.tasks.mini.Mini", "tasks": ["needle"], "lengths": [1024]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tasks": ["nedle"]}, "did you mean 'needle'"),
+        ({"tasks": "key_vaule"}, "did you mean 'key_value'"),
+        ({"tasks": []}, "must not be empty"),
+        ({"tasks": ["copy", "copy"]}, "twice"),
+        ({"lengths": [1000]}, "did you mean"),
+        ({"lengths": []}, "must not be empty"),
+        ({"lengths": ["long"]}, "whole number"),
+        ({"limit": 0}, "at least 1"),
+        ({"limt": 3}, "did you mean 'limit'"),
+        ({"seed": -1}, "at least 0"),
+        ({"_target_": "kvbench.tasks.mini.Minni"}, "cannot be imported"),
+        ({"_target_": None}, "must name a class"),
+    ],
+)
+def test_wrong_configurations_are_refused(change, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        load({**CONFIG, **change})
+    assert str(error.value).startswith("dataset.")
+
+
+def test_loading_imports_neither_torch_nor_transformers():
+    code = ("import sys; from kvbench.tasks import load; load({'_target_': 'kvbench.tasks.mini.Mini'});"
+            "print([m for m in ('torch', 'transformers', 'tokenizers', 'numpy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": ":".join(sys.path)})
+    assert done.stdout.strip() == "[]"
