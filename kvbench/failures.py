@@ -12,7 +12,13 @@ _UNITS = {"": 1, "bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "
 _ASKED = re.compile(r"tried to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)?\b", re.IGNORECASE)
 # numpy: "Unable to allocate 7.28 TiB for an array"
 _ASKED_NUMPY = re.compile(r"Unable to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
-_CPU_SIGNS = ("DefaultCPUAllocator", "not enough memory", "can't allocate memory", "Cannot allocate memory", "bad_alloc")
+_CPU_SIGNS = (
+    "DefaultCPUAllocator",
+    "not enough memory",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "bad_alloc",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

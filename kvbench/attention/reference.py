@@ -109,7 +109,7 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
     cuts = sorted({0, *keys.borders(rows, BLOCK), *values.borders(rows, BLOCK)})
     order = layer.method.reading_order(layer, rows)
     if order is None:
-        return list(zip(cuts, cuts[1:], strict=False))
+        return list(pairwise(cuts))
     visited = []
     for start, stop in order:
         inner = [cut for cut in cuts if start < cut < stop]

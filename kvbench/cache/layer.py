@@ -267,6 +267,10 @@ class KVLayer(CacheLayerMixin):
         """Column of a row's first real token: its left padding."""
         return self.progress.starts[row] if self.progress.starts else 0
 
+    def new_empty(self) -> Tensor:
+        """An empty tensor of the layer's dtype and device."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
     def expected_length(self) -> int:
         """Tokens to allocate for: what the cache was told, or what was seen so far."""
         return max(self.progress.max_length or 0, self.seen)
@@ -291,9 +295,7 @@ class KVLayer(CacheLayerMixin):
             twin.prompt = (self.prompt[0].clone(), self.prompt[1].clone())
         return twin
 
-    def _located(
-        self, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, offset: int
-    ) -> NonFiniteError:
+    def _located(self, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, offset: int) -> NonFiniteError:
         """Say which layer, side and position held the NaN or Inf."""
         for side, x in (("key", keys), ("value", values)):
             bad = ~torch.isfinite(x)

@@ -241,8 +241,7 @@ class PackedSegment(Segment):
         shape = self.quantizer.param_shape(tiles * TILE, self.channels)
         store = param_dtype(self.dtype)
         self.params = [
-            allocate((batch, self.heads, *shape), store, self.device).zero_()
-            for _ in range(self.quantizer.param_count)
+            allocate((batch, self.heads, *shape), store, self.device).zero_() for _ in range(self.quantizer.param_count)
         ]
         for target, source in zip(self.words + self.params, old_words + old_params, strict=False):
             target[:, :, : source.shape[2]].copy_(source)
@@ -270,9 +269,7 @@ class PackedSegment(Segment):
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
         """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
-        planes = [
-            layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)
-        ]
+        planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return join_planes(planes, self.quantizer.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:

@@ -48,7 +48,7 @@ class Store:
         return sum(segment.length(rows) for segment in self.segments)
 
     def fill_sinks(self, rows: slice, count: int) -> None:
-        """Move the oldest tokens of the tail to the sinks, the first segment, until it holds `count` (short prompts)."""
+        """Move the tail's oldest tokens to the first segment until that holds `count` (prompts shorter than it)."""
         missing = min(count - self.segments[0].length(rows), self.tail.length(rows))
         if missing > 0:
             self.segments[0].append(rows, self.tail.view(rows)[:, :, :missing])

@@ -99,7 +99,10 @@ class Cocktail(Method):
         if self.key_axis == "channel" and (self.key_group < 1 or self.chunk_size % self.key_group):
             divisors = [g for g in (4, 8, 16, 24, 32, 64, 128) if self.chunk_size % g == 0]
             raise ConfigError(
-                "method.group_size", self.key_group, f"must divide method.chunk_size={self.chunk_size}", allowed=divisors
+                "method.group_size",
+                self.key_group,
+                f"must divide method.chunk_size={self.chunk_size}",
+                allowed=divisors,
             )
         if self.split is not None and (len(self.split) != 3 or min(self.split) < 0 or sum(self.split) <= 0):
             raise ConfigError(

@@ -39,7 +39,9 @@ class PartialLogQuant(LogQuant):
             raise ConfigError("method.evict", True, "keys and values leave at different times", allowed=["false"])
         super().check(head_dim, max_length)
         if self.quantizer and self.quantizer.value.axis != "token":
-            raise ConfigError("quantizer.value.axis", self.quantizer.value.axis, "values move with keys", allowed=["token"])
+            raise ConfigError(
+                "quantizer.value.axis", self.quantizer.value.axis, "values move with keys", allowed=["token"]
+            )
 
     def exact_values(self, n: int) -> int:
         """Values in full precision after n tokens (sinks left out)."""

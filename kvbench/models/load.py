@@ -82,9 +82,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     source = locate(model)
     device = resolve_device(runtime.device)
     if runtime.device_map and importlib.util.find_spec("accelerate") is None:
-        raise ModelError(
-            "runtime.device_map needs the package 'accelerate'.\n  hint: pip install 'kvbench[multigpu]'"
-        )
+        raise ModelError("runtime.device_map needs the package 'accelerate'.\n  hint: pip install 'kvbench[multigpu]'")
     if model.weights == "random":
         config = hf_config(model)
         made = random_model(config, resolve_dtype(model.dtype, device), device, runtime.seed)

@@ -29,9 +29,7 @@ def hf_config(model: ModelConfig) -> Any:
     folder = model.folder()
     try:
         if folder is not None:
-            return AutoConfig.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=model.trust_remote_code
-            )
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=model.trust_remote_code)
         assert model.architecture is not None  # ModelConfig.check
         return _from_architecture(model.architecture)
     except (OSError, ValueError, KeyError) as error:

@@ -1,6 +1,7 @@
 """What every method must keep, for each YAML in conf/method and a toy method from outside the package."""
 
 import gc
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,13 @@ from tests import slow, zoo
 
 TOY = Path(__file__).parent / "toy.yaml"
 #: what a method needs to run here (encoders without weights), and variants of methods
-OVERRIDES = {"cocktail": {"encoder": "bm25", "chunk_size": 16}}
+OVERRIDES = {
+    "cocktail": {"encoder": "bm25", "chunk_size": 16},
+    "hf_quantized": {"backend": "hqq", "bits": 4, "residual": 32, "group_size": 64, "axis_key": 1, "axis_value": 1},
+}
+MISSING = {
+    "hf_quantized": "" if importlib.util.find_spec("hqq") else "hqq is not installed: pip install 'kvbench[hf]'",
+}
 VARIANTS = {
     "kivi:evict": {"evict": True},
     "kivi:sinks": {"sinks": 5, "residual": 64},
@@ -33,7 +40,8 @@ def cases() -> list:
     found = [pytest.param(name, None, id=name.replace(":", "-")) for name in VARIANTS]
     for name in [*options("method"), str(TOY)]:
         for quantizer in load_method(name).takes[:2]:
-            found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}"))
+            marks = [pytest.mark.skipif(bool(MISSING.get(name)), reason=MISSING.get(name, ""))]
+            found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}", marks=marks))
     return found
 
 

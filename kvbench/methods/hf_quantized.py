@@ -1,0 +1,127 @@
+"""transformers' QuantizedCache: what many papers call KIVI.
+
+LogQuant's "KiVi" rows are this cache with quanto. It is not KIVI: the whole prompt is quantized at once, whatever the
+residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual is
+full, the dequantized past is quantized again together with it. Here transformers' own quantizers run under kvbench's
+attention, bill and loop; the states are those of ``QuantizedCache`` (tests compare them).
+Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1; the sinks of its Table 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kvbench.errors import ConfigError, ModelError
+from kvbench.methods.base import Method, Side
+
+if TYPE_CHECKING:
+    import torch
+    from transformers.cache_utils import QuantizedLayer
+
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+
+#: bit widths and axes of each backend
+BACKENDS = {"quanto": ((2, 4), (0, -1)), "hqq": ((1, 2, 3, 4, 8), (0, 1))}
+
+
+@dataclass(kw_only=True)
+class HFQuantized(Method):
+    """transformers' QuantizedCache.
+
+    Args:
+        backend: ``quanto`` (LogQuant's) or ``hqq``.
+        bits: width of the codes.
+        residual: tokens after which the newest are quantized too.
+        group_size: elements of a group.
+        axis_key, axis_value: the backend's axes on the flattened tensor.
+        sinks: first tokens kept exact (LogQuant's Table 1; not in transformers).
+    """
+
+    backend: Literal["quanto", "hqq"] = "quanto"
+    bits: int = 2
+    residual: int = 128
+    group_size: int = 64
+    axis_key: int = 0
+    axis_value: int = 0
+    sinks: int = 0
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """What the backend can do."""
+        super().check(head_dim, max_length)
+        widths, axes = BACKENDS[self.backend]
+        if self.bits not in widths:
+            raise ConfigError("method.bits", self.bits, f"{self.backend} has no such width", allowed=widths)
+        for name in ("axis_key", "axis_value"):
+            if getattr(self, name) not in axes:
+                raise ConfigError(
+                    f"method.{name}", getattr(self, name), f"{self.backend} has no such axis", allowed=axes
+                )
+            if self.backend == "hqq" and self.bits == 3 and getattr(self, name) == 1:
+                raise ConfigError(
+                    f"method.{name}",
+                    1,
+                    "hqq 0.2 cannot unpack 3-bit codes of a 4-D tensor along this axis",
+                    allowed=[0],
+                )
+        if self.residual < 1:
+            raise ConfigError("method.residual", self.residual, "must be positive", allowed="1, 2, ..., 128, ...")
+        if self.sinks < 0:
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+        if self.group_size < 1 or (head_dim and self.axis_key == 0 and head_dim % self.group_size):
+            raise ConfigError("method.group_size", self.group_size, f"does not divide the model's head_dim {head_dim}")
+
+    def backend_layer(self) -> QuantizedLayer:
+        """A transformers layer of the chosen backend.
+
+        Raises:
+            ModelError: its package is missing.
+        """
+        from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
+
+        try:
+            made = {"quanto": QuantoQuantizedLayer, "hqq": HQQQuantizedLayer}[self.backend]
+            return made(self.bits, self.axis_key, self.axis_value, self.group_size, self.residual)
+        except ImportError as error:
+            raise ModelError(
+                f"method.backend={self.backend} needs a package that is not installed.\n"
+                "  hint: pip install 'kvbench[hf]' (quanto compiles its kernels on first use and needs a C++ compiler)"
+            ) from error
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """Sinks, what transformers quantized, the residual."""
+        from kvbench.cache.foreign import HFSegment
+
+        backend = self.backend_layer()
+        backend.dtype, backend.device = layer.dtype, layer.device
+        backend.keys = backend.values = layer.new_empty()  # hqq takes dtype and device from them
+        held = HFSegment(
+            layer.batch,
+            layer.heads,
+            layer.key_dim if side == "key" else layer.value_dim,
+            layer.dtype,
+            layer.device,
+            backend=backend,
+            axis=self.axis_key if side == "key" else self.axis_value,
+        )
+        tail = self.full(layer, side, capacity=self.residual + 64)
+        return [self.full(layer, side, capacity=self.sinks), held, tail] if self.sinks else [held, tail]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """The whole prompt is quantized, the newest tokens too."""
+        for store, x in zip(layer.stores(), (keys, values), strict=True):
+            if self.sinks:
+                store.segments[0].append(rows, x[:, :, : self.sinks])
+            store.segments[-2].append(rows, x[:, :, self.sinks :])
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """A full residual is quantized together with everything before it."""
+        for store in layer.stores():
+            if self.sinks:
+                store.fill_sinks(rows, self.sinks)
+            if store.tail.length(rows) >= self.residual:
+                store.segments[-2].append(rows, store.tail.view(rows))
+                store.tail.drop_front(rows, store.tail.length(rows))

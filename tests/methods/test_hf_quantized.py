@@ -1,0 +1,87 @@
+"""hf_quantized is transformers' QuantizedCache: same states, same tokens."""
+
+import importlib.util
+import shutil
+
+import pytest
+import torch
+from transformers import QuantizedCache
+
+from kvbench.errors import ConfigError
+from kvbench.methods import load_method
+from tests import zoo
+
+NEEDS = {
+    "quanto": importlib.util.find_spec("optimum") is not None and shutil.which("c++") and shutil.which("ninja"),
+    "hqq": importlib.util.find_spec("hqq") is not None,
+}
+SETTINGS = [("quanto", 2, 0), ("quanto", 4, 0), ("hqq", 4, 1), ("hqq", 3, 0), ("hqq", 2, 0)]
+
+
+@pytest.mark.parametrize(("backend", "bits", "axis"), SETTINGS)
+@pytest.mark.parametrize("residual", [8, 128])
+def test_logits_equal_transformers_own_cache(backend, bits, axis, residual):
+    if not NEEDS[backend]:
+        pytest.skip(f"{backend} is not installed (kvbench[hf]) or has no compiler")
+    model = zoo.model("llama")
+    method = load_method(
+        "hf_quantized", backend=backend, bits=bits, residual=residual, axis_key=axis, axis_value=axis, group_size=64
+    )
+    method.detach(model)
+    ids, _ = zoo.padded_batch([64])
+    theirs = QuantizedCache(
+        backend,
+        model.config,
+        nbits=bits,
+        axis_key=axis,
+        axis_value=axis,
+        q_group_size=64,
+        residual_length=residual,
+    )
+
+    def run(cache):
+        with torch.no_grad():
+            outs = [model(input_ids=ids, past_key_values=cache, use_cache=True).logits[:, -1]]
+            for token in range(5, 35):
+                outs.append(
+                    model(input_ids=torch.tensor([[token]]), past_key_values=cache, use_cache=True).logits[:, -1]
+                )
+        return torch.stack(outs)
+
+    expected = run(theirs)
+    got = run(method.new_cache(model))
+    method.detach(model)
+    torch.testing.assert_close(got, expected, rtol=2e-3, atol=2e-4)
+
+
+def test_the_whole_prompt_is_quantized_but_for_the_sinks():
+    if not NEEDS["hqq"]:
+        pytest.skip("hqq is not installed (kvbench[hf])")
+    model = zoo.model("llama")
+    settings = {"backend": "hqq", "bits": 4, "axis_key": 1, "axis_value": 1}
+    ids, _ = zoo.padded_batch([100])
+    for sinks in (0, 2):
+        method = load_method("hf_quantized", sinks=sinks, **settings)
+        cache = method.new_cache(model)
+        with torch.no_grad():
+            model(input_ids=ids, past_key_values=cache, use_cache=True)
+        used = cache.bill().used
+        method.detach(model)
+        assert used.window == 2 * 2 * sinks * 2 * 64 * 4  # layers, sides, tokens, heads, channels, fp32
+        assert used.codes >= 2 * 2 * (100 - sinks) * 2 * 64 // 2
+        assert used.scales > 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"bits": 3}, "quanto has no such width"),
+        ({"axis_key": 1}, "quanto has no such axis"),
+        ({"backend": "fp8"}, "method.backend"),
+        ({"residual": 0}, "method.residual"),
+        ({"backend": "hqq", "bits": 3, "axis_key": 1}, "cannot unpack 3-bit"),
+    ],
+)
+def test_wrong_settings_are_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_method("hf_quantized", **overrides)
