@@ -92,7 +92,7 @@ def test_recursion_steps_are_the_packages() -> None:
     frame = sys._getframe()
     while frame is not None:
         depth, frame = depth + 1, frame.f_back  # type: ignore[assignment]
-    for words in (300, 420, 480, 520, 700):
+    for words in (120, 260):
         texts = (" ".join(f"u{2 * i}" for i in range(words)), " ".join(f"u{i}" for i in range(words)))
         for pair in (texts, texts[::-1]):
             steps = rouge_l(*pair).steps

@@ -1,0 +1,197 @@
+"""LongBench's scores, as its eval.py and metrics.py compute them (THUDM/LongBench 2e00731).
+
+A prediction is scored as it is: nothing is stripped but what the official code strips. Code similarity is fuzzywuzzy's
+ratio on difflib, which is what the official requirements install; python-Levenshtein and rapidfuzz give other values
+(:data:`SIMILARITY` names the one in use and goes into results).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from difflib import SequenceMatcher
+from functools import cache
+from typing import Any
+
+from kvbench.errors import KvbenchError
+from kvbench.metrics.rouge import rouge_l
+
+#: what computes the similarity of code lines
+SIMILARITY = "difflib"
+
+#: data sets whose prediction is its first line
+FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
+
+_CHINESE_PUNCTUATION = (
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿"
+    "–—‘’‛“”„‟…‧﹏."
+)
+_PUNCTUATION = frozenset(string.punctuation)
+_ALL_PUNCTUATION = frozenset(string.punctuation + _CHINESE_PUNCTUATION)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
+    """Score of one prediction, 0..1: the best over the answers.
+
+    Args:
+        dataset: one of LongBench's 21 names, for example ``qasper``; a ``_e`` at the end is ignored.
+        prediction: what the model said.
+        answers: the record's answers.
+        all_classes: the record's classes (trec and lsht).
+
+    Raises:
+        KeyError: no such data set.
+        KvbenchError: a Chinese data set, and jieba is not installed.
+    """
+    said = first_line(dataset, prediction)
+    metric = METRICS[base_name(dataset)]
+    return max((metric(said, answer, all_classes or ()) for answer in answers), default=0.0)
+
+
+def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> float | None:
+    """The score with the recursion fault of `rouge` 1.0.1 (:attr:`RougeL.limited`); None where no ROUGE is used."""
+    metric = METRICS[base_name(dataset)]
+    if metric not in (_rouge, _rouge_zh):
+        return None
+    said = first_line(dataset, prediction)
+    prepare = _segmented if metric is _rouge_zh else str
+    return max((rouge_l(prepare(said), prepare(answer)).limited for answer in answers), default=0.0)
+
+
+def mean(scores: Sequence[float]) -> float:
+    """A data set's score on LongBench's scale: ``round(100 * mean, 2)``; NaN for no scores, as numpy gives."""
+    return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
+
+
+def bucket(length: int) -> str:
+    """LongBench-E's bucket of a record by its ``length`` field."""
+    return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"
+
+
+def first_line(dataset: str, prediction: str) -> str:
+    """The first line of a prediction for the few-shot data sets (only line feeds are stripped before it)."""
+    return prediction.lstrip("\n").split("\n")[0] if base_name(dataset) in FIRST_LINE else prediction
+
+
+def base_name(dataset: str) -> str:
+    """The name of a data set without LongBench-E's ``_e``."""
+    return dataset.removesuffix("_e")
+
+
+# -- the metrics: prediction, answer, classes -> 0..1 ----------------------------------------------------------------
+
+
+def _qa_f1(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    return _f1(_normal(prediction).split(), _normal(answer).split())
+
+
+def _qa_f1_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    said, meant = ([token for word in _words(text) if (token := _normal_zh(word))] for text in (prediction, answer))
+    return _f1(said, meant)
+
+
+def _rouge(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    return rouge_l(prediction, answer).f
+
+
+def _rouge_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    return rouge_l(_segmented(prediction), _segmented(answer)).f
+
+
+def _classification(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    named = [name for name in classes if name in prediction]
+    # the official code removes from the list that it walks, so the entry after a removed one is passed over
+    place = 0
+    while place < len(named):
+        if named[place] in answer and named[place] != answer:
+            named.remove(named[place])
+        place += 1
+    return 1.0 / len(named) if answer in named else 0.0
+
+
+def _count(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    numbers = re.findall(r"\d+", prediction)
+    return sum(number == answer for number in numbers) / len(numbers) if numbers else 0.0
+
+
+def _retrieval(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    return _count(prediction, re.findall(r"Paragraph (\d+)", answer)[0], classes)
+
+
+def _retrieval_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    return _count(prediction, re.findall(r"段落(\d+)", answer)[0], classes)
+
+
+def _code_similarity(prediction: str, answer: str, classes: Sequence[str]) -> float:
+    lines = prediction.lstrip("\n").split("\n")
+    code = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
+    return round(100 * SequenceMatcher(None, code, answer).ratio()) / 100
+
+
+Metric = Callable[[str, str, Sequence[str]], float]
+
+METRICS: dict[str, Metric] = {
+    "narrativeqa": _qa_f1,
+    "qasper": _qa_f1,
+    "multifieldqa_en": _qa_f1,
+    "multifieldqa_zh": _qa_f1_zh,
+    "hotpotqa": _qa_f1,
+    "2wikimqa": _qa_f1,
+    "musique": _qa_f1,
+    "dureader": _rouge_zh,
+    "gov_report": _rouge,
+    "qmsum": _rouge,
+    "multi_news": _rouge,
+    "vcsum": _rouge_zh,
+    "trec": _classification,
+    "triviaqa": _qa_f1,
+    "samsum": _rouge,
+    "lsht": _classification,
+    "passage_count": _count,
+    "passage_retrieval_en": _retrieval,
+    "passage_retrieval_zh": _retrieval_zh,
+    "lcc": _code_similarity,
+    "repobench-p": _code_similarity,
+}
+
+
+def _f1(said: Sequence[str], meant: Sequence[str]) -> float:
+    shared = sum((Counter(said) & Counter(meant)).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(said), shared / len(meant)
+    return 2 * precision * recall / (precision + recall)
+
+
+def _normal(text: str) -> str:
+    """Lower case, without ASCII punctuation and articles, single spaces."""
+    plain = "".join(char for char in text.lower() if char not in _PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def _normal_zh(token: str) -> str:
+    return "".join("".join(char for char in token.lower() if char not in _ALL_PUNCTUATION).split())
+
+
+def _segmented(text: str) -> str:
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> Iterable[str]:
+    return list(_jieba().cut(text, cut_all=False))
+
+
+@cache
+def _jieba() -> Any:
+    try:
+        import jieba
+    except ImportError as error:
+        raise KvbenchError(
+            "LongBench's Chinese tasks are scored on words that the package 'jieba' finds, which is not installed.\n"
+            "  hint: pip install 'kvbench[longbench]', or choose dataset=longbench_en"
+        ) from error
+    jieba.setLogLevel("WARNING")
+    return jieba
