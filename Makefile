@@ -2,7 +2,7 @@
 #
 #   make run                                   the main job on the bundled model and data
 #   make install PYTHON=python3.12             another Python
-#   make install EXTRAS=test,lint,longbench    more of the optional packages (pyproject.toml lists them)
+#   make install EXTRAS=test,lint,hf,plot      more of the optional packages (pyproject.toml lists them)
 #   make install PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   the small CPU build of torch
 
 # the first of these that runs and is 3.11 or 3.12

@@ -18,7 +18,7 @@ LIMIT_S = 3.0
 #: what is typed, and words of the answer: the key, what is allowed or what to type instead
 REFUSED: list[tuple[list[str], list[str]]] = [
     # unknown choices and groups
-    (["method=kiwi"], ["method=kiwi", "allowed: atom", "'kivi'"]),
+    (["method=kiwi"], ["method=kiwi", "allowed: ", "'kivi'"]),
     (["quantizer=int5"], ["quantizer=int5", "int2", "int4", "did you mean"]),
     (["model=lama2-7b"], ["model=lama2-7b", "'llama2-7b'"]),
     (["dataset=minni"], ["dataset=minni", "'mini'"]),
@@ -28,13 +28,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["modle=tiny"], ["modle=tiny", "'model'"]),
     (["metod.residual=64"], ["metod", "'method.residual'"]),
     (["dataset/mini=full"], ["dataset/mini", "dataset=mini"]),
-    (["method="], ["method", "atom"]),
-    (["method=null"], ["method=null", "atom, fp16"]),
+    (["method="], ["method", "kivi"]),
+    (["method=null"], ["method=null", "fp16, ", "kivi"]),
     (["logger=null"], ["logger=null", "none"]),
-    (["method=[kivi]"], ["method", "atom, fp16"]),
+    (["method=[kivi]"], ["method", "fp16, ", "kivi"]),
     # unknown keys
     (["method=kivi", "method.residaul=64"], ["method.residaul=64", "'residual'"]),
-    (["method=fp16", "method.residual=64"], ["method.residual=64", "method=kivi method.residual=64"]),
+    (["method=fp16", "method.residual=64"], ["method.residual=64", "is a key of method=", "kivi"]),
     (["residual=64"], ["residual=64", "method.residual=64"]),
     (["max_new_tokens=8"], ["decoding.max_new_tokens=8"]),
     (["method=kivi", "+method.foo=1"], ["method.foo=1", "residual, sinks"]),
@@ -101,7 +101,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["runtime.results_dir=${oc.env:KVBENCH_NOT_SET}"], ["runtime.results_dir", "KVBENCH_NOT_SET"]),
     (["method=kivi,atom"], ["method=kivi,atom", "--multirun"]),
     (["--multirun", "method=kivi,kiwi"], ["method=kiwi", "'kivi'"]),
-    (["--multirun", "method=fp16,kivi", "method.residual=64"], ["method.residual=64", "method=fp16", "method=kivi"]),
+    (["--multirun", "method=fp16,kivi", "method.residual=64"], ["method.residual=64", "with method=fp16", "is a key of method="]),
     (["--multirun", "method=kivi", "method.residual=64,96,100"], ["method.residual=100", "multiple"]),
     # flags
     (["--multirn", "method=kivi"], ["--multirn", "'--multirun'"]),

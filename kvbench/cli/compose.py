@@ -149,11 +149,14 @@ class Composer:
     def _names(self) -> list[str]:
         return sorted({*self.groups, *GROUPS})
 
+    def _files(self, group: str) -> dict[str, Path]:
+        return options(group, self.extra) if group in self.groups else {}
+
     def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
         """``group.name`` for each group one of whose choices has a key `name`."""
         homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
         for group in groups:
-            if any(name in _yaml(path) for path in options(group, self.extra).values()):
+            if any(name in _yaml(path) for path in self._files(group).values()):
                 homes.append(f"{group}.{name}")
         return homes
 
@@ -197,10 +200,11 @@ class Composer:
         if len(path) != 1:
             return ""
         group = path[0]
-        for choice, file in options(group, self.extra).items() if group in self.groups else ():
-            near = nearest(part, [str(name) for name in _yaml(file)])
-            if near:
-                return f"{group}={choice} has '{near}': {group}={choice} {group}.{near}={shown}"
+        keys = {choice: [str(key) for key in _yaml(file)] for choice, file in self._files(group).items()}
+        near = nearest(part, {name for names in keys.values() for name in names})
+        if near:
+            having = ", ".join(choice for choice, names in keys.items() if near in names)
+            return f"'{near}' is a key of {group}={having}: add one of them, and {group}.{near}={shown}"
         homes = self._homes(part)
         return f"did you mean '{homes[0]}'?" if homes else ""
 
