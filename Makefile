@@ -50,6 +50,7 @@ test: install  ## all tests that need no GPU and no network (under 8 minutes)
 
 lint: install  ## style, types, and the directions in which modules may import each other
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

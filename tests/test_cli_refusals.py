@@ -101,7 +101,10 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["runtime.results_dir=${oc.env:KVBENCH_NOT_SET}"], ["runtime.results_dir", "KVBENCH_NOT_SET"]),
     (["method=kivi,atom"], ["method=kivi,atom", "--multirun"]),
     (["--multirun", "method=kivi,kiwi"], ["method=kiwi", "'kivi'"]),
-    (["--multirun", "method=fp16,kivi", "method.residual=64"], ["method.residual=64", "with method=fp16", "is a key of method="]),
+    (
+        ["-m", "method=fp16,kivi", "method.residual=64"],
+        ["method.residual=64", "with method=fp16", "is a key of method="],
+    ),
     (["--multirun", "method=kivi", "method.residual=64,96,100"], ["method.residual=100", "multiple"]),
     # flags
     (["--multirn", "method=kivi"], ["--multirn", "'--multirun'"]),

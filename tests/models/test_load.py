@@ -116,9 +116,7 @@ def test_no_network_and_no_weights(name: str, unreachable: None) -> None:
     assert not model.gated or model.gated in said
 
 
-def test_a_hub_that_never_answers_costs_two_seconds_at_most(
-    unreachable: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_that_never_answers_costs_two_seconds_at_most(unreachable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locating, "_probe", lambda url, answers: time.sleep(5))
     began = time.perf_counter()
     with pytest.raises(ModelError, match="no answer in"):
