@@ -10,7 +10,11 @@ from kvbench.tasks.base import Sample, Task
 
 def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
     """``{"scores": {name: value or None}, "scorer_version": int}`` of one prediction."""
-    scores = {name: finite(value) for name, value in task.score(sample, prediction).items()}
+    if "questions" in sample.meta:  # several questions on one cache: a line each
+        found = task.score_questions(sample, prediction.split("\n"))
+    else:
+        found = task.score(sample, prediction)
+    scores = {name: finite(value) for name, value in found.items()}
     return {"scores": scores, "scorer_version": int(task.scorer_version)}
 
 

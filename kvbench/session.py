@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvbench.config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.questions import ask
 from kvbench.decoding.sampling import Sampling
 from kvbench.models.load import load
+from kvbench.models.spec import ModelConfig
 from kvbench.profiling.device import device_name
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.prompting import EncodedPrompt, encode, pad, prompt_limit
@@ -64,13 +67,25 @@ class Session:
             DataError: a prompt is too long and its task refuses truncation.
             torch.OutOfMemoryError: memory ran out.
         """
+        if "questions" in samples[0].meta:
+            return [self._several(sample) for sample in samples]
         warm_up = not self._warm
         decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
         new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
-        limit = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
-        prompts = [encode(sample, tokenizer, chat=self.config.model.chat, limit=limit) for sample in samples]
+        room = prompt_limit(None, self.loaded.max_length, new_tokens)
+        prompts = [
+            encode(
+                sample,
+                tokenizer,
+                chat=self.config.model.chat,
+                limit=prompt_limit(own_limit(sample, self.config.model), self.loaded.max_length, new_tokens),
+                room=room,
+            )
+            for sample in samples
+        ]
         queries, pad_id = [sample.query for sample in samples], tokenizer.pad_token_id or 0
-        input_ids, mask, told = pad(prompts, queries, pad_id, self.device, tokenizer.decode)
+        sources = [sample.meta.get("query_source") for sample in samples]
+        input_ids, mask, told = pad(prompts, queries, pad_id, self.device, tokenizer.decode, sources)
         cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
         peaks = PhasePeaks(self.device, census=warm_up)
         with peaks.run():
@@ -85,7 +100,8 @@ class Session:
                     top_p=decoding.top_p,
                     seed=[sample_seed(runtime.seed, sample) for sample in samples],
                 ),
-                eos_token_ids=self.loaded.eos_token_ids,
+                eos_token_ids=(*self.loaded.eos_token_ids, *end_ids(samples[0], tokenizer)),
+                say_something=bool(samples[0].meta.get("say_something")),
                 stop=(*samples[0].stop, *decoding.stop),
                 tokenizer=tokenizer,
                 prefill_chunk=runtime.prefill_chunk,
@@ -93,17 +109,7 @@ class Session:
                 observer=peaks,
                 answer_ids=[answer_ids(sample, tokenizer)[:new_tokens] for sample in samples],
             )
-        measured = {
-            "device": self.device_name,
-            "dtype": self.dtype,
-            "warm_up": warm_up,
-            "batch_rows": len(samples),
-            "ttft_s": round(generation.ttft_s + cache.search_s, 6),  # a method's search is part of it
-            "step_s": [round(step, 6) for step in generation.step_s],
-            "peak_bytes": peaks.row(),
-            "attention": {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)},
-        }
-        self._warm = True
+        measured = self._measured(cache, peaks, warm_up, len(samples), generation.ttft_s, generation.step_s)
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
         rows = [
             self._row(sample, prompts[index], generation, index, bills[index], measured)
@@ -112,6 +118,67 @@ class Session:
         for row, note in zip(rows, cache.notes or (), strict=False):
             row["method"] = note
         return rows
+
+    def _several(self, sample: Sample) -> Row:
+        """A sample with several questions on one cache: the shared text is cached before any question is read."""
+        warm_up = not self._warm
+        decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
+        new_tokens = decoding.max_new_tokens or sample.max_new_tokens
+        questions = sample.meta["questions"]
+        asked = [tokenizer(question["prompt"], add_special_tokens=False)["input_ids"] for question in questions]
+        room = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
+        limit = None if room is None else room - max(map(len, asked))
+        shared = replace(sample, prompt=sample.prompt[: sample.meta["shared"]], meta={**sample.meta, "chat": False})
+        prompt = encode(shared, tokenizer, limit=limit)
+        input_ids, _, told = pad([prompt], [sample.query], 0, self.device, tokenizer.decode)
+        length = input_ids.shape[1] + max(map(len, asked)) + new_tokens
+        cache = self.config.method.new_cache(self.loaded.model, told, max_length=length)
+        peaks = PhasePeaks(self.device, census=warm_up)
+        with peaks.run():
+            results = ask(
+                self.loaded.model,
+                cache,
+                input_ids,
+                asked,
+                answers=[
+                    tokenizer(q.get("target", q["answer"]), add_special_tokens=False)["input_ids"] for q in questions
+                ],
+                max_new_tokens=new_tokens,
+                sampling=Sampling(decoding.temperature, decoding.top_p, [sample_seed(runtime.seed, sample)]),
+                eos_token_ids=self.loaded.eos_token_ids,
+                stop=(*sample.stop, *decoding.stop),
+                tokenizer=tokenizer,
+                prefill_chunk=runtime.prefill_chunk,
+                observer=peaks,
+            )
+        whole = Generation(
+            tokens=[[token for result in results for token in result.tokens[0]]],
+            text=["\n".join(result.text[0] for result in results)],
+            finish=["length" if any(result.finish[0] == "length" for result in results) else results[0].finish[0]],
+            ttft_s=results[0].ttft_s,
+            step_s=[step for result in results for step in result.step_s],
+            prompt_tokens=results[0].prompt_tokens,
+            answer_nll=[tuple(map(sum, zip(*(result.answer_nll[0] for result in results), strict=True)))],  # type: ignore[list-item]
+        )
+        measured = self._measured(cache, peaks, warm_up, 1, whole.ttft_s, whole.step_s)
+        row = self._row(sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)
+        row[MEASURED]["decoded"] = len(whole.step_s)
+        return {**row, "method": cache.notes[0]} if cache.notes else row
+
+    def _measured(
+        self, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, ttft_s: float, step_s: Sequence[float]
+    ) -> dict[str, Any]:
+        self._warm = True
+        return {
+            "device": self.device_name,
+            "dtype": self.dtype,
+            "warm_up": warm_up,
+            "batch_rows": rows,
+            "ttft_s": round(ttft_s + cache.search_s, 6),  # a method's search is part of it
+            "step_s": [round(step, 6) for step in step_s],
+            "peak_bytes": peaks.row(),
+            "attention": {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)},
+        }
 
     def _row(
         self,
@@ -143,16 +210,33 @@ class Session:
 
 
 def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """Consecutive samples that share `max_new_tokens` and `stop`, at most `size` together."""
+    """Consecutive samples that share `max_new_tokens` and what ends them, at most `size` together."""
     batch: list[Sample] = []
     for sample in samples:
-        alike = batch and (sample.max_new_tokens, sample.stop) == (batch[0].max_new_tokens, batch[0].stop)
+        alike = batch and _ending(sample) == _ending(batch[0])
         if batch and (not alike or len(batch) == size):
             yield batch
             batch = []
         batch.append(sample)
     if batch:
         yield batch
+
+
+def _ending(sample: Sample) -> tuple[Any, ...]:
+    return sample.max_new_tokens, sample.stop, sample.meta.get("end_text"), sample.meta.get("say_something")
+
+
+def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
+    """Tokens that end the sample's answer beside the model's own: the last one of ``meta["end_text"]``."""
+    text = sample.meta.get("end_text")
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])[-1:] if text else []
+
+
+def own_limit(sample: Sample, model: ModelConfig) -> int | None:
+    """Most prompt tokens as the data set has it for this model, else as the model has it; None: all there is room for."""
+    by_model = sample.meta.get("prompt_limits") or {}
+    limit = by_model.get(model.name, sample.meta.get("prompt_limit"))
+    return None if limit == "fill" else limit or model.prompt_limit
 
 
 def sample_seed(seed: int, sample: Sample) -> int:

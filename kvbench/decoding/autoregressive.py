@@ -65,6 +65,7 @@ def generate(
     sampling: Sampling | None = None,
     eos_token_ids: Sequence[int] = (),
     stop: Sequence[str] = (),
+    say_something: bool = False,
     tokenizer: Any = None,
     prefill_chunk: int | None = None,
     pad_token_id: int = 0,
@@ -82,6 +83,7 @@ def generate(
         sampling: greedy where None.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row; needs `tokenizer`.
+        say_something: the first token is none of `eos_token_ids` (``min_length`` one above the prompt).
         prefill_chunk: prompt tokens a forward pass; None: all at once. The result does not depend on it.
         pad_token_id: fed to rows that have ended while others go on.
         answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of it.
@@ -103,7 +105,7 @@ def generate(
     _tell(observer, "prefill")
     started = _now(input_ids)
     logits = prefill(model, cache, input_ids, mask, prefill_chunk)
-    token = choose(logits, sampling, generators)
+    token = choose(_without(logits, eos_token_ids if say_something else ()), sampling, generators)
     finished = _now(token)
     ttft = finished - started
 
@@ -113,20 +115,8 @@ def generate(
         nll = answer_nll(model, cache, logits, answer_ids, mask, pad_token_id)
 
     _tell(observer, "decode")
-    steps: list[float] = []
     lengths = mask.sum(-1) if mask is not None else torch.full((batch,), width, device=input_ids.device)
-    stopping.take(token.tolist())
-    for number in range(1, max_new_tokens):
-        if stopping.all_ended:
-            break
-        started = _now(token)
-        token = token.masked_fill(torch.tensor(stopping.ended, device=token.device), pad_token_id)
-        if mask is not None:
-            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-        logits = forward(model, cache, token[:, None], mask, (lengths + number - 1)[:, None])[:, -1]
-        token = choose(logits, sampling, generators)
-        steps.append(_now(token) - started)
-        stopping.take(token.tolist())
+    steps = decode(model, cache, token, mask, lengths, stopping, sampling, generators, max_new_tokens, pad_token_id)
     _tell(observer, "end")
     check_cache(cache, width + len(steps))
     return Generation(
@@ -138,6 +128,44 @@ def generate(
         prompt_tokens=[int(n) for n in lengths.tolist()],
         answer_nll=nll,
     )
+
+
+def decode(
+    model: PreTrainedModel,
+    cache: KVCache,
+    token: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor,
+    stopping: Stopping,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    max_new_tokens: int,
+    pad_token_id: int = 0,
+) -> list[float]:
+    """Go on from the first new token until every row has ended; what came out is in `stopping`.
+
+    Args:
+        token: first new token of each row, ``[B]``.
+        mask: ``[B, T]`` of the columns in the cache, or None.
+        lengths: real tokens of each row in the cache, ``[B]``.
+
+    Returns:
+        Seconds of each step.
+    """
+    steps: list[float] = []
+    stopping.take(token.tolist())
+    for number in range(max_new_tokens - 1):
+        if stopping.all_ended:
+            break
+        started = _now(token)
+        token = token.masked_fill(torch.tensor(stopping.ended, device=token.device), pad_token_id)
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        logits = forward(model, cache, token[:, None], mask, (lengths + number)[:, None])[:, -1]
+        token = choose(logits, sampling, generators)
+        steps.append(_now(token) - started)
+        stopping.take(token.tolist())
+    return steps
 
 
 def prefill(
@@ -190,6 +218,13 @@ def check_cache(cache: KVCache, expected: int) -> None:
             f"the cache holds {cache.get_seq_length()} tokens where {expected} went through the model: the model used "
             "another cache. This run's figures would not be the method's"
         )
+
+
+def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    """Logits ``[B, V]`` with some tokens made impossible (``min_length`` of transformers' generate)."""
+    if not tokens:
+        return logits
+    return logits.index_fill(-1, torch.tensor(list(tokens), device=logits.device), float("-inf"))
 
 
 def _tell(observer: Observer | None, phase: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,8 +24,13 @@ class Sample:
         answers: reference answers; the score is taken over them as the metric says.
         max_new_tokens: limit on generated tokens.
         stop: strings at which the generation ends (not part of the prediction).
-        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``refuse`` raises.
-        meta: whatever the scorer or an analysis needs (answer's place in the context, all classes, ...), JSON data.
+        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``longbench`` does so by
+            LongBench's rule (before the chat wrapper, by decoding the halves), ``refuse`` raises.
+        meta: whatever the scorer or an analysis needs (answer's place in the context, all classes, ...), JSON data. The
+            runner reads, where they are there: ``chat`` (False: no chat wrapper), ``system`` (text of a system turn),
+            ``target`` (the answer as it follows the prompt), ``query_source`` (what stands for an empty query),
+            ``end_text`` (a text whose last token ends the answer), ``say_something`` (its first token is no end),
+            ``prompt_limit`` and ``prompt_limits`` (most tokens of the prompt, in place of the model's).
     """
 
     id: str
@@ -64,4 +69,8 @@ class Task(Protocol):
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """``{"score": 0..1, ...}``; further keys are variants (for example ``strict``, ``flexible``)."""
+        ...
+
+    def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
+        """As :meth:`score`, for the answers to all of ``meta["questions"]``; only tasks with such samples have it."""
         ...

@@ -51,9 +51,7 @@ def test_rows_end_by_token_by_string_or_by_length(llama):
         assert got == whole[:at]
         assert why == ("length" if at is None else "eos")
     stop = free.text[1][7:9]
-    stopped = generate(
-        llama, method.new_cache(llama), ids, mask, max_new_tokens=20, stop=[stop], tokenizer=Letters()
-    )
+    stopped = generate(llama, method.new_cache(llama), ids, mask, max_new_tokens=20, stop=[stop], tokenizer=Letters())
     for got, whole in zip(stopped.text, free.text, strict=True):
         assert got == whole.split(stop)[0]
     assert "stop" in stopped.finish

@@ -1,0 +1,1 @@
+"""All methods on the bundled model and data, at comparable bytes."""

@@ -1,0 +1,81 @@
+"""Several questions on one cache: the shared text is read and quantized once, before any question is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvbench.cache import KVCache
+from kvbench.decoding.autoregressive import Generation, Observer, _now, _tell, check_cache, decode, forward, prefill
+from kvbench.decoding.likelihood import answer_nll
+from kvbench.decoding.sampling import Sampling, choose
+from kvbench.decoding.stopping import Stopping
+
+
+@torch.no_grad()
+def ask(
+    model: PreTrainedModel,
+    cache: KVCache,
+    shared_ids: Tensor,
+    questions: Sequence[Sequence[int]],
+    *,
+    answers: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling,
+    eos_token_ids: Sequence[int] = (),
+    stop: Sequence[str] = (),
+    tokenizer: Any = None,
+    prefill_chunk: int | None = None,
+    observer: Observer | None = None,
+) -> list[Generation]:
+    """Answer each question on a copy of the cache that the shared text left.
+
+    A question's tokens arrive in one step, exact among themselves; the shared text is in the method's formats.
+
+    Args:
+        cache: fresh; afterwards it holds the shared text.
+        shared_ids: ``[1, T]``.
+        questions: token ids of each question, at least one each.
+        answers: token ids of each reference answer (for its likelihood).
+
+    Returns:
+        A generation for each question; the first one's time to first token has the shared prefill in it, and
+        ``prompt_tokens`` counts the shared text and the question.
+    """
+    _tell(observer, "prefill")
+    started = _now(shared_ids)
+    prefill(model, cache, shared_ids, None, prefill_chunk)
+    shared = _now(shared_ids) - started
+    width, results = shared_ids.shape[1], []
+    for question, answer in zip(questions, answers, strict=True):
+        _tell(observer, "decode")
+        twin = cache.clone()
+        ids = torch.tensor([list(question)], device=shared_ids.device)
+        length = width + ids.shape[1]
+        generators, stopping = sampling.generators(1), Stopping(1, eos_token_ids, stop, tokenizer)
+        started = _now(ids)
+        positions = torch.arange(width, length, device=ids.device)[None]
+        logits = forward(model, twin, ids, None, positions)[:, -1]
+        token = choose(logits, sampling, generators)
+        first = _now(token) - started + (shared if not results else 0.0)
+        nll = answer_nll(model, twin, logits, [answer])
+        lengths = torch.tensor([length], device=ids.device)
+        steps = decode(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)
+        check_cache(twin, length + len(steps))
+        results.append(
+            Generation(
+                tokens=stopping.tokens,
+                text=stopping.texts(),
+                finish=stopping.finish,
+                ttft_s=first,
+                step_s=steps,
+                prompt_tokens=[length],
+                answer_nll=nll,
+            )
+        )
+    _tell(observer, "end")
+    return results
