@@ -106,8 +106,8 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
     counts = sorted({row["scores"][key]["n"] for row in rows for key in keys})
     lines += [
         "",
-        f"Scores in percent, prompts of {', '.join(lengths)} tokens, n = {', '.join(map(str, counts))} a task; ± standard "
-        f"error over samples, Δ paired over the same samples. KV bytes: in use at the end of a sample, mean. "
+        f"Scores in percent, prompts of {', '.join(lengths)} tokens, n = {', '.join(map(str, counts))} a task; ± "
+        f"standard error over samples, Δ paired over the same samples. KV bytes: in use at the end of a sample, mean. "
         f"{env['device_name']}, {env['dtype']}, torch {env['torch']}, transformers {env['transformers']}, "
         f"commit {str(env.get('commit'))[:10]}.",
     ]

@@ -50,7 +50,8 @@ def ask(
     started = _now(shared_ids)
     prefill(model, cache, shared_ids, None, prefill_chunk)
     shared = _now(shared_ids) - started
-    width, results = shared_ids.shape[1], []
+    width = shared_ids.shape[1]
+    results: list[Generation] = []
     for question, answer in zip(questions, answers, strict=True):
         _tell(observer, "decode")
         twin = cache.clone()

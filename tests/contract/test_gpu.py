@@ -54,7 +54,7 @@ def test_a_padded_row_equals_the_row_alone(name, dtype):
     ids, mask = zoo.padded_batch(LENGTHS)
     together, bill = answer(method, model, ids, mask, "cuda")
     for row, length in enumerate(LENGTHS):
-        alone, own = answer(method, model, ids[row : row + 1, -length:], None, "cuda")
+        alone, _ = answer(method, model, ids[row : row + 1, -length:], None, "cuda")
         # 16-bit sums differ in their last bits between batch shapes
         assert alone.answer_nll[0][0] == pytest.approx(together.answer_nll[row][0], rel=0.02)
     assert bill.used.total > 0
