@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,24 +30,32 @@ class EncodedPrompt:
     removed: int = 0
 
 
-def encode(sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | None = None) -> EncodedPrompt:
+def encode(
+    sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | None = None, room: int | None = None
+) -> EncodedPrompt:
     """Wrap, tokenize and, where it is longer than `limit` tokens, cut a sample's prompt.
 
     The cut takes tokens out of the middle of the sample's own text (as LongBench does); the chat wrapper stays whole
     and spans follow. A token on the border of the context counts as outside it, so that nothing of the question is
-    ever in it.
+    ever in it. With ``truncation="longbench"`` the sample's text is cut by :func:`longbench_cut` beforehand.
 
     Args:
-        sample: ``meta["chat"] is False`` switches the wrapper off for this sample.
+        sample: ``meta["chat"] is False`` switches the wrapper off for this sample, ``meta["system"]`` is a system turn.
         tokenizer: a fast Hugging Face tokenizer (offsets are needed).
         chat: ``none``, ``template`` (the tokenizer's own, one user turn), or a text with ``{prompt}`` in it.
-        limit: most tokens that the prompt may have.
+        limit: most tokens that the prompt may have; by LongBench's rule most tokens of the bare prompt, on which the
+            wrapper comes.
+        room: most tokens that there is room for, where it differs from `limit` (LongBench's rule alone).
 
     Raises:
         DataError: the prompt is too long and its task refuses truncation, or the wrapper alone is too long.
         ModelError: the tokenizer has no offsets or no chat template.
     """
-    before, after, special = wrapper(chat if sample.meta.get("chat", True) else "none", tokenizer)
+    if sample.truncation == "longbench" and limit is not None:
+        return _longbench(sample, tokenizer, chat, limit, room)
+    before, after, special = wrapper(
+        chat if sample.meta.get("chat", True) else "none", tokenizer, sample.meta.get("system")
+    )
     ids, offsets = _tokenize(tokenizer, before + sample.prompt + after, special)
     start, end = len(before), len(before) + len(sample.prompt)
     context = None
@@ -68,11 +76,52 @@ def encode(sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | N
     return EncodedPrompt(tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0])
 
 
-def wrapper(chat: str, tokenizer: Any) -> tuple[str, str, bool]:
+def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:
+    """LongBench's truncation (pred.py): of a prompt of more than `limit` tokens the first and last halves, decoded.
+
+    Special tokens count (the beginning-of-sequence token is in the first half, and is left out of the text). The text
+    is tokenized again later, so its length is only about `limit`; an odd limit loses one token.
+
+    Returns:
+        The text, the characters of it that are the first half, and the tokens that were cut out (0: not truncated).
+    """
+    ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
+    if len(ids) <= limit:
+        return prompt, len(prompt), 0
+    half = int(limit / 2)
+    first, last = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))
+    return first + last, len(first), len(ids) - 2 * half
+
+
+def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int | None) -> EncodedPrompt:
+    """Cut by LongBench's rule, then wrapped. Where that does not fit the model (the rule leaves it open), cut more."""
+    while True:
+        text, border, removed = longbench_cut(sample.prompt, tokenizer, limit)
+        span = sample.context_span
+        if removed and span is not None:
+            # what stood after the context is at the end of the last half, what stood before it in the first
+            after = min(len(sample.prompt) - span[1], len(text) - border)
+            span = (min(span[0], border), len(text) - after)
+        cut = replace(sample, prompt=text, context_span=span, truncation="middle")
+        prompt = encode(cut, tokenizer, chat=chat)
+        over = len(prompt.ids) - room if room is not None else 0
+        if over <= 0:
+            return replace(prompt, removed=removed)
+        limit -= over
+        if limit < 2:
+            raise DataError(f"sample {sample.id}: {room} tokens do not even hold the chat wrapper.")
+
+
+def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
     """Text before and after the prompt, and whether the tokenizer still has to add its special tokens.
 
+    Args:
+        chat: as :func:`encode` takes it.
+        tokenizer: of the model.
+        system: text of a system turn before the user's, where the template is the tokenizer's own.
+
     Raises:
-        ModelError: ``template``, and the tokenizer has none or one that does not keep a user's turn.
+        ModelError: ``template``, and the tokenizer has none or one that does not keep a user's or the system's turn.
     """
     if chat == "none":
         return "", "", True
@@ -82,9 +131,15 @@ def wrapper(chat: str, tokenizer: Any) -> tuple[str, str, bool]:
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("model.chat=template: the tokenizer has no chat template.\n  hint: model.chat=none")
     # The prompt's place is found with a stand-in: a prompt may occur in its own wrapper, this mark does not.
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "user", "content": _MARK}], tokenize=False, add_generation_prompt=True
-    )
+    turns = [{"role": "system", "content": system}] if system else []
+    turns.append({"role": "user", "content": _MARK})
+    try:
+        rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template raises what it likes
+        raise ModelError(
+            f"model.chat=template: the template refuses {'a system turn' if system else 'the prompt'}: {error}"
+            + ("\n  hint: dataset.system=null" if system else "")
+        ) from error
     before, found, after = rendered.partition(_MARK)
     if not found:
         raise ModelError("model.chat=template: the chat template does not keep a user's turn as it is")
@@ -97,8 +152,9 @@ def pad(
     pad_id: int,
     device: torch.device | str,
     decode: Callable[[Sequence[int]], str] | None = None,
+    query_sources: Sequence[str | None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Pad prompts on the left to the longest; `decode` (token ids to text) is told to the cache.
+    """Pad prompts on the left to the longest; what follows `device` is told to the cache as it is.
 
     Returns:
         ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, None where no row is padded; and
@@ -113,7 +169,7 @@ def pad(
     input_ids = input_ids.to(device)
     lengths = [len(prompt.ids) for prompt in prompts]
     spans = [p.context_span for p in prompts]
-    return input_ids, mask, Prompts(starts, lengths, spans, list(queries), input_ids, decode)
+    return input_ids, mask, Prompts(starts, lengths, spans, list(queries), input_ids, decode, query_sources)
 
 
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:

@@ -25,6 +25,7 @@ class Prompts:
         queries: the question's text of each row (Cocktail searches with it); may be empty.
         input_ids: the padded batch ``[B, T]``, where a method needs the text of its chunks.
         decode: token ids to text, likewise.
+        query_sources: what stands for an empty query of each row (:func:`kvbench.retrieval.chunks.cut`), or None.
     """
 
     starts: Sequence[int]
@@ -33,6 +34,7 @@ class Prompts:
     queries: Sequence[str] | None = None
     input_ids: Tensor | None = None
     decode: Callable[[Sequence[int]], str] | None = None
+    query_sources: Sequence[str | None] | None = None
 
     def __post_init__(self) -> None:
         ends = {start + length for start, length in zip(self.starts, self.lengths, strict=True)}
@@ -84,7 +86,8 @@ class Prompts:
 
         ids = None if self.input_ids is None else self.input_ids.repeat_interleave(times, 0)
         spans, queries = rows(self.context_spans), rows(self.queries)
-        return Prompts(rows(self.starts) or [], rows(self.lengths) or [], spans, queries, ids, self.decode)
+        starts, lengths, sources = rows(self.starts) or [], rows(self.lengths) or [], rows(self.query_sources)
+        return Prompts(starts, lengths, spans, queries, ids, self.decode, sources)
 
     def row_ids(self, row: int) -> list[int]:
         """Token ids of one row without its padding (needs `input_ids`)."""

@@ -149,7 +149,8 @@ class Cocktail(Method):
         context = prompts.context_spans[row] if prompts.context_spans else None
         query = prompts.queries[row] if prompts.queries else ""
         assert prompts.decode is not None
-        chunks = cut(ids, prompts.decode, self.chunk_size, context, query)
+        otherwise = prompts.query_sources[row] if prompts.query_sources else None
+        chunks = cut(ids, prompts.decode, self.chunk_size, context, query, otherwise)
         scores = encoder(self.encoder).scores(chunks.query, chunks.texts) if chunks.texts else []
         widths = by_rank(scores, self.split) if self.split else by_threshold(scores, self.alpha, self.beta)
         if self.search == "none":

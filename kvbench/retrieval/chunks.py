@@ -18,8 +18,9 @@ class Chunked:
         size: tokens of a chunk.
         texts: text of each full chunk, in order; the context's remainder of ``len mod size`` tokens is in none.
         query: what to search for.
-        query_source: where it came from: ``input``, ``template`` (the prompt's own text after the context) or
-            ``last_64_tokens`` (no context border is known: the context is everything before them).
+        query_source: where it came from: ``input``, ``template`` (the prompt's own text after the context),
+            ``last_chunk`` (the end of the context, a chunk long) or ``last_64_tokens`` (no context border is known: the
+            context is everything before them).
     """
 
     first: int
@@ -40,6 +41,7 @@ def cut(
     size: int,
     context: tuple[int, int] | None = None,
     query: str = "",
+    otherwise: str | None = None,
 ) -> Chunked:
     """Cut a prompt's context into chunks of `size` model tokens (Cocktail, sec. III-B).
 
@@ -49,6 +51,8 @@ def cut(
         size: tokens of a chunk.
         context: half-open token range of the context, or None.
         query: the question's text; may be empty.
+        otherwise: what to search for where `query` is empty and the context is known: ``template`` (None means it) or
+            ``last_chunk``, for prompts whose text after the context says nothing (code to be completed).
     """
     if context is None:
         border = max(0, len(ids) - LAST_TOKENS)
@@ -57,8 +61,11 @@ def cut(
         query = query if query.strip() else decode(ids[border:])
     else:
         first, last = context
-        source = "input" if query.strip() else "template"
-        query = query if query.strip() else decode(ids[last:])
+        source = "input" if query.strip() else otherwise or "template"
+        if source == "last_chunk":
+            query = decode(ids[max(first, last - size) : last])
+        elif source == "template":
+            query = decode(ids[last:])
     count = (last - first) // size
     texts = tuple(decode(ids[first + i * size : first + (i + 1) * size]) for i in range(count))
     return Chunked(first, size, texts, query, source)

@@ -24,8 +24,8 @@ class Sample:
         answers: reference answers; the score is taken over them as the metric says.
         max_new_tokens: limit on generated tokens.
         stop: strings at which the generation ends (not part of the prediction).
-        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``longbench`` does so by
-            LongBench's rule (before the chat wrapper, by decoding the halves), ``refuse`` raises.
+        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``longbench`` does so
+            by LongBench's rule (before the chat wrapper, by decoding the halves), ``refuse`` raises.
         meta: whatever the scorer or an analysis needs (answer's place in the context, all classes, ...), JSON data. The
             runner reads, where they are there: ``chat`` (False: no chat wrapper), ``system`` (text of a system turn),
             ``target`` (the answer as it follows the prompt), ``query_source`` (what stands for an empty query),

@@ -1,0 +1,192 @@
+"""LongBench v1 (Bai et al., ACL 2024): 21 tasks, and the 13 of LongBench-E, as the official code runs them.
+
+Templates, answer lengths, the tasks without chat wrapper, samsum's rule, truncation and scores are those of
+THUDM/LongBench 2e00731 (LongBench/pred.py, eval.py, config); the templates with their typing errors lie in
+longbench.json. What differs: kvbench scores on 0..1 (times 100 and rounded it is the published number), decodes
+greedily in the model's own dtype, and writes one beginning-of-sequence token where a chat template brings its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from kvbench import data
+from kvbench.data import HubSource
+from kvbench.errors import ConfigError
+from kvbench.metrics import longbench as metric
+from kvbench.schema import bounded
+from kvbench.tasks.base import Sample
+
+#: tasks that the official code runs without the chat wrapper
+NO_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
+
+#: tasks in Chinese (and the code tasks, which are in neither): the other 14 natural-language tasks are English
+CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
+
+#: LongBench-E, whose records carry the bucket of their length
+EXTENDED = tuple(
+    f"{name}_e"
+    for name in (
+        "qasper multifieldqa_en hotpotqa 2wikimqa gov_report multi_news trec triviaqa samsum passage_count "
+        "passage_retrieval_en lcc repobench-p"
+    ).split()
+)
+
+#: tasks that end in code: where their `input` is empty, the end of the context says best what is asked for
+_CODE = ("lcc", "repobench-p")
+
+#: fields of a record that determine its sample
+FIELDS = ("input", "context", "answers", "length", "all_classes")
+
+
+@cache
+def templates() -> dict[str, dict[str, Any]]:
+    """Task -> ``{"max_new_tokens", "prompt"}``, in the official order."""
+    path = Path(__file__).with_name("longbench.json")
+    tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
+    return tasks
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """Names that stand for several tasks: ``all`` (21), ``en`` (16: no Chinese), ``e`` (the 13 of LongBench-E)."""
+    names = tuple(templates())
+    return {"all": names, "en": tuple(name for name in names if name not in CHINESE), "e": EXTENDED}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongBench:
+    """LongBench records as samples.
+
+    Args:
+        name: of the data set, for the results.
+        tasks: names, or ``all``, ``en``, ``e``.
+        path: a folder with ``<task>.jsonl`` (.gz, .json, .parquet), the official data.zip, or one task's file; None:
+            the hub.
+        source: the hub's files.
+        limit: records a task, from the first; None: all.
+        max_new_tokens: for every task; None: the official ones.
+        prompt_limit: tokens of the raw prompt beyond which its middle is cut; None: ``model.prompt_limit``, which is
+            LongBench's for the model; ``fill``: what the model's length leaves beside the answer.
+        prompt_limits: `prompt_limit` by name of the model, before it.
+        system: text of a system turn where the model has a chat template; None: no such turn (official).
+    """
+
+    version: ClassVar[int] = 1
+    scorer_version: ClassVar[int] = 1
+
+    name: str = "longbench"
+    tasks: tuple[str, ...] | str = "all"
+    path: str | None = None
+    source: HubSource = field(default_factory=HubSource)
+    limit: int | None = bounded(None, minimum=1)
+    max_new_tokens: int | None = bounded(None, minimum=1)
+    prompt_limit: int | Literal["fill"] | None = None
+    prompt_limits: dict[str, int] = field(default_factory=dict)
+    system: str | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for tasks that do not exist."""
+        allowed = (*groups(), *templates(), *EXTENDED)
+        if not self.names:
+            raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
+        for name in self.names:
+            if name not in templates() and name not in EXTENDED:
+                raise ConfigError("dataset.tasks", name, "is no task of LongBench", allowed=allowed)
+        if len(set(self.names)) < len(self.names):
+            raise ConfigError("dataset.tasks", list(self.names), "names something twice")
+        if isinstance(self.prompt_limit, int) and self.prompt_limit < 16:
+            raise ConfigError("dataset.prompt_limit", self.prompt_limit, "must be at least 16")
+        self.source.check()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tasks that are run, in order."""
+        if isinstance(self.tasks, str):
+            return groups().get(self.tasks, (self.tasks,))
+        return self.tasks
+
+    @cached_property
+    def records(self) -> dict[str, list[data.Record]]:
+        """Task -> its records. Raises DataError where they cannot be had."""
+        return {
+            name: data.read_records(data.find(self.source, name, self.path, f"dataset {self.name}"), FIELDS)
+            for name in self.names
+        }
+
+    def files(self) -> Iterator[tuple[HubSource, str]]:
+        """What has to be fetched: a source and a task for each."""
+        return ((self.source, name) for name in self.names)
+
+    def samples(self) -> Iterator[Sample]:
+        """For each task its first `limit` records."""
+        for name in self.names:
+            for index, record in enumerate(self.records[name][: self.limit]):
+                yield self.sample(name, index, record)
+
+    def sample(self, task: str, index: int, record: Mapping[str, Any]) -> Sample:
+        """One record of `task` with its prompt, spans and rules."""
+        base = metric.base_name(task)
+        template: str = templates()[base]["prompt"]
+        prompt = template.format(**record)
+        start = template.index("{context}")
+        newline_ends = base == "samsum"
+        return Sample(
+            id=f"{task}/{index}",
+            task=task if base == task else f"{task}@{metric.bucket(int(record['length']))}",
+            prompt=prompt,
+            context_span=(start, start + len(record["context"])),
+            # templates without {input} get no query of their own: see `query_source`
+            query=record["input"] if "{input}" in template else "",
+            answers=tuple(record["answers"]),
+            max_new_tokens=self.max_new_tokens or templates()[base]["max_new_tokens"],
+            truncation="longbench",
+            meta={
+                "dataset": base,
+                "all_classes": record["all_classes"],
+                "target": _target(prompt, record["answers"]),
+                "words": record["length"],
+                "chat": base not in NO_CHAT,
+                **({"query_source": "last_chunk"} if base in _CODE else {}),
+                # samsum: a line feed ends the answer, but is not its first token
+                **({"end_text": "\n", "say_something": True} if newline_ends else {}),
+                **({"system": self.system} if self.system else {}),
+                **({"prompt_limit": self.prompt_limit} if self.prompt_limit else {}),
+                **({"prompt_limits": dict(self.prompt_limits)} if self.prompt_limits else {}),
+            },
+        )
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the samples but for how many there are; the records by their checksum."""
+        return {
+            "target": "longbench",
+            "version": self.version,
+            "sha256": {name: data.fingerprint(records, FIELDS) for name, records in self.records.items()},
+            "max_new_tokens": self.max_new_tokens,
+            "prompt_limit": self.prompt_limit,
+            "prompt_limits": dict(self.prompt_limits),
+            "system": self.system,
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """What a result says about the data beside the identity."""
+        count = {name: len(records) for name, records in self.records.items()}
+        return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """``score``; for the tasks with ROUGE ``rouge_1_0_1`` too: with that package's recursion fault."""
+        dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
+        scores = {"score": metric.score(dataset, prediction, sample.answers, classes)}
+        limited = metric.limited_rouge(dataset, prediction, sample.answers)
+        return scores if limited is None else {**scores, "rouge_1_0_1": limited}
+
+
+def _target(prompt: str, answers: Any) -> str:
+    """The first answer as it follows the prompt: after a blank where the prompt ends in none."""
+    if not answers or not answers[0]:
+        return ""
+    return answers[0] if prompt[-1].isspace() or prompt[-1] in "：" else f" {answers[0]}"

@@ -1,0 +1,165 @@
+"""LongBench's prompts and rules against a slow statement of the official code, on real records where they are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import ConfigError, DataError
+from kvbench.models.spec import ModelConfig
+from kvbench.prompting import encode
+from kvbench.session import batches, end_ids, own_limit
+from kvbench.tasks.load import load
+from kvbench.tasks.longbench import EXTENDED, LongBench, groups, templates
+from tests.data_support import data_dir, golden
+
+RECORD = {
+    "input": "Who wrote it?",
+    "context": "Some text {with} braces. " * 40,
+    "answers": ["Ann", "Ann Lee"],
+    "length": 4100,
+    "all_classes": None,
+    "_id": "x",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in (*templates(), *EXTENDED):
+        records = [{**RECORD, "length": length} for length in (10, 4000, 9000)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from transformers import AutoTokenizer
+
+    from kvbench import models
+
+    return AutoTokenizer.from_pretrained(str(Path(models.__file__).parent / "tiny"))
+
+
+def test_templates_and_numbers_are_the_official_ones() -> None:
+    config = golden("longbench_config.json")
+    expected = golden("longbench_prompt_sha256.json")
+    found = {k: hashlib.sha256(v["prompt"].encode()).hexdigest() for k, v in templates().items()}
+    assert found == expected
+    assert {k: v["max_new_tokens"] for k, v in templates().items()} == config["dataset2maxlen"]
+    assert [name.removesuffix("_e") for name in EXTENDED] == config["datasets_e"]
+    assert len(groups()["all"]) == 21
+    assert len(groups()["en"]) == 16
+    from kvbench.tasks.longbench import NO_CHAT
+
+    assert list(NO_CHAT) == config["no_chat_template"]
+
+
+def test_samples_carry_span_query_and_rules(folder: Path) -> None:
+    task = LongBench(path=str(folder))
+    samples = list(task.samples())
+    assert len(samples) == 63
+    assert len({s.id for s in samples}) == 63
+    for sample in samples:
+        assert sample.prompt == templates()[sample.task]["prompt"].format(**RECORD)
+        assert sample.prompt[slice(*sample.context_span)] == RECORD["context"]
+        without = sample.task in ("gov_report", "multi_news", "vcsum", "passage_count", "lcc")
+        assert sample.query == ("" if without else RECORD["input"])
+        assert (sample.meta.get("end_text") == "\n") is (sample.task == "samsum")
+    assert len(list(batches(samples, 64))) >= 10
+
+
+def test_longbench_e_is_scored_by_length(folder: Path) -> None:
+    task = LongBench(path=str(folder), tasks="e")
+    keys = [s.score_key for s in task.samples()]
+    assert keys[:3] == ["qasper_e@0-4k", "qasper_e@4-8k", "qasper_e@8k+"]
+    assert len(set(keys)) == 39
+    sample = next(iter(task.samples()))
+    assert task.score(sample, "ann.")["score"] == 1.0
+
+
+def test_identity_is_the_content_not_the_place(folder: Path, tmp_path: Path) -> None:
+    task = LongBench(path=str(folder), tasks="qasper")
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    (moved / "qasper.json").write_text(json.dumps([{**RECORD, "length": n} for n in (10, 4000, 9000)]))
+    same = LongBench(path=str(moved), tasks="qasper", limit=1)
+    assert same.identity() == task.identity()
+    assert replace(task, max_new_tokens=3).identity() != task.identity()
+
+
+def test_presets_and_refusals(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'qasper'"):
+        load({"_target_": "kvbench.tasks.longbench.LongBench", "tasks": ["qaspr"]})
+    with pytest.raises(DataError, match=r"dataset\.path=.*does not exist"):
+        LongBench(path=str(folder / "no"), tasks="qasper").identity()
+    (folder / "trec.jsonl").write_text(json.dumps({"input": "x"}))
+    with pytest.raises(DataError, match="no field 'context'"):
+        LongBench(path=str(folder), tasks="trec").identity()
+
+
+def test_limits_by_data_set_before_those_of_the_model(folder: Path) -> None:
+    model = ModelConfig(name="llama3-8b-instruct", hub_id="a/b", max_length=8192, prompt_limit=7000, architecture=None)
+
+    def limit(**settings):
+        return own_limit(next(iter(LongBench(path=str(folder), tasks="qasper", **settings).samples())), model)
+
+    assert limit() == 7000
+    assert limit(prompt_limit=100) == 100
+    assert limit(prompt_limit="fill") is None
+    assert limit(prompt_limit=31500, prompt_limits={"llama3-8b-instruct": 7500}) == 7500
+
+
+def official(record, name, tokenizer, limit, chat):
+    """pred.py restated: the token ids that go into the model."""
+    prompt = golden_template(name).format(**record)
+    ids = tokenizer(prompt, truncation=False)["input_ids"]
+    if len(ids) > limit:
+        half = int(limit / 2)
+        prompt = tokenizer.decode(ids[:half], skip_special_tokens=True) + tokenizer.decode(
+            ids[-half:], skip_special_tokens=True
+        )
+    if chat and name not in ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"):
+        prompt = f"[INST]{prompt}[/INST]"
+    return tokenizer(prompt, truncation=False)["input_ids"]
+
+
+def golden_template(name: str) -> str:
+    text = templates()[name]["prompt"]
+    assert hashlib.sha256(text.encode()).hexdigest() == golden("longbench_prompt_sha256.json")[name]
+    return text
+
+
+@pytest.mark.parametrize("limit", [3500, 31500, 901])
+def test_real_prompts_equal_the_official_rule(limit: int, tokenizer) -> None:
+    task = LongBench(path=str(data_dir("longbench")), limit=2 if limit == 3500 else 1)
+    cut = 0
+    for name in task.names:
+        for sample, record in zip(replace(task, tasks=(name,)).samples(), task.records[name], strict=False):
+            for chat in ("none", "[INST]{prompt}[/INST]"):
+                prompt = encode(sample, tokenizer, chat=chat, limit=limit)
+                assert list(prompt.ids) == official(record, name, tokenizer, limit, chat != "none"), sample.id
+                cut += prompt.removed > 0
+                start, end = prompt.context_span
+                context = tokenizer.decode(prompt.ids[start:end])
+                bare = context.strip().replace("�", "")
+                assert bare[:20] in record["context"] and bare[-20:] in record["context"], sample.id
+                if record["input"] and "{input}" in golden_template(name):
+                    assert end < len(prompt.ids)
+    assert cut > 0
+
+
+def test_samsum_ends_at_a_line_feed(folder: Path, tokenizer) -> None:
+    sample = next(iter(LongBench(path=str(folder), tasks="samsum").samples()))
+    assert end_ids(sample, tokenizer) == tokenizer.encode("\n", add_special_tokens=False)[-1:]
+    assert sample.meta["say_something"] is True
+
+
+def test_room_is_kept_where_the_rule_leaves_it_open(folder: Path, tokenizer) -> None:
+    sample = next(iter(LongBench(path=str(folder), tasks="qasper").samples()))
+    prompt = encode(sample, tokenizer, chat="[INST]" * 30 + "{prompt}[/INST]", limit=200, room=210)
+    assert len(prompt.ids) <= 210
+    assert prompt.removed > 0
