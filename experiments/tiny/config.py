@@ -143,8 +143,11 @@ class TrainConfig:
         self.run.check()
         for i, phase in enumerate(self.phases):
             if self.run.batch_tokens % phase.length or phase.length > self.model.context:
-                raise ConfigError(f"phases[{i}].length", phase.length,
-                                  f"must divide run.batch_tokens={self.run.batch_tokens} and fit the model's context")
+                raise ConfigError(
+                    f"phases[{i}].length",
+                    phase.length,
+                    f"must divide run.batch_tokens={self.run.batch_tokens} and fit the model's context",
+                )
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:

@@ -1,6 +1,6 @@
 """The text that tiny is trained on: any folder of text files, read, cleared of held-out modules and tokenized.
 
-A file is ``*.txt``, ``*.txt.gz`` or ``*.txt.xz`` in UTF-8; a line that holds one form feed separates documents. A document
+A file is ``*.txt``, ``*.txt.gz`` or ``*.txt.xz`` in UTF-8; a line that holds one form feed separates documents. One
 that begins with ``# file: NAME`` is a source file of the Python library and is left out where `mini_text` uses it.
 """
 
@@ -11,9 +11,10 @@ import gzip
 import lzma
 import multiprocessing
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from kvbench.errors import DataError
 from kvbench.tasks.mini.heldout import EXCLUDED
 from kvbench.tasks.mini.tokens import encoder
 
-_OPEN = {".txt": open, ".gz": gzip.open, ".xz": lzma.open}
+_OPEN: dict[str, Callable[..., IO[str]]] = {".txt": open, ".gz": gzip.open, ".xz": lzma.open}
 _SOURCE = re.compile(r"# file: (\S+)\n")
 
 

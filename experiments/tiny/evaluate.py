@@ -80,8 +80,13 @@ def greedy(model: Any, tokenizer: Any, samples: Sequence[Sample], size: int = 25
         batch = samples[start : start + size]
         encoded = tokenizer([s.prompt for s in batch], return_tensors="pt", padding=True).to(model.device)
         encoded.pop("token_type_ids", None)
-        out = model.generate(**encoded, max_new_tokens=batch[0].max_new_tokens, do_sample=False,
-                             eos_token_id=[newline, tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id)
+        out = model.generate(
+            **encoded,
+            max_new_tokens=batch[0].max_new_tokens,
+            do_sample=False,
+            eos_token_id=[newline, tokenizer.eos_token_id],
+            pad_token_id=tokenizer.pad_token_id,
+        )
         new = out[:, encoded["input_ids"].shape[1] :]
         found += [text.split("\n")[0] for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
     return found
@@ -123,9 +128,8 @@ def books(model: Any, tokenizer: Any, paths: Sequence[Path], context: int, limit
     by_book = {}
     total_nll, total_characters, total_tokens = 0.0, 0, 0
     for path in paths:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-        with opened as stream:
-            text = stream.read(8 * limit)
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        text = content.decode("utf-8")[: 8 * limit]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"][:limit]
         nll = 0.0
         for start in range(0, len(ids), context - 1):
@@ -136,7 +140,9 @@ def books(model: Any, tokenizer: Any, paths: Sequence[Path], context: int, limit
             nll += float(torch.nn.functional.cross_entropy(logits, window[0, 1:], reduction="sum"))
         characters = len(tokenizer.decode(ids))
         by_book[path.name.split(".")[0]] = round(nll / math.log(2) / characters, 4)
-        total_nll, total_characters, total_tokens = total_nll + nll, total_characters + characters, total_tokens + len(ids)
+        total_nll += nll
+        total_characters += characters
+        total_tokens += len(ids)
     return {
         "bits_per_character": round(total_nll / math.log(2) / total_characters, 4),
         "token_perplexity": round(math.exp(total_nll / total_tokens), 2),

@@ -67,8 +67,9 @@ def config(shape: ModelShape, dtype: torch.dtype) -> dict[str, object]:
     }
 
 
-def export(shape: ModelShape, weights: dict[str, Tensor], tokenizer: Path, folder: Path,
-           dtype: torch.dtype = torch.bfloat16) -> None:
+def export(
+    shape: ModelShape, weights: dict[str, Tensor], tokenizer: Path, folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Write config, generation config, weights and the tokenizer's two files."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state_dict(shape, weights, dtype), folder / "model.safetensors", metadata={"format": "pt"})

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 Batch = tuple[np.ndarray, np.ndarray]
+Make = Callable[[int, float], Batch]
 
 
-def _work(make: Callable[[int, float], Batch], first: int, step: int, ahead: Any, progress: Any, steps: int | None) -> None:
+def _work(make: Make, first: int, step: int, ahead: Any, progress: Any, steps: int | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     index = first
     while True:
@@ -35,10 +36,10 @@ class Feed:
         steps: the length of the training in steps, or None where :meth:`tell` says how far it is.
     """
 
-    def __init__(self, make: Callable[[int, float], Batch], workers: int, start: int = 0, steps: int | None = None) -> None:
+    def __init__(self, make: Make, workers: int, start: int = 0, steps: int | None = None) -> None:
         context = multiprocessing.get_context("fork")
         self._next, self._workers = start, workers
-        self._progress = context.Value(ctypes.c_double, 0.0, lock=False)
+        self._progress: Any = context.Value(ctypes.c_double, 0.0, lock=False)
         self._queues = [context.Queue(maxsize=3) for _ in range(workers)]
         self._processes = []
         for worker in range(workers):
@@ -53,7 +54,9 @@ class Feed:
             process.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:

@@ -44,7 +44,9 @@ def before_attention(
     return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
 
 
-def after_attention(x: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float) -> Tensor:
+def after_attention(
+    x: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float
+) -> Tensor:
     """Residual x [N, d] with attention's output [N, Hq * D] and the feed-forward block added."""
     x = x + functional.linear(mixed, out.to(x.dtype))
     gate, up = functional.linear(rms_norm(x, norm, eps), gate_up.to(x.dtype)).chunk(2, -1)
@@ -87,12 +89,14 @@ class Network(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.width))
 
-        def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_(function: Any) -> Callable[..., Any]:
             return torch.compile(function, dynamic=False) if compiled else function
 
-        self._before, self._after, self._losses = map(compile_, (before_attention, after_attention, losses))
+        self._before, self._after, self._losses = (compile_(f) for f in (before_attention, after_attention, losses))
         inverse = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
         angles = torch.outer(torch.arange(shape.context).float(), inverse)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -114,9 +118,7 @@ class Network(nn.Module):
         x = self.embedding[ids.flatten()].to(self.compute)
         cos, sin = self.cos[:length].repeat(rows, 1), self.sin[:length].repeat(rows, 1)
         for layer in self.layers:
-            q, k, v = self._before(
-                x, layer.norm1, layer.qkv, cos, sin, shape.heads, shape.kv_heads, shape.eps
-            )
+            q, k, v = self._before(x, layer.norm1, layer.qkv, cos, sin, shape.heads, shape.kv_heads, shape.eps)
             q, k, v = (part.view(rows, length, -1, shape.head_dim).transpose(1, 2) for part in (q, k, v))
             with sdpa_kernel(BACKENDS, set_priority=True):
                 mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -1,11 +1,14 @@
-"""Loss curve and score table of a training, from its log and its scores.
+"""Loss curve and tables of a training, from its log and its scores.
 
-    python -m experiments.tiny.report results/tiny     # train_log.jsonl and scores.json in, curve.png and scores.md out
+    python -m experiments.tiny.report results/tiny
+
+Reads train_log.jsonl, scores.json and sensitivity.json; writes curve.png, scores.md and sensitivity.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +19,28 @@ def table(scores: Mapping[str, Mapping[str, Any]]) -> str:
     """Scores by task (rows) and length (columns) in per cent, as Markdown."""
     lengths = sorted({int(key.split("@")[1]) for key in scores})
     tasks = list(dict.fromkeys(key.split("@")[0] for key in scores))
-    lines = ["| task | " + " | ".join(map(str, lengths)) + " | nll at " + str(lengths[-1]) + " |",
-             "|---|" + "---|" * (len(lengths) + 1)]
+    lines = [
+        "| task | " + " | ".join(map(str, lengths)) + " | nll at " + str(lengths[-1]) + " |",
+        "|---|" + "---|" * (len(lengths) + 1),
+    ]
     for task in tasks:
         cells = [scores[f"{task}@{n}"] for n in lengths]
         values = [f"{100 * cell['score']:.1f}" for cell in cells]
         lines.append(f"| {task} | " + " | ".join(values) + f" | {cells[-1]['nll']:.5f} |")
+    return "\n".join(lines) + "\n"
+
+
+def sensitivity(result: Mapping[str, Any]) -> str:
+    """Scores by task (rows) and cache format (columns) in per cent, their mean, and the paired difference to fp16."""
+    names = list(result["mean"])
+    lines = ["| task | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
+    for task, entries in result["tasks"].items():
+        lines.append(f"| {task} | " + " | ".join(f"{100 * entries[name]['score']:.0f}" for name in names) + " |")
+    means = result["mean"]
+    lines.append("| **mean** | " + " | ".join(f"{100 * means[name]['score']:.1f}" for name in names) + " |")
+    differences = (f"{100 * means[name]['vs_fp16']:+.1f} ± {100 * means[name]['stderr']:.1f}" for name in names[1:])
+    lines.append("| to fp16 | | " + " | ".join(differences) + " |")
+    lines.append("| nll | " + " | ".join(f"{means[name]['nll']:.4f}" for name in names) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -36,7 +55,7 @@ def curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     tokens = [row["tokens"] / 1e6 for row in rows]
     for name in ("text", "answers"):
         axes.plot(tokens, [row[name] for row in rows], label=f"{name} (nats a token)", linewidth=1)
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in itertools.pairwise(rows):
         if before["length"] != after["length"]:
             axes.axvline(after["tokens"] / 1e6, color="grey", linestyle=":", linewidth=0.8)
             axes.annotate(str(after["length"]), (after["tokens"] / 1e6, 9), fontsize=8)
@@ -47,11 +66,12 @@ def curve(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write the three files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     (folder / "scores.md").write_text(table(json.loads((folder / "scores.json").read_text())["scores"]))
+    (folder / "sensitivity.md").write_text(sensitivity(json.loads((folder / "sensitivity.json").read_text())))
     curve([json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()], folder / "curve.png")
 
 

@@ -1,6 +1,6 @@
 """The tokenizer of tiny: byte-level BPE of 4096 entries, every digit by itself.
 
-    python -m experiments.tiny.tokenizer --corpus FOLDER --out kvbench/models/tiny
+python -m experiments.tiny.tokenizer --corpus FOLDER --out kvbench/models/tiny
 """
 
 from __future__ import annotations

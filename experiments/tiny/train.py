@@ -2,8 +2,8 @@
 
     python -m experiments.tiny.train experiments/tiny/tiny.yaml corpus.path=FOLDER run.dir=FOLDER
 
-``run.seconds`` sets how long it takes: rates and row lengths follow the clock. ``run.steps`` in its place makes the rows
-a function of the seed alone. In ``run.dir`` lie log.jsonl, checkpoint.pt and, at the end, model/.
+``run.seconds`` sets how long it takes: rates and row lengths follow the clock. ``run.steps`` in its place makes the
+rows a function of the seed alone. In ``run.dir`` lie log.jsonl, checkpoint.pt and, at the end, model/.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class Trainer:
         self.step += 1
         self.tokens += ids.numel()
         plain, answers, text = found.detach(), codes == ANSWER, codes == TEXT
-        return torch.stack([loss.detach() * total, total, (plain * answers).sum(), answers.sum(),
-                            (plain * text).sum(), text.sum()])
+        return torch.stack(
+            [loss.detach() * total, total, (plain * answers).sum(), answers.sum(), (plain * text).sum(), text.sum()]
+        )
 
     def save(self, path: Path) -> None:
         """Write a checkpoint in one go, so that a kill leaves the old one or the new one."""
@@ -154,8 +155,11 @@ def train(config: TrainConfig, stop_after: int | None = None) -> Trainer:
     run = config.run
     begin = time.perf_counter()
     library = prepare(config)
-    print(f"corpus: {len(library.tokens.prose) / 1e6:.1f}M prose and {len(library.tokens.code) / 1e6:.1f}M code tokens,"
-          f" {time.perf_counter() - begin:.1f} s", flush=True)
+    print(
+        f"corpus: {len(library.tokens.prose) / 1e6:.1f}M prose and {len(library.tokens.code) / 1e6:.1f}M code tokens,"
+        f" {time.perf_counter() - begin:.1f} s",
+        flush=True,
+    )
     mix = Mix(config.mix, library, run.seed)
 
     def make(index: int, progress: float) -> Batch:

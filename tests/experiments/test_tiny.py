@@ -50,16 +50,30 @@ def library(folder) -> Library:
 
 
 def config(folder: Path, run: Path, *more: str):
-    return read(CONFIG, [
-        f"corpus.path={folder}", f"run.dir={run}", "run.seconds=null", "run.steps=4", "run.batch_tokens=512",
-        "run.workers=1", "run.log_every=1", "run.device=cpu", "optimizer.warmup=2",
-        "model={vocabulary: 4096, width: 32, layers: 2, heads: 4, kv_heads: 2, head_dim: 8, hidden: 48, context: 256}",
-        "phases=[{length: 128, share: 0.5}, {length: 256, share: 0.5}]", *more])
+    return read(
+        CONFIG,
+        [
+            f"corpus.path={folder}",
+            f"run.dir={run}",
+            "run.seconds=null",
+            "run.steps=4",
+            "run.batch_tokens=512",
+            "run.workers=1",
+            "run.log_every=1",
+            "run.device=cpu",
+            "optimizer.warmup=2",
+            "model={vocabulary: 4096, width: 32, layers: 2, heads: 4, kv_heads: 2, head_dim: 8, hidden: 48}",
+            "model.context=256",
+            "phases=[{length: 128, share: 0.5}, {length: 256, share: 0.5}]",
+            *more,
+        ],
+    )
 
 
 def test_held_out_modules_are_left_out(folder, library):
     documents = [text for path in corpus.files(folder) for text in corpus.documents(path)]
-    assert len(documents) == 3 and not any("SECRET" in text for text in documents)
+    assert len(documents) == 3
+    assert not any("SECRET" in text for text in documents)
     assert {"argparse.py", "pydoc_data/topics.py"} <= EXCLUDED
 
 
@@ -74,18 +88,21 @@ def test_corpus_tokens_are_those_of_the_whole_documents(folder, library):
 
 
 def test_an_empty_folder_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="point corpus.path"):
+    with pytest.raises(DataError, match=r"point corpus\.path"):
         corpus.files(tmp_path)
 
 
 @pytest.mark.parametrize("length", [256, 1024])
 def test_rows(library, length):
-    mix = Mix(MixConfig(tasks={name: 1.0 for name in TASKS}, text=0.1), library, seed=3)
+    mix = Mix(MixConfig(tasks=dict.fromkeys(TASKS, 1.0), text=0.1), library, seed=3)
     ids, codes = mix.batch(5, length, 16 * length)
     again = mix.batch(5, length, 16 * length)
-    assert (ids == again[0]).all() and (codes == again[1]).all()
-    assert ids.shape == codes.shape == (16, length) and ids.dtype == np.uint16
-    assert (ids[:, 0] == BOS).all() and (codes[:, 0] == NONE).all()
+    assert (ids == again[0]).all()
+    assert (codes == again[1]).all()
+    assert ids.shape == codes.shape == (16, length)
+    assert ids.dtype == np.uint16
+    assert (ids[:, 0] == BOS).all()
+    assert (codes[:, 0] == NONE).all()
     assert (codes[ids == BOS] == NONE).all()
     answers = [library.text(row[a:b]) for row, code in zip(ids, codes, strict=True) for a, b in ends(code)]
     assert len(answers) >= 16
@@ -96,7 +113,9 @@ def test_rows(library, length):
 def test_every_task_makes_rows_whose_tokens_are_those_of_their_text(library, name):
     mix = Mix(MixConfig(tasks={name: 1.0}, text=0.0, grammar=1.0, own_wording=0.5), library, seed=1)
     ids, codes = mix.sample(Rng("row", name), 1024, 1024)
-    assert ids[0] == BOS and ids[-1] == EOS and 512 < len(ids) <= 1024
+    assert ids[0] == BOS
+    assert ids[-1] == EOS
+    assert 512 < len(ids) <= 1024
     text = library.text(np.array(ids[1:-1]))
     assert encoder(TOKENIZER)([text])[0] == ids[1:-1]
     assert codes.count(ANSWER) >= 4
@@ -126,11 +145,14 @@ def test_a_resumed_training_equals_one_in_one_go(folder, tmp_path):
     whole = train(config(folder, tmp_path / "whole"))
     train(config(folder, tmp_path / "parts"), stop_after=2)
     parts = train(config(folder, tmp_path / "parts", "run.workers=2"))
-    assert whole.step == parts.step == 4 and whole.tokens == parts.tokens == 4 * 512
+    assert whole.step == parts.step == 4
+    assert whole.tokens == parts.tokens == 4 * 512
     for a, b in zip(whole.network.parameters(), parts.network.parameters(), strict=True):
         assert torch.equal(a, b)
-    rows = [[json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()]
-            for run in ("whole", "parts")]
+    rows = [
+        [json.loads(line) for line in (tmp_path / run / "log.jsonl").read_text().splitlines()]
+        for run in ("whole", "parts")
+    ]
     assert [row["loss"] for row in rows[0]] == [row["loss"] for row in rows[1]]
     assert [row["length"] for row in rows[0]] == [128, 128, 256, 256]
     assert all(row["loss"] > 0 for row in rows[0])

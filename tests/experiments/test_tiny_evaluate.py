@@ -40,13 +40,34 @@ def test_teacher_forcing_agrees_with_greedy_decoding(tiny):
 def test_several_questions_are_rows_of_one_context():
     sample = Mini().sample("several", 512, 0)
     rows = evaluate.rows_of(sample)
-    assert len(rows) == 8 and rows[0][0] == sample.prompt
+    assert len(rows) == 8
+    assert rows[0][0] == sample.prompt
     assert all(prompt.startswith(sample.prompt[: sample.meta["shared"]]) for prompt, _ in rows)
 
 
 def test_command_line(tmp_path, monkeypatch, capsys):
     out = tmp_path / "scores.json"
-    monkeypatch.setattr(sys, "argv", ["evaluate", str(TINY), "--out", str(out), "--tasks", "passkey", "several", "--lengths",
-                                      "512", "--limit", "2", "--workers", "1", "--device", "cpu"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "evaluate",
+            str(TINY),
+            "--out",
+            str(out),
+            "--tasks",
+            "passkey",
+            "several",
+            "--lengths",
+            "512",
+            "--limit",
+            "2",
+            "--workers",
+            "1",
+            "--device",
+            "cpu",
+        ],
+    )
     evaluate.main()
-    assert '"passkey@512"' in out.read_text() and '"all"' in out.read_text()
+    assert '"passkey@512"' in out.read_text()
+    assert '"all"' in out.read_text()

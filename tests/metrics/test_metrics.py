@@ -10,7 +10,8 @@ from kvbench.metrics.values import last_number, marked_number, recall
 
 def test_normalise():
     assert normalise('  "The  Old\tMan."\n') == "the old man"
-    assert normalise("") == "" and normalise("...") == ""
+    assert normalise("") == ""
+    assert normalise("...") == ""
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ PINNED: dict[str, str] = {
 
 
 def digest(sample) -> str:
-    text = "\x1f".join((sample.prompt, sample.meta["target"], str(sample.context_span), str(sample.meta["answer_spans"])))
+    text = "\x1f".join(
+        (sample.prompt, sample.meta["target"], str(sample.context_span), str(sample.meta["answer_spans"]))
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -49,7 +51,7 @@ def test_bytes_are_pinned(name):
 
 
 @pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("length", (512, 1024, 4096))
+@pytest.mark.parametrize("length", [512, 1024, 4096])
 def test_length_in_tokens(name, length):
     encode = encoder()
     for index in range(2):
@@ -66,14 +68,17 @@ def test_spans_and_answers(name):
         start, end = sample.context_span
         context = sample.prompt[start:end]
         assert 0 < start < end < len(sample.prompt)
-        assert not context[0].isspace() and not context[-1].isspace()
-        assert sample.prompt[:start].endswith("\n") and sample.query in sample.prompt[end:]
+        assert not context[0].isspace()
+        assert not context[-1].isspace()
+        assert sample.prompt[:start].endswith("\n")
+        assert sample.query in sample.prompt[end:]
         assert sample.meta["target"].strip() == sample.answers[0]
         for a, b in sample.meta["answer_spans"]:
             assert start <= a < b <= end
             assert sample.prompt[a:b].strip() in sample.answers[0]
         if name == "arithmetic":  # the only task whose answer is not in the context
-            assert sample.meta["answer_spans"] == [] and sample.meta["depth"] is None
+            assert sample.meta["answer_spans"] == []
+            assert sample.meta["depth"] is None
         else:
             assert 0.0 <= sample.meta["depth"] < 1.0
         # the question does not give the answer away
@@ -89,7 +94,8 @@ def test_no_sentence_twice(name):
         units = re.findall(r"^def .*$", context, flags=re.M)
     else:
         units = [unit for unit in re.split(r"(?<=[.!?])\s+", context) if len(unit) > 25]
-    assert len(units) > 10 and len(set(units)) == len(units)
+    assert len(units) > 10
+    assert len(set(units)) == len(units)
 
 
 def test_answer_of_code_line_is_unique_in_the_context():
@@ -123,10 +129,20 @@ def test_samples_do_not_depend_on_the_limit_and_the_order():
 
 
 def test_same_bytes_under_another_hash_seed():
-    code = ("import hashlib; from kvbench.tasks.mini import Mini; m = Mini(tasks=('few_shot', 'code_line'), lengths=(512,),"
-            " limit=2); print(hashlib.sha256(repr(list(m.samples())).encode()).hexdigest())")
-    found = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-                            capture_output=True, text=True, check=True).stdout for seed in ("1", "2")}
+    code = (
+        "import hashlib; from kvbench.tasks.mini import Mini; m = Mini(tasks=('few_shot', 'code_line'), lengths=(512,),"
+        " limit=2); print(hashlib.sha256(repr(list(m.samples())).encode()).hexdigest())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
     assert len(found) == 1
 
 
@@ -134,7 +150,8 @@ def test_several_questions_share_their_context():
     task = Mini()
     sample = task.sample("several", 1024, 0)
     questions, shared = sample.meta["questions"], sample.meta["shared"]
-    assert len(questions) == 8 and sample.prompt == sample.prompt[:shared] + questions[0]["prompt"]
+    assert len(questions) == 8
+    assert sample.prompt == sample.prompt[:shared] + questions[0]["prompt"]
     assert len({q["answer"] for q in questions}) == 8
     assert shared == sample.context_span[1]
     right = [q["answer"] for q in questions]
@@ -165,7 +182,8 @@ def test_multi_value_is_scored_by_recall():
 def test_identity_names_what_determines_the_samples():
     identity = Mini(limit=3).identity()
     assert identity == Mini(limit=9).identity()
-    assert identity != Mini(seed=1).identity() and len(identity["tokenizer"]) == 16
+    assert identity != Mini(seed=1).identity()
+    assert len(identity["tokenizer"]) == 16
 
 
 CONFIG = {"_target_": "kvbench.tasks.mini.Mini", "tasks": ["needle"], "lengths": [1024]}
@@ -195,8 +213,11 @@ def test_wrong_configurations_are_refused(change, message):
 
 
 def test_loading_imports_neither_torch_nor_transformers():
-    code = ("import sys; from kvbench.tasks import load; load({'_target_': 'kvbench.tasks.mini.Mini'});"
-            "print([m for m in ('torch', 'transformers', 'tokenizers', 'numpy') if m in sys.modules])")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={"PYTHONPATH": ":".join(sys.path)})
+    code = (
+        "import sys; from kvbench.tasks import load; load({'_target_': 'kvbench.tasks.mini.Mini'});"
+        "print([m for m in ('torch', 'transformers', 'tokenizers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)}
+    )
     assert done.stdout.strip() == "[]"

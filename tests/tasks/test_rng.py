@@ -17,8 +17,15 @@ def test_draws_are_pinned():
     rng = Rng("pin", 1)
     items = list(range(8))
     rng.shuffle(items)
-    drawn = [rng.below(100), rng.between(-3, 3), rng.choice("abcdef"), rng.sample(range(20), 4), rng.chance(0.5),
-             rng.weighted({"a": 1, "b": 2}), items]
+    drawn = [
+        rng.below(100),
+        rng.between(-3, 3),
+        rng.choice("abcdef"),
+        rng.sample(range(20), 4),
+        rng.chance(0.5),
+        rng.weighted({"a": 1, "b": 2}),
+        items,
+    ]
     assert drawn == PINNED
 
 

@@ -7,10 +7,52 @@ from dataclasses import dataclass
 from kvbench.tasks.mini import vocabulary as words
 from kvbench.tasks.mini.rng import Rng
 
-_VERBS = ("build", "check", "clean", "close", "collect", "convert", "copy", "count", "create", "delete", "encode", "fetch",
-          "filter", "find", "format", "group", "handle", "index", "join", "load", "merge", "move", "open", "parse", "pick",
-          "print", "read", "remove", "render", "replace", "reset", "resolve", "save", "scan", "select", "send", "sort",
-          "split", "store", "update", "validate", "visit", "wrap", "write")
+_VERBS = (
+    "build",
+    "check",
+    "clean",
+    "close",
+    "collect",
+    "convert",
+    "copy",
+    "count",
+    "create",
+    "delete",
+    "encode",
+    "fetch",
+    "filter",
+    "find",
+    "format",
+    "group",
+    "handle",
+    "index",
+    "join",
+    "load",
+    "merge",
+    "move",
+    "open",
+    "parse",
+    "pick",
+    "print",
+    "read",
+    "remove",
+    "render",
+    "replace",
+    "reset",
+    "resolve",
+    "save",
+    "scan",
+    "select",
+    "send",
+    "sort",
+    "split",
+    "store",
+    "update",
+    "validate",
+    "visit",
+    "wrap",
+    "write",
+)
 _NOUNS = tuple(word for word in words.TOOLS + words.ANIMALS + words.FOODS + words.PLACES if len(word) < 9)
 _SUFFIXES = ("count", "name", "list", "map", "size", "index", "limit", "path", "total", "value", "items", "key")
 _METHODS = ("append", "extend", "update", "get", "pop", "remove", "insert", "index", "strip", "split", "join")
@@ -68,7 +110,9 @@ def function(rng: Rng, inside: Call | None = None) -> str:
     variables = list(arguments)
     lines = [f"def {function_name(rng)}({', '.join(arguments)}):"]
     if rng.below(2):
-        lines.append(f'    """{rng.choice(_VERBS).capitalize()} the {rng.choice(_NOUNS)} of the {rng.choice(_NOUNS)}."""')
+        lines.append(
+            f'    """{rng.choice(_VERBS).capitalize()} the {rng.choice(_NOUNS)} of the {rng.choice(_NOUNS)}."""'
+        )
     count = rng.between(2, 5)
     at = rng.below(count) if inside else -1
     for i in range(count):
@@ -81,7 +125,7 @@ def function(rng: Rng, inside: Call | None = None) -> str:
             variables.append(target)
         elif kind == 3:
             lines.append(f"    if {rng.choice(variables)} {rng.choice(_COMPARISONS)} {rng.between(0, 99)}:")
-            lines.append(f"        raise ValueError(\"bad {rng.choice(_NOUNS)}\")")
+            lines.append(f'        raise ValueError("bad {rng.choice(_NOUNS)}")')
         elif kind == 4:
             item = rng.choice(_NOUNS)
             lines.append(f"    for {item} in {rng.choice(variables)}:")

@@ -16,8 +16,10 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
     # cut to the size, so that all passages of a task cost the same number of decoding steps within a few tokens
     passages = [" ".join(text.split(" ")[:n_words]).rstrip(".,;:") for text in passages]
     records = [f"Passage {key}: {text}." for key, text in zip(keys, passages, strict=True)]
-    questions = [ask(f"What does the passage {keys[i]} say, word for word?", passages[i],
-                     find(records[i], i, passages[i])) for i in setting.pick(n)]
+    questions = [
+        ask(f"What does the passage {keys[i]} say, word for word?", passages[i], find(records[i], i, passages[i]))
+        for i in setting.pick(n)
+    ]
     return Draft("qa", records, questions)
 
 
@@ -65,6 +67,13 @@ def code_line(setting: Setting) -> Draft:
     for i in setting.pick(len(calls)):
         line = calls[i]
         start = records[i].index(line.prefix) + len(line.prefix)
-        questions.append(Question(f"\n\n# the same line again\n{line.prefix}", line.prefix.strip(), line.rest,
-                                  ((i, start, start + len(line.rest)),), glued=True))
+        questions.append(
+            Question(
+                f"\n\n# the same line again\n{line.prefix}",
+                line.prefix.strip(),
+                line.rest,
+                ((i, start, start + len(line.rest)),),
+                glued=True,
+            )
+        )
     return Draft("code", records, questions, code=True)

@@ -8,14 +8,50 @@ from kvbench.tasks.mini.rng import Rng
 _OBJECTS = words.TOOLS + words.FOODS + words.ANIMALS
 _SUBJECTS = words.PEOPLE + words.PEOPLE + words.ANIMALS
 _PREPOSITIONS = ("in", "near", "behind", "beside", "outside", "above", "opposite", "beyond", "inside", "under")
-_TIMES = ("in the morning", "at noon", "before dawn", "after supper", "in the evening", "at midnight", "last winter",
-          "that summer", "on Sunday", "on Monday", "on Friday", "years ago", "the day before", "towards autumn")
+_TIMES = (
+    "in the morning",
+    "at noon",
+    "before dawn",
+    "after supper",
+    "in the evening",
+    "at midnight",
+    "last winter",
+    "that summer",
+    "on Sunday",
+    "on Monday",
+    "on Friday",
+    "years ago",
+    "the day before",
+    "towards autumn",
+)
 _LINKS = ("because", "although", "while", "before", "after", "until", "as soon as", "since", "unless", "so that")
-_STARTS = ("However", "Meanwhile", "Of course", "In those days", "At last", "For once", "To everyone's surprise",
-           "As a rule", "Long ago", "On the way home", "By and by", "In the end", "Now and then", "Even so")
+_STARTS = (
+    "However",
+    "Meanwhile",
+    "Of course",
+    "In those days",
+    "At last",
+    "For once",
+    "To everyone's surprise",
+    "As a rule",
+    "Long ago",
+    "On the way home",
+    "By and by",
+    "In the end",
+    "Now and then",
+    "Even so",
+)
 _SAYINGS = ("said", "thought", "believed", "wrote", "claimed", "admitted", "remembered", "feared", "knew", "declared")
-_VERDICTS = ("it was too late", "nothing could be done", "there was no reason to hurry", "the matter was settled",
-             "everything would be all right", "somebody had to pay", "it made no difference", "no one would notice")
+_VERDICTS = (
+    "it was too late",
+    "nothing could be done",
+    "there was no reason to hurry",
+    "the matter was settled",
+    "everything would be all right",
+    "somebody had to pay",
+    "it made no difference",
+    "no one would notice",
+)
 
 
 def article(text: str) -> str:
@@ -65,8 +101,10 @@ def clause(rng: Rng) -> str:
         return f"{who} {rng.choice(_SAYINGS)} that {rng.choice(_VERDICTS)}"
     if kind == 7:
         return f"{who} {rng.choice(words.TRANSITIVE)} {noun_phrase(rng, words.THINGS)} of {subject(rng)}"
-    return f"there was {article(rng.choice(words.ADJECTIVES))} {rng.choice(words.TOOLS)} of " \
-           f"{rng.choice(words.MATERIALS)} {place(rng)}"
+    return (
+        f"there was {article(rng.choice(words.ADJECTIVES))} {rng.choice(words.TOOLS)} of "
+        f"{rng.choice(words.MATERIALS)} {place(rng)}"
+    )
 
 
 def sentence(rng: Rng) -> str:

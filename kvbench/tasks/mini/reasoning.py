@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from kvbench.tasks.mini import names
 from kvbench.tasks.mini import vocabulary as words
 from kvbench.tasks.mini.draft import Draft, Question, Setting
@@ -19,7 +21,7 @@ def variable_tracking(setting: Setting) -> Draft:
         own = variables[chain * (hops + 1) : (chain + 1) * (hops + 1)]
         value = names.digits(rng, 5)
         steps.append((chain, f"VAR {own[0]} = {value}.", value))
-        steps += [(chain, f"VAR {b} = VAR {a}.", f"VAR {a}") for a, b in zip(own, own[1:], strict=False)]
+        steps += [(chain, f"VAR {b} = VAR {a}.", f"VAR {a}") for a, b in itertools.pairwise(own)]
         spelled = " = ".join(f"VAR {name}" for name in reversed(own))
         queries.append((f"What is the value of VAR {own[-1]}? Write the whole chain.", f"{spelled} = {value}"))
     # chains are dealt out at random, each keeping its own order
@@ -81,10 +83,26 @@ def _plural(noun: str) -> str:
     return f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeiou" else f"{noun}s"
 
 
-_MORE = ("buys {b} more {x}", "finds {b} {x}", "gets {b} {x} from {m}", "makes {b} {x}", "is given {b} more {x}",
-         "wins {b} {x}", "borrows {b} {x} from {m}", "collects {b} {x}")
-_LESS = ("gives {b} {x} to {m}", "loses {b} {x}", "sells {b} {x}", "throws {b} {x} away", "breaks {b} {x}",
-         "lends {b} {x} to {m}", "leaves {b} {x} behind", "sends {b} {x} to {m}")
+_MORE = (
+    "buys {b} more {x}",
+    "finds {b} {x}",
+    "gets {b} {x} from {m}",
+    "makes {b} {x}",
+    "is given {b} more {x}",
+    "wins {b} {x}",
+    "borrows {b} {x} from {m}",
+    "collects {b} {x}",
+)
+_LESS = (
+    "gives {b} {x} to {m}",
+    "loses {b} {x}",
+    "sells {b} {x}",
+    "throws {b} {x} away",
+    "breaks {b} {x}",
+    "lends {b} {x} to {m}",
+    "leaves {b} {x} behind",
+    "sends {b} {x} to {m}",
+)
 _NOUNS = tuple(noun for noun in words.TOOLS if len(noun) < 8 and noun not in ("scissors", "scales"))
 
 

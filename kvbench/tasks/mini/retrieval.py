@@ -34,8 +34,10 @@ def needle(setting: Setting) -> Draft:
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.digits(rng, 7))
     records = [f"One of the special magic numbers for {k} is: {v}." for k, v in zip(keys, values, strict=True)]
-    questions = [ask(f"What is the special magic number for {keys[i]}?", values[i], find(records[i], i, values[i]))
-                 for i in setting.pick(n)]
+    questions = [
+        ask(f"What is the special magic number for {keys[i]}?", values[i], find(records[i], i, values[i]))
+        for i in setting.pick(n)
+    ]
     return Draft("qa", records, questions)
 
 
@@ -45,15 +47,19 @@ def needle_words(setting: Setting) -> Draft:
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.pair(rng))
     records = [f"The secret words for {k} are: {v}." for k, v in zip(keys, values, strict=True)]
-    questions = [ask(f"What are the secret words for {keys[i]}?", values[i], find(records[i], i, values[i]))
-                 for i in setting.pick(n)]
+    questions = [
+        ask(f"What are the secret words for {keys[i]}?", values[i], find(records[i], i, values[i]))
+        for i in setting.pick(n)
+    ]
     return Draft("qa", records, questions)
 
 
 def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
     records = [f"{k}: {v}" for k, v in zip(keys, values, strict=True)]
-    questions = [ask(f"What is the value of the key {keys[i]}?", values[i], find(records[i], i, values[i]))
-                 for i in setting.pick(len(keys))]
+    questions = [
+        ask(f"What is the value of the key {keys[i]}?", values[i], find(records[i], i, values[i]))
+        for i in setting.pick(len(keys))
+    ]
     return Draft("qa", records, questions)
 
 
@@ -66,8 +72,11 @@ def key_value(setting: Setting) -> Draft:
 def key_value_hex(setting: Setting) -> Draft:
     """64 lines ``a3f91c: 93bd04e1a77c`` (fewer below 4096 tokens): the keys look alike, the answers are long."""
     rng, n = setting.rng, setting.count(64, 56, least=2)
-    return _pairs(setting, names.distinct(n, lambda: names.hexadecimal(rng, 6)),
-                  names.distinct(n, lambda: names.hexadecimal(rng, 12)))
+    return _pairs(
+        setting,
+        names.distinct(n, lambda: names.hexadecimal(rng, 6)),
+        names.distinct(n, lambda: names.hexadecimal(rng, 12)),
+    )
 
 
 def several(setting: Setting) -> Draft:
@@ -127,8 +136,12 @@ def passage(setting: Setting) -> Draft:
     rng, n = setting.rng, setting.count(20, 200, least=2)
     tags = names.distinct(n, lambda: names.digits(rng, 4))
     last = [setting.writer.sentence() for _ in range(n)]
-    records = [f"{setting.writer.passage(setting.size(20, 1, 40))} {end} [passage {tag}]"
-               for end, tag in zip(last, tags, strict=True)]
-    questions = [ask(f"Which passage ends with these words? {last[i]}", tags[i], find(records[i], i, tags[i]))
-                 for i in setting.pick(n)]
+    records = [
+        f"{setting.writer.passage(setting.size(20, 1, 40))} {end} [passage {tag}]"
+        for end, tag in zip(last, tags, strict=True)
+    ]
+    questions = [
+        ask(f"Which passage ends with these words? {last[i]}", tags[i], find(records[i], i, tags[i]))
+        for i in setting.pick(n)
+    ]
     return Draft("qa", records, questions)

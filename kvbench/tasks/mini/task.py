@@ -51,8 +51,12 @@ class Mini:
         if isinstance(self.tasks, str) and self.tasks != "all" and self.tasks not in TASKS:
             raise ConfigError("dataset.tasks", self.tasks, "is no task of mini", allowed=("all", *TASKS))
         if not self.tasks or not self.lengths:
-            raise ConfigError("dataset.tasks" if not self.tasks else "dataset.lengths", [], "must not be empty",
-                              allowed=TASKS if not self.tasks else LENGTHS)
+            raise ConfigError(
+                "dataset.tasks" if not self.tasks else "dataset.lengths",
+                [],
+                "must not be empty",
+                allowed=TASKS if not self.tasks else LENGTHS,
+            )
         for task in self.names:
             if task not in TASKS:
                 raise ConfigError("dataset.tasks", task, "is no task of mini", allowed=("all", *TASKS))

@@ -20,8 +20,10 @@ class Wrapper:
 
 #: what `mini` itself uses, by style of task
 WRAPPERS = {
-    "qa": Wrapper("Read the text below and answer the question about it. Give only the answer.",
-                  "Answer the question from the text above. Give only the answer and no other words."),
+    "qa": Wrapper(
+        "Read the text below and answer the question about it. Give only the answer.",
+        "Answer the question from the text above. Give only the answer and no other words.",
+    ),
     "few_shot": Wrapper("Find the label of the last text. Here are some examples of texts and their labels."),
     "problems": Wrapper("Read the text below, then solve the last problem step by step, as the examples do."),
     "code": Wrapper("Complete the line of code as it stands in the code below."),
@@ -30,13 +32,17 @@ WRAPPERS = {
 #: other wordings, which the training mix of the bundled model has too, so that it is not bound to one
 VARIANTS = {
     "qa": (
-        Wrapper("Answer the question based on the given passages. Only give me the answer and do not output any other"
-                " words.\n\nThe following are given passages.",
-                "Answer the question based on the given passages. Only give me the answer and do not output any other"
-                " words."),
-        Wrapper("Read the following text and answer briefly.",
-                "Now, answer the following question based on the above text, only give me the answer and do not output"
-                " any other words."),
+        Wrapper(
+            "Answer the question based on the given passages. Only give me the answer and do not output any other"
+            " words.\n\nThe following are given passages.",
+            "Answer the question based on the given passages. Only give me the answer and do not output any other"
+            " words.",
+        ),
+        Wrapper(
+            "Read the following text and answer briefly.",
+            "Now, answer the following question based on the above text, only give me the answer and do not output"
+            " any other words.",
+        ),
         Wrapper("Some special information is hidden in the text. Memorize it. I will ask about it afterwards."),
         Wrapper("Text:"),
     ),

@@ -53,7 +53,8 @@ guitar hammer handle harness harp hat helmet hinge hoe hook horn hose hourglass 
 knot label ladder ladle lamp lantern lathe leash ledger lens letter lever lid loom lute magnet mallet map marble mask
 mast mat match medal mirror mitten mop mortar motor mug nail napkin necklace needle net notebook oar oven paddle padlock
 pail pan parcel pedal pen pencil pendulum piano pillow pin pipe pitcher plank plate pliers plough pocket pot pouch
-propeller pulley pump purse quill quilt rack radio raft rake razor reel ribbon ring rod rope rudder rug ruler sack saddle
+propeller pulley pump purse quill quilt rack radio raft rake razor reel ribbon ring rod rope rudder rug ruler sack
+saddle
 sail saw scale scarf scissors scoop screw scroll scythe shawl shelf shield shirt shoe shovel shutter sickle sieve
 signpost skate sled spade spear spindle spoon spring spur stamp stick stool stove strap string suitcase sundial sword
 table tablecloth tape tent thermometer thimble thread ticket tile tongs torch towel toy tray tripod trolley trombone
@@ -199,6 +200,17 @@ marsh mere minster moor mouth ness port ridge shaw stead stoke stone thorpe ton 
 
 #: all words that the prose is drawn from
 WORDS = frozenset(
-    PEOPLE + ANIMALS + FOODS + TOOLS + PLACES + MATERIALS + THINGS + TRANSITIVE + INTRANSITIVE + ADJECTIVES + COLOURS
-    + ADVERBS + FIRST_NAMES
+    PEOPLE
+    + ANIMALS
+    + FOODS
+    + TOOLS
+    + PLACES
+    + MATERIALS
+    + THINGS
+    + TRANSITIVE
+    + INTRANSITIVE
+    + ADJECTIVES
+    + COLOURS
+    + ADVERBS
+    + FIRST_NAMES
 )
