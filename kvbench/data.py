@@ -6,6 +6,7 @@ loaded, with the override that would supply it.
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import hashlib
 import io
@@ -35,8 +36,8 @@ class HubSource:
     Args:
         hub_id: repository of type dataset, for example ``zai-org/LongBench``.
         revision: commit, so that the bytes stay the same; None: the newest.
-        file: path in the repository; ``{task}`` stands for a task's name, and ``a.zip!b.jsonl`` for the member b.jsonl
-            of an archive.
+        file: path in the repository; ``{task}`` stands for a task's name, ``a.zip!b.jsonl`` for the member b.jsonl of
+            an archive, and ``*`` for whatever stands there (the first such file in order).
     """
 
     hub_id: str | None = None
@@ -106,7 +107,7 @@ def download(source: HubSource, name: str, what: str) -> Path:
     Raises:
         DataError: there is no network, no such repository, revision or file, or no access.
     """
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import HfApi, constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     if source.hub_id is None:
@@ -114,7 +115,8 @@ def download(source: HubSource, name: str, what: str) -> Path:
     if constants.HF_HUB_OFFLINE:
         raise _missing(source, name, what, "HF_HUB_OFFLINE is set")
     revision = source.revision or "main"
-    answer = probe(f"{constants.ENDPOINT}/datasets/{source.hub_id}/resolve/{revision}/{name}")
+    probed = "README.md" if "*" in name else name
+    answer = probe(f"{constants.ENDPOINT}/datasets/{source.hub_id}/resolve/{revision}/{probed}")
     if isinstance(answer, str) or answer >= 500:
         raise _missing(source, name, what, f"{constants.ENDPOINT} cannot be reached ({answer})")
     if answer in (401, 403):
@@ -122,6 +124,11 @@ def download(source: HubSource, name: str, what: str) -> Path:
     if answer == 404:
         raise _missing(source, name, what, f"the hub has no such file at revision {revision} (404)")
     try:
+        if "*" in name:
+            files = HfApi().list_repo_files(source.hub_id, repo_type="dataset", revision=source.revision)
+            name = next(iter(sorted(fnmatch.filter(files, name))), name)
+            # by it the snapshot is found again without network
+            hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
         return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise _missing(source, name, what, str(error).splitlines()[0]) from error
@@ -204,10 +211,11 @@ def _local(path: Path, source: HubSource, task: str, what: str, endings: Sequenc
         return Found(path / name, member)
     for folder in (path, path / "data", path / task):
         for ending in endings:
-            for stem in (task, f"{task}.test", "test"):
-                if folder / f"{stem}{ending}" != path / f"test{ending}" and (folder / f"{stem}{ending}").is_file():
-                    return Found(folder / f"{stem}{ending}")
-        if found := sorted(folder.glob("test-*.parquet")):
+            stems = (task, "test") if folder == path / task else (task,)
+            for file in (folder / f"{stem}{ending}" for stem in stems):
+                if file.is_file():
+                    return Found(file)
+        if found := sorted((*folder.glob(f"{task}-*.parquet"), *(path / task).glob("test-*.parquet"))):
             return Found(found[0])
     there = sorted(p.name for p in path.iterdir())
     near = nearest(task, there)
@@ -239,6 +247,10 @@ def _cached(source: HubSource, name: str) -> Path | None:
 
     if source.hub_id is None:
         return None
+    if "*" in name:
+        readme = try_to_load_from_cache(source.hub_id, "README.md", revision=source.revision, repo_type="dataset")
+        snapshot = Path(readme).parent if isinstance(readme, str) else None
+        return next(iter(sorted(snapshot.glob(name))), None) if snapshot else None
     hit = try_to_load_from_cache(source.hub_id, name, revision=source.revision, repo_type="dataset")
     return Path(hit) if isinstance(hit, str) else None
 

@@ -1,0 +1,66 @@
+"""GSM8K's prompts: the harness's draw and joins, LogQuant's turn."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import ConfigError
+from kvbench.tasks.gsm8k import GSM8K
+from kvbench.tasks.load import load
+from tests.data_support import data_dir
+
+TRAIN = [{"question": f"How many is {n}?", "answer": f"It is {n}.\nSo {n}.\n#### {n}"} for n in range(120)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, TRAIN)), encoding="utf-8")
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TRAIN[:7])), encoding="utf-8")
+    return tmp_path
+
+
+def test_shots_are_drawn_as_the_harness_draws_them(folder: Path) -> None:
+    samples = list(GSM8K(path=str(folder)).samples())
+    draw = random.Random(1234)
+    for record, sample in zip(TRAIN, samples, strict=False):
+        shots = draw.sample(TRAIN, 5)
+        expected = "\n\n".join(f"Question: {s['question']}\nAnswer: {s['answer']}" for s in shots)
+        assert sample.prompt == f"{expected}\n\nQuestion: {record['question']}\nAnswer:"
+    assert len(samples) == 7
+    fewer = list(GSM8K(path=str(folder), limit=3).samples())
+    assert fewer == samples[:3]
+    assert samples[0].stop == ("Question:", "</s>", "<|im_end|>")
+
+
+def test_scores_stand_side_by_side(folder: Path) -> None:
+    task = GSM8K(path=str(folder))
+    sample = next(iter(task.samples()))
+    assert task.score(sample, "It is 0") == {"score": 0.0, "strict": 0.0, "flexible": 1.0}
+    own = replace(task, style="logquant")
+    assert own.score(sample, "#### 0")["score"] == 1.0
+    assert own.identity() != task.identity()
+    assert next(iter(own.samples())).meta["system"]
+
+
+def test_logquants_turn(folder: Path) -> None:
+    prompt = next(iter(GSM8K(path=str(folder), style="logquant").samples())).prompt
+    assert prompt.startswith("Please answer the following question by the format, mark the final answer by ####.\n")
+    assert "\n        example 3: \n        question: How many is 4?\n        answer: It is 4. So 4. #### 4\n" in prompt
+    assert prompt.endswith("        Question for you: \n        question: How many is 0?\n")
+
+
+def test_settings_without_effect_are_refused() -> None:
+    with pytest.raises(ConfigError, match="five fixed examples"):
+        load({"_target_": "kvbench.tasks.gsm8k.GSM8K", "style": "logquant", "shots": 3})
+
+
+def test_real_splits() -> None:
+    task = GSM8K(path=str(data_dir("gsm8k")))
+    assert len(list(task.samples())) == 1319
+    prompt = next(iter(replace(task, style="logquant").samples())).prompt
+    assert "Natalia sold 48/2 = <<48/2=24>>24 clips in May. Natalia sold 48+24 = " in prompt
