@@ -1,10 +1,10 @@
-"""How much quantizing the prompt's keys and values costs the bundled model, by task: a quick look without packed caches.
+"""What quantizing the prompt's keys and values costs the bundled model, by task: a quick look without packed caches.
 
     python -m experiments.tiny.sensitivity kvbench/models/tiny --out results/tiny/sensitivity.json
 
 The prompt is prefilled exactly; its keys (after RoPE) and values are quantized and decoded again by kvbench's own
-quantizers, where the method would quantize them; the answer is then read by teacher forcing with its own keys and values
-exact. All variants see the same samples, so differences to fp16 are paired. The tables of kvbench itself, with
+quantizers, where the method would quantize them; the answer is then read by teacher forcing with its own keys and
+values exact. All variants see the same samples, so differences to fp16 are paired. The tables of kvbench itself, with
 packed caches and greedy decoding, are the ones to quote.
 """
 

@@ -6,8 +6,10 @@ import hashlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from kvbench.errors import ConfigError
 from kvbench.tasks import load
@@ -210,6 +212,24 @@ def test_wrong_configurations_are_refused(change, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         load({**CONFIG, **change})
     assert str(error.value).startswith("dataset.")
+
+
+CONF = Path(__file__).parents[2] / "conf" / "dataset"
+
+
+@pytest.mark.parametrize("path", [CONF / "mini.yaml", *sorted((CONF / "mini").glob("*.yaml"))], ids=lambda p: p.stem)
+def test_every_preset_loads(path):
+    text = path.read_text()
+    assert text.startswith("# ")
+    task = load(yaml.safe_load(text))
+    name = str(path.relative_to(CONF).with_suffix(""))
+    assert task.name == name
+    if name not in ("mini", "mini/full"):
+        assert task.names == (path.stem,)
+
+
+def test_there_is_a_preset_for_every_task():
+    assert {path.stem for path in (CONF / "mini").glob("*.yaml")} == {"full", *TASKS}
 
 
 def test_loading_imports_neither_torch_nor_transformers():

@@ -1,0 +1,89 @@
+"""The text of `mini_text`: help texts and source files that come with Python itself and that training left out."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.errors import DataError
+from kvbench.tasks.mini.heldout import MODULES
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text.
+
+    Args:
+        name: ``topics/NAME`` or the module's path in the standard library.
+        kind: ``prose`` or ``code``.
+        text: its characters.
+        sha256: of the text in UTF-8.
+    """
+
+    name: str
+    kind: str
+    text: str
+    sha256: str
+
+
+def _document(name: str, kind: str, text: str) -> Document:
+    return Document(name, kind, text, hashlib.sha256(text.encode("utf-8")).hexdigest())
+
+
+def documents(library: Path | None = None) -> list[Document]:
+    """The help topics as one text of prose, then the modules, in a fixed order.
+
+    Args:
+        library: a folder with the standard library's source; None: the running Python's.
+
+    Raises:
+        DataError: this Python has no source files (some distributions strip them).
+    """
+    folder = library or Path(sysconfig.get_paths()["stdlib"])
+    found = [_document("topics", "prose", "\n\n".join(text for _, text in _topics()))]
+    for name in MODULES:
+        path = folder / name
+        try:
+            found.append(_document(name, "code", path.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"mini_text: {path} cannot be read ({error}). It measures on the standard library's source files.\n"
+                "  hint: dataset.path=FILE measures on a text of your own"
+            ) from error
+    return found
+
+
+def _topics() -> Iterator[tuple[str, str]]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise DataError(
+            f"mini_text: this Python comes without its help texts ({error}).\n"
+            "  hint: dataset.path=FILE measures on a text of your own"
+        ) from error
+    return iter(sorted(topics.items()))
+
+
+def own(path: Path) -> Document:
+    """Any text file in UTF-8, as one document of prose.
+
+    Raises:
+        DataError: it cannot be read or is empty.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"dataset.path={path}: cannot be read as UTF-8 text ({error})") from error
+    if not text.strip():
+        raise DataError(f"dataset.path={path}: holds no text")
+    return _document(path.name, "prose", text)
+
+
+def identity(texts: list[Document]) -> dict[str, str]:
+    """What determines the numbers: the SHA-256 over all texts, and the Python version that they came with."""
+    joined = hashlib.sha256("".join(document.sha256 for document in texts).encode())
+    return {"sha256": joined.hexdigest(), "python": platform.python_version()}

@@ -1,0 +1,43 @@
+"""mini_text's provider: held-out texts of the running Python, in order, with their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from kvbench.errors import DataError
+from kvbench.tasks.mini import text
+from kvbench.tasks.mini.heldout import EXCLUDED, MODULES
+
+
+def test_documents_of_this_python():
+    found = text.documents()
+    assert [d.name for d in found] == ["topics", *MODULES]
+    assert len(MODULES) >= 60
+    assert len(set(MODULES)) == len(MODULES)
+    assert {d.kind for d in found} == {"prose", "code"}
+    assert len(found[0].text) > 100_000
+    assert all(hashlib.sha256(d.text.encode()).hexdigest() == d.sha256 for d in found)
+    assert set(MODULES) < EXCLUDED
+    assert text.identity(found) == text.identity(text.documents())
+
+
+def test_missing_sources_are_explained(tmp_path):
+    with pytest.raises(DataError, match=r"dataset\.path=FILE"):
+        text.documents(tmp_path)
+
+
+def test_a_text_of_ones_own(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("Some words.\n", encoding="utf-8")
+    assert text.own(path).text == "Some words.\n"
+    assert text.identity([text.own(path)])["sha256"] != text.identity([])["sha256"]
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(DataError, match="UTF-8"):
+        text.own(path)
+    path.write_text("  \n")
+    with pytest.raises(DataError, match="no text"):
+        text.own(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        text.own(tmp_path / "absent.txt")
