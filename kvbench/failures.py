@@ -12,12 +12,15 @@ _UNITS = {"": 1, "bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "
 _ASKED = re.compile(r"tried to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)?\b", re.IGNORECASE)
 # numpy: "Unable to allocate 7.28 TiB for an array"
 _ASKED_NUMPY = re.compile(r"Unable to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
-_CPU_SIGNS = (
+#: of the CPU's allocator, and of a CUDA context that found no room (other processes hold the device)
+_SIGNS = (
     "DefaultCPUAllocator",
     "not enough memory",
     "can't allocate memory",
     "Cannot allocate memory",
     "bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
 
@@ -25,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: CUDA's allocator, the CPU's (a plain RuntimeError), or Python itself."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _CPU_SIGNS)
+    return isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS)
 
 
 def bytes_asked(error: BaseException) -> int | None:

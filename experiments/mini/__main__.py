@@ -7,11 +7,11 @@ side by side: times are then not comparable and stay out of the table; scores an
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from experiments.mini.fold import fold
 from experiments.mini.grid import GRID, Setting
@@ -32,26 +32,22 @@ def overrides(setting: Setting, arguments: argparse.Namespace) -> list[str]:
     ]
 
 
-def marker(setting: Setting, runs: str) -> Path:
-    """Says which run a setting is."""
-    return Path(runs) / "settings" / f"{setting.slug}.json"
-
-
-def run_one(setting: Setting, arguments: argparse.Namespace) -> int:
-    """Run one setting in this process."""
+def composed(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The setting's configuration as plain data."""
     from hydra import compose, initialize_config_dir
 
     from kvbench.cli.compose import run_config
     from kvbench.confdir import conf_dir
-    from kvbench.run import run
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = run_config(compose("config", overrides=overrides(setting, arguments)))
-    metrics = run(config)
-    path = marker(setting, arguments.runs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"run_id": metrics["run_id"], "status": metrics["status"]}), encoding="utf-8")
-    return 0 if metrics["status"] == "ok" else 1
+        return run_config(compose("config", overrides=overrides(setting, arguments)))
+
+
+def run_one(setting: Setting, arguments: argparse.Namespace) -> int:
+    """Run one setting in this process."""
+    from kvbench.run import run
+
+    return 0 if run(composed(setting, arguments))["status"] == "ok" else 1
 
 
 def run_apart(setting: Setting, arguments: argparse.Namespace) -> bool:
@@ -85,7 +81,8 @@ def main() -> int:
     if not arguments.fold_only:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             good = list(pool.map(lambda s: run_apart(s, arguments), settings))
-    print(fold(Path(arguments.runs), Path(arguments.out), settings))
+    configs = {setting.name: composed(setting, arguments) for setting in settings}
+    print(fold(Path(arguments.runs), Path(arguments.out), settings, configs))
     return 0 if all(good) else 1
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from experiments.mini.grid import Setting
 from kvbench.results.samples import read as read_samples
@@ -23,9 +25,14 @@ STYLE = {
 }
 
 
-def fold(runs: Path, out: Path, settings: Sequence[Setting]) -> str:
-    """Read every setting's run and write ``table.md``, ``scores.json`` and ``plot.png``; the table as text."""
-    rows = [row for setting in settings if (row := read(runs, setting))]
+def fold(runs: Path, out: Path, settings: Sequence[Setting], configs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Read every setting's run and write ``table.md``, ``scores.json`` and ``plot.png``; the table as text.
+
+    Args:
+        runs: where the runs lie.
+        configs: the composed configuration of each setting, by name: a run is found by its method and formats.
+    """
+    rows = [row for setting in settings if (row := read(runs, setting, configs[setting.name]))]
     if not rows:
         return f"nothing has run yet in {runs}"
     base = next((row for row in rows if row["name"] == "fp16"), None)
@@ -40,12 +47,15 @@ def fold(runs: Path, out: Path, settings: Sequence[Setting]) -> str:
     return text
 
 
-def read(runs: Path, setting: Setting) -> dict[str, Any] | None:
+def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a setting gave: scores, bytes, the score of each sample."""
-    marker = runs / "settings" / f"{setting.slug}.json"
-    if not marker.exists():
+    wanted = [config[group] for group in ("model", "method", "quantizer", "dataset")]
+    for folder in sorted(path.parent for path in runs.glob("*/metrics.json")):
+        have = yaml.safe_load((folder / "config.yaml").read_text())
+        if [have[group] for group in ("model", "method", "quantizer", "dataset")] == wanted:
+            break
+    else:
         return None
-    folder = runs / json.loads(marker.read_text())["run_id"]
     metrics = json.loads((folder / "metrics.json").read_text())
     samples = {row["id"]: row["scores"]["score"] for row in read_samples(folder / "samples.jsonl").rows.values()}
     return {

@@ -47,6 +47,8 @@ class BM25(Encoder):
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """0 for a text without a word of the query."""
+        # bm25s imports jax where it is installed, and jax would take three quarters of the GPU's memory
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         try:
             import bm25s
         except ImportError as error:
