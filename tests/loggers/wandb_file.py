@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,27 @@ def records(path: Path) -> Iterator[bytes]:
             parts = b""
 
 
-def read(path: Path) -> dict[str, Any]:
-    """``{"config": {...}, "history": [...], "summary": {...}, "run_id": ...}``."""
+def read(path: Path, patience_s: float = 20.0) -> dict[str, Any]:
+    """``{"config": {...}, "history": [...], "summary": {...}, "run_id": ...}`` of a finished run.
+
+    W&B's service writes on after `finish` has returned: the file is read again until its last record is there.
+    """
+    last = time.monotonic() + patience_s
+    while True:
+        try:
+            found = _read(path)
+        except Exception:  # a record that is half written
+            found = {"exit": False}
+        if found.pop("exit"):
+            return found
+        assert time.monotonic() < last, f"{path} has no end"
+        time.sleep(0.05)
+
+
+def _read(path: Path) -> dict[str, Any]:
     from wandb.proto import wandb_internal_pb2
 
-    found: dict[str, Any] = {"config": {}, "history": [], "summary": {}, "run_id": None}
+    found: dict[str, Any] = {"config": {}, "history": [], "summary": {}, "run_id": None, "exit": False}
     for payload in records(path):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(payload)
@@ -50,6 +67,8 @@ def read(path: Path) -> dict[str, Any]:
             found["history"].append(_items(record.history.item))
         elif kind == "summary":
             found["summary"] |= _items(record.summary.update)
+        elif kind == "exit":
+            found["exit"] = True
     return found
 
 
