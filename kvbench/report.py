@@ -123,7 +123,11 @@ def _details(store: RunStore) -> None:
         parts = metrics["kv_bytes"][kind]
         print(f"  KV {kind:<8} " + "  ".join(f"{name} {tables.size(count)}" for name, count in parts.items()))
     for key, entry in metrics["scores"].items():
-        if entry["nll"]:
+        if entry.get("perplexity"):
+            found = entry["perplexity"]
+            size = "" if found["bits_per_byte"] is None else f", {found['bits_per_byte']:.4f} bits per byte"
+            print(f"  perplexity  {key}: {found['ppl']:.4f}{size}, {found['windows']} windows, mode {found['mode']}")
+        elif entry["nll"]:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} to fp16" if pair else ""
             print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: samples that may fail before a run gives up: one bad record must not cost the rest, a broken set-up must not go on
 MAX_ERRORS = 3
 
+#: characters of a prompt's beginning and end that loggers show
+SHOWN = 240
+
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
     """Do one run, or what is missing of it.
@@ -93,6 +96,10 @@ class _Run:
         self.rows = self.store.recover()
         if not self.rows and before.get("status") != "oom":
             locate(self.checked.model)  # weights that cannot be had are said before samples are made
+        if hasattr(self.task, "bind"):  # a task whose samples are made of the model's tokens
+            from kvbench.models.load import load_tokenizer
+
+            self.task.bind(load_tokenizer(self.checked.model))
         self.samples = list(self.task.samples())
         _check_ids(self.samples)
         missing = [sample for sample in self.samples if sample.id not in self.rows]
@@ -172,8 +179,9 @@ class _Run:
             return len(self.errors) < MAX_ERRORS
         self.store.append(rows)
         self.rows.update({row["id"]: row for row in rows})
+        samples = {sample.id: sample for sample in batch}
         for row in rows:
-            self.logger.sample(row)
+            self.logger.sample({**row, **shown(samples[row["id"]])})
         bar.advance(len(rows), _note(rows[-1]))
         return True
 
@@ -196,6 +204,7 @@ class _Run:
             device=self.device,
             oom=self.oom,
             errors=self.errors,
+            data={"identity": self.task.identity(), "notes": getattr(self.task, "notes", dict)()},
         )
         self.store.write_metrics(metrics)
         summary.pair_siblings(self.store)
@@ -248,6 +257,12 @@ def _check_ids(samples: list[Sample]) -> None:
         if sample.id in seen:
             raise KvbenchError(f"two samples of the data set share the id {sample.id!r}; results are keyed by it")
         seen.add(sample.id)
+
+
+def shown(sample: Sample) -> dict[str, str]:
+    """What a logger shows of a sample beside its row: the ends of the prompt and the first reference."""
+    head, tail = sample.prompt[:SHOWN], sample.prompt[max(SHOWN, len(sample.prompt) - SHOWN) :]
+    return {"prompt_head": head, "prompt_tail": tail, "reference": sample.answers[0] if sample.answers else ""}
 
 
 def _note(row: Row) -> str:

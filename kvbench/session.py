@@ -20,6 +20,7 @@ from kvbench.results.environment import cpu_name
 from kvbench.results.samples import MEASURED, Row
 from kvbench.scoring import finite, scored
 from kvbench.tasks.base import Sample, Task
+from kvbench.windows import window_rows
 
 
 class Session:
@@ -67,6 +68,8 @@ class Session:
             DataError: a prompt is too long and its task refuses truncation.
             torch.OutOfMemoryError: memory ran out.
         """
+        if "window" in samples[0].meta:
+            return window_rows(self, samples, row_bill)
         if "questions" in samples[0].meta:
             return [self._several(sample) for sample in samples]
         warm_up = not self._warm

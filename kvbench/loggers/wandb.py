@@ -18,7 +18,18 @@ from kvbench.loggers.csv import flatten
 #: seconds to wait for the service where nobody asked for it by name
 _PATIENCE_S = 20.0
 
-_TABLE = ("id", "task", "length", "prompt_tokens", "truncated", "prediction", "finish")
+_TABLE = (
+    "id",
+    "task",
+    "length",
+    "prompt_tokens",
+    "truncated",
+    "prompt_head",
+    "prompt_tail",
+    "prediction",
+    "reference",
+    "finish",
+)
 
 
 class WandbLogger(Logger):
@@ -45,13 +56,14 @@ class WandbLogger(Logger):
         key = row["task"] if row["length"] is None else f"{row['task']}@{row['length']}"
         history = {
             f"sample/{key}/score": row["scores"].get("score"),
-            "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"],
+            f"sample/{key}/nll": (row.get("nll") or {}).get("sum"),
+            "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"] if row.get("kv_bytes") else None,
             "sample/prompt_tokens": row["prompt_tokens"],
         }
-        if not measured["warm_up"]:
+        if not measured["warm_up"] and measured["ttft_s"] is not None:
             history["sample/ttft_s"] = measured["ttft_s"]
         self._start().log({key: value for key, value in history.items() if value is not None})
-        self._rows.append([*(row[name] for name in _TABLE), row["scores"].get("score")])
+        self._rows.append([*(row.get(name) for name in _TABLE), row["scores"].get("score")])
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """The summary: every number of `metrics.json` under its dotted name."""

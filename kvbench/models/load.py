@@ -103,6 +103,26 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     )
 
 
+def load_tokenizer(model: ModelConfig) -> Any:
+    """The tokenizer that :func:`load` would load, without the weights.
+
+    Raises:
+        ModelError: it cannot be had.
+    """
+    source = locate(model)
+    if source.name is None:
+        return _random_tokenizer(model)
+    common = {
+        "revision": source.revision,
+        "local_files_only": source.local,
+        "trust_remote_code": model.trust_remote_code,
+    }
+    try:
+        return _tokenizer(source.name, common)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(_refusal(model, source, error)) from error
+
+
 def resolve_device(name: str) -> torch.device:
     """The device that ``runtime.device`` names; ``auto`` is the first CUDA device, else the CPU.
 

@@ -40,8 +40,8 @@ def scores(
 
     Returns:
         key -> ``{score, stderr, n, version, scorer_version, variants, nll, vs_fp16}``. ``variants`` holds the scorer's
-        further scores, ``nll`` the mean answer NLL per token (None where no answer was given), ``vs_fp16`` is None
-        without a baseline.
+        further scores, ``nll`` the mean answer NLL per token (None where no answer was given), ``perplexity`` see
+        :func:`perplexity`, ``vs_fp16`` is None without a baseline.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -60,8 +60,42 @@ def scores(
         entry["variants"] = variants
         nll = _compare(group, baseline, nll_per_token)
         entry["nll"] = nll if nll["n"] else None
+        entry["perplexity"] = perplexity(group, nll)
         result[key] = entry
     return result
+
+
+def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Perplexity of a text's windows, None where the rows are no windows.
+
+    It is the exponential of the mean of the windows' means (GPTQ's rule). Errors are to first order: that of the mean
+    over windows times the perplexity; the difference to fp16 is from the windows' paired differences.
+
+    Args:
+        group: the rows of one text.
+        nll: their :func:`scores` entry ``nll``.
+
+    Returns:
+        ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``.
+    """
+    windows = [row for row in group if row.get("window")]
+    if not windows or nll["mean"] is None:
+        return None
+    value = math.exp(nll["mean"])
+    size = sum(row["window"]["bytes"] for row in windows)
+    pair = nll["vs_fp16"]
+    if pair is not None:
+        other = math.exp(nll["mean"] - pair["diff"])
+        spread = None if pair["stderr"] is None else value * pair["stderr"]
+        pair = {"diff": value - other, "stderr": spread, "n": pair["n"]}
+    return {
+        "ppl": value,
+        "stderr": None if nll["stderr"] is None else value * nll["stderr"],
+        "bits_per_byte": sum(row["nll"]["sum"] for row in windows) / math.log(2) / size if size else None,
+        **{key: windows[-1]["window"][key] for key in ("mode", "prefill", "chunk")},
+        "windows": len(windows),
+        "vs_fp16": pair,
+    }
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def build(
     device: str | None = None,
     oom: Mapping[str, Any] | None = None,
     errors: Sequence[Mapping[str, Any]] = (),
+    data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of `metrics.json` (its schema is tests/results/metrics.schema.json).
 
@@ -39,6 +40,7 @@ def build(
         device: name of the device whose timings stand at the top; None: the one with the most samples.
         oom: ``{bytes_asked, sample, message}`` where memory ran out.
         errors: ``{sample, type, message, traceback}`` of each failed sample.
+        data: ``{identity, notes}`` of the data set: checksums, scorers' back ends.
     """
     pair = None if is_baseline(config) else baseline(store)
     by_task = aggregate.scores(rows, pair.samples().rows if pair else None, task_version)
@@ -60,6 +62,7 @@ def build(
             "seed": config["runtime"].get("seed", 0),
             "batch_size": config["runtime"].get("batch_size", 1),
         },
+        "data": dict(data) if data else None,
         "samples": {
             "requested": requested,
             "done": len(rows),
@@ -120,6 +123,7 @@ def pair_siblings(store: RunStore) -> int:
                 entry["vs_fp16"] = paired[key]["vs_fp16"]
                 if entry["nll"] and paired[key]["nll"]:
                     entry["nll"]["vs_fp16"] = paired[key]["nll"]["vs_fp16"]
+                entry["perplexity"] = paired[key]["perplexity"]
             metrics["mean"] = aggregate.overall(metrics["scores"])
             metrics["baseline"] = store.run_id
             other.write_metrics(metrics)

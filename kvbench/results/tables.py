@@ -108,7 +108,7 @@ def to_csv(runs: Sequence[Metrics]) -> str:
     keys = _tasks(runs)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    score_columns = ("score", "stderr", "n", "vs_fp16", "vs_fp16_stderr", "nll")
+    score_columns = ("score", "stderr", "n", "vs_fp16", "vs_fp16_stderr", "nll", "ppl", "bits_per_byte")
     writer.writerow(
         ["run", "run_id", "status", *(f"{key} {name}" for key in keys for name in score_columns)]
         + ["kv_bytes", "kv_reserved", "kv_ratio", "peak_prefill", "peak_decode", "peak_kind", "peak_rss"]
@@ -121,6 +121,7 @@ def to_csv(runs: Sequence[Metrics]) -> str:
             pair = entry.get("vs_fp16") or {}
             line += [entry.get("score"), entry.get("stderr"), entry.get("n"), pair.get("diff"), pair.get("stderr")]
             line.append((entry.get("nll") or {}).get("mean"))
+            line += [(entry.get("perplexity") or {}).get(name) for name in ("ppl", "bits_per_byte")]
         kv, peak = run["kv_bytes"], run["peak_bytes"]
         line += [kv["used"]["total"], kv["reserved"]["total"], kv["ratio"]]
         line += [peak["prefill"], peak["decode"], peak["kind"], peak["rss"]]
@@ -132,7 +133,8 @@ def to_csv(runs: Sequence[Metrics]) -> str:
 def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
     """Header and cells: a line per run; columns are the run, its tasks, their mean, and what it costs."""
     keys = _tasks(runs)
-    with_mean = len(keys) > 1
+    # perplexities have no mean
+    with_mean = sum(any((run["scores"].get(key) or {}).get("score") is not None for run in runs) for key in keys) > 1
     header = ["", *keys, *(["mean"] if with_mean else []), *_COSTS]
     body = []
     for name, run in zip(labels(runs), runs, strict=True):
@@ -167,6 +169,9 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         lines.append(f"KV: bytes of a sequence's cache in use; ratio: fp16's bytes to them; peak: {described[kind]}")
     if any(run["env"].get("dtype") == "float32" for run in runs):
         lines.append("the model runs in float32: what a method leaves in full precision takes 4 bytes, so fp16 is 0.5x")
+    modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
+    if modes:
+        lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
         lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
@@ -204,6 +209,11 @@ def seconds(value: float | None) -> str:
 
 
 def _score(entry: Mapping[str, Any] | None) -> Cell:
+    if entry and entry.get("perplexity"):
+        found = entry["perplexity"]
+        pair = found["vs_fp16"]
+        detail = f"Δ {pair['diff']:+.4f}{_error(pair['stderr'], 4)}" if pair else ""
+        return Cell(f"ppl {found['ppl']:.3f}{_error(found['stderr'])}", detail)
     if not entry or entry.get("score") is None:
         return Cell("-")
     pair = entry.get("vs_fp16")
@@ -211,8 +221,8 @@ def _score(entry: Mapping[str, Any] | None) -> Cell:
     return Cell(f"{entry['score']:.3f}{_error(entry['stderr'])}", detail)
 
 
-def _error(stderr: float | None) -> str:
-    return "" if stderr is None else f" ±{f'{stderr:.3f}'.removeprefix('0')}"
+def _error(stderr: float | None, digits: int = 3) -> str:
+    return "" if stderr is None else f" ±{f'{stderr:.{digits}f}'.removeprefix('0')}"
 
 
 def _costs(run: Metrics) -> list[Cell]:

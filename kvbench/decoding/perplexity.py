@@ -1,0 +1,129 @@
+"""How likely a text is under a cache: read through it token by token, in one simulated pass, or without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from kvbench.attention import reference
+from kvbench.attention.register import NAME, attention, mask
+from kvbench.cache import KVCache
+from kvbench.cache.layer import Handle
+from kvbench.decoding.autoregressive import check_cache, forward, prefill
+from kvbench.methods.base import Method
+
+SIMULATED = "kvbench_simulated"
+
+
+def exact_chunk(method: Method, chunk: int) -> int:
+    """Tokens a step that give what single tokens give: `chunk` where nothing moves while decoding, else 1.
+
+    A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a
+    longer chunk would see some that it should not see exact any more.
+    """
+    still = type(method).settle is Method.settle and not method.observe_steps
+    return chunk if still else 1
+
+
+@torch.inference_mode()
+def decode_nll(
+    model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int, *, prompt: int = 0, chunk: int = 1
+) -> Tensor:
+    """Negative log-likelihood of tokens ``first..T-1``, teacher-forced through the cache.
+
+    Every token is predicted from what the cache holds in the method's formats; the chunk itself is exact.
+
+    Args:
+        cache: fresh.
+        ids: ``[B, T]``, no padding.
+        first: first scored token, at least 1 and at least `prompt`.
+        prompt: tokens that are a prompt (prefilled at once); at least 1 are.
+        chunk: tokens a step, see :func:`exact_chunk`.
+
+    Returns:
+        Sums in nats, ``[B]`` fp32.
+
+    Raises:
+        CacheError: the model did not use the cache.
+    """
+    batch, width = ids.shape
+    place = max(1, prompt)
+    logits = prefill(model, cache, ids[:, :place], None)[:, None] if place < width else None
+    total = torch.zeros(batch, device=ids.device)
+    begin = place  # the logits at hand predict ids[:, begin:]
+    while logits is not None:
+        end = begin + logits.shape[1]
+        total += _nll(logits, ids[:, begin:end], first - begin)
+        begin = end
+        last = min(place + chunk, width - 1)
+        if place >= last:
+            break
+        positions = torch.arange(place, last, device=ids.device).expand(batch, -1)
+        logits = forward(model, cache, ids[:, place:last], None, positions, all_logits=True)
+        place = last
+    check_cache(cache, max(width - 1, 1))
+    return total
+
+
+@torch.inference_mode()
+def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
+    """The same sums from one forward pass without a cache, ``[B]`` fp32."""
+    logits = model(input_ids=ids, use_cache=False).logits
+    return _nll(logits[:, :-1], ids[:, 1:], first - 1)
+
+
+@torch.inference_mode()
+def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int) -> Tensor:
+    """The same sums from one forward pass in which all keys and values of the window are in the method's formats.
+
+    Each layer's keys and values are placed as a prompt is, and every token attends to what was placed, causally, itself
+    included (as KVQuant, Atom and QuaRot simulate it). ``[B]`` fp32.
+    """
+    AttentionInterface.register(SIMULATED, _simulated)
+    AttentionMaskInterface.register(SIMULATED, mask)
+    model.set_attn_implementation(SIMULATED)
+    try:
+        batch, width = ids.shape
+        positions = torch.arange(width, device=ids.device).expand(batch, -1)
+        logits = forward(model, cache, ids, None, positions, all_logits=True)
+    finally:
+        model.set_attn_implementation(NAME)
+    check_cache(cache, width)
+    return _nll(logits[:, :-1], ids[:, 1:], first - 1)
+
+
+def _simulated(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Any,
+    value: Any,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention over the window's own keys and values after they were placed; ``[B, q, Hq, D]``."""
+    if not isinstance(key, Handle):
+        return attention(module, query, key, value, attention_mask, scaling, **kwargs)
+    layer = key.layer
+    keys, values = key.claim()
+    if layer.index == 0:
+        layer.progress.see(attention_mask, layer.batch, query.shape[2])
+    layer.place(keys, values)
+    if attention_mask is None:
+        count = query.shape[2]
+        attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return reference.attend(module, layer, query, attention_mask, scaling), None
+
+
+def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:
+    """Sums over targets ``[B, n]`` from ``skip`` on, fp32."""
+    skip = max(skip, 0)
+    if skip >= target.shape[1]:
+        return torch.zeros(target.shape[0], device=target.device)
+    scores = logits[:, skip:].float()
+    losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), target[:, skip:].flatten(), reduction="none")
+    return losses.view(target.shape[0], -1).sum(-1)

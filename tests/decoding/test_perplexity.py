@@ -1,0 +1,216 @@
+"""Perplexity through a cache: equal to one pass where nothing is lost, and really read from the cache where it is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import kvbench
+from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
+from kvbench.errors import ConfigError
+from kvbench.models.random_weights import hf_config, random_model
+from kvbench.models.spec import ModelConfig
+from kvbench.run import run
+from kvbench.schema import build
+from kvbench.tasks.perplexity import Perplexity
+from kvbench.windows import check_mode
+from tests.data_support import data_dir
+from tests.run_support import ARCHITECTURE, config
+
+LENGTH = 160
+
+
+@pytest.fixture(scope="module")
+def model():
+    numbers = {"name": "toy", "weights": "random", "dtype": "float32", "max_length": 512}
+    spec = build(ModelConfig, {**numbers, "architecture": ARCHITECTURE}, "model")
+    made = random_model(hf_config(spec), torch.float32, torch.device("cpu"), 0).eval()
+    with torch.no_grad():  # sharper attention, so that what the cache loses is seen
+        for name, weight in made.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                weight.mul_(8.0)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, 259, (3, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def decoded(model, ids, method, **settings):
+    return decode_nll(model, method.new_cache(model), ids, settings.pop("first", 1), **settings)
+
+
+def test_fp16_decode_equals_one_pass(model, ids):
+    method = kvbench.load_method("fp16")
+    through = decoded(model, ids, method)
+    method.detach(model)
+    assert torch.allclose(through, forward_nll(model, ids, 1), rtol=1e-4)
+    assert torch.allclose(decoded(model, ids, method, first=90), forward_nll(model, ids, 90), rtol=1e-4)
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 37])
+def test_chunks_give_what_single_tokens_give(model, ids, prompt):
+    method = kvbench.load_method("fp16")
+    single = decoded(model, ids, method, prompt=prompt, first=max(1, prompt))
+    for chunk in (7, 64, 500):
+        found = decoded(model, ids, method, prompt=prompt, first=max(1, prompt), chunk=exact_chunk(method, chunk))
+        assert torch.allclose(found, single, rtol=1e-5), chunk
+
+
+def test_methods_that_move_tokens_go_one_by_one():
+    assert exact_chunk(kvbench.load_method("fp16"), 64) == 64
+    assert exact_chunk(kvbench.load_method("cocktail"), 64) == 64
+    for name in ("kivi", "atom", "logquant", "partial_logquant"):
+        assert exact_chunk(kvbench.load_method(name), 64) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("kivi", {"residual": 32}), ("atom", {}), ("logquant", {"reserved": 48})]
+)
+def test_a_lossy_cache_is_really_read(model, ids, name, settings):
+    """Guards against the trap that one long pass never reads the quantized cache."""
+    exact = decoded(model, ids, kvbench.load_method("fp16"))
+    quantizer = {"kivi": "int2", "atom": "int2_token", "logquant": "int2"}[name]
+    method = kvbench.load_method(name, quantizer=quantizer, **settings)
+    found = decoded(model, ids, method)
+    assert bool(torch.isfinite(found).all())
+    assert (found - exact).abs().min() > 1e-3
+    # as long as nothing has left the window it is the same to the last bit
+    if name == "kivi":
+        short = ids[:, :30]
+        assert torch.allclose(decoded(model, short, method), decoded(model, short, kvbench.load_method("fp16")))
+
+
+def test_simulated_with_an_endless_window_is_fp16_and_differs_else(model, ids):
+    exact = forward_nll(model, ids, 1)
+    endless = kvbench.load_method("kivi", quantizer="int2", residual=1024)
+    found = simulated_nll(model, endless.new_cache(model), ids, 1)
+    assert torch.allclose(found, exact, rtol=1e-5)
+    lossy = kvbench.load_method("kivi", quantizer="int2", residual=32)
+    assert (simulated_nll(model, lossy.new_cache(model), ids, 1) - exact).abs().min() > 1e-3
+    # decoding after it works as before: the attention was put back
+    assert torch.allclose(decoded(model, ids, kvbench.load_method("fp16")), exact, rtol=1e-4)
+
+
+def test_modes_without_effect_are_refused():
+    kivi, cocktail = kvbench.load_method("kivi"), kvbench.load_method("cocktail")
+    for method, mode, prompt in ((kivi, "fp16", 0), (cocktail, "simulated", 100), (cocktail, "decode", 0)):
+        with pytest.raises(ConfigError):
+            check_mode(method, mode, prompt)
+    check_mode(cocktail, "decode", 100)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "book.txt"
+    path.write_text("It was a dark and stormy night; the rain fell in torrents. " * 30, encoding="utf-8")
+    return path
+
+
+def settings(text: Path, **changes):
+    return {
+        "_target_": "kvbench.tasks.perplexity.Perplexity",
+        "name": "text",
+        "text": "text",
+        "path": str(text),
+        "window": 96,
+        "limit": 4,
+        **changes,
+    }
+
+
+def test_rows_tables_and_pairs(tmp_path: Path, text: Path):
+    runs = {}
+    for name in ("fp16", "kivi"):
+        made = config(tmp_path, name)
+        made["dataset"] = settings(text)
+        made["runtime"]["batch_size"] = 3
+        runs[name] = run(made)
+    for result in runs.values():
+        assert result["status"] == "ok"
+        entry = result["scores"]["text@96"]["perplexity"]
+        assert entry["mode"] == "decode"
+        assert entry["windows"] == 4
+        assert entry["ppl"] > 1
+        # the tokenizer is one of bytes
+        assert math.isclose(entry["bits_per_byte"], math.log2(entry["ppl"]), rel_tol=0.02)
+    assert runs["kivi"]["scores"]["text@96"]["perplexity"]["vs_fp16"]["n"] == 4
+    from kvbench.results.tables import markdown, summary
+
+    assert "ppl" in summary(list(runs.values()))
+    assert "ppl" in markdown(list(runs.values()))
+    again = config(tmp_path, "kivi")
+    again["dataset"] = settings(text)
+    assert run(again)["run_id"] == runs["kivi"]["run_id"]
+
+
+def test_fp16_mode_equals_decode(tmp_path: Path, text: Path):
+    found = {}
+    for mode in ("decode", "simulated", "fp16"):
+        made = config(tmp_path, "fp16")
+        made["dataset"] = settings(text, mode=mode)
+        found[mode] = run(made)["scores"]["text@96"]["perplexity"]["ppl"]
+    assert math.isclose(found["decode"], found["fp16"], rel_tol=1e-3)
+    assert math.isclose(found["simulated"], found["fp16"], rel_tol=1e-3)
+
+
+class Letters:
+    """One token a character."""
+
+    bos_token_id = 1
+
+    def __call__(self, text, **kwargs):
+        return {"input_ids": [ord(c) for c in text], "offset_mapping": [(i, i + 1) for i in range(len(text))]}
+
+
+def windows(tmp_path: Path, **changes):
+    path = tmp_path / "alphabet.txt"
+    path.write_text("abcdefghijklmnopqrstuvwxyz", encoding="utf-8")
+    task = Perplexity(text="text", path=str(path), **{"window": 8, **changes})
+    task.bind(Letters())
+    return [(chr(w["ids"][0]), w["first"], w["bytes"]) for w in (s.meta["window"] for s in task.samples())]
+
+
+def test_windows_side_by_side_sliding_and_skipped(tmp_path: Path):
+    assert windows(tmp_path) == [("a", 1, 7), ("i", 1, 7), ("q", 1, 7)]  # the last partial one is dropped
+    assert windows(tmp_path, stride=6) == [("a", 1, 7), ("g", 2, 6), ("m", 2, 6), ("s", 2, 6)]
+    assert windows(tmp_path, skip=10) == [("k", 1, 7), ("s", 1, 7)]
+    assert windows(tmp_path, bos=True, limit=1) == [("\x01", 1, 7)]
+    assert windows(tmp_path, prefill=4, per_document=2) == [("a", 4, 4), ("i", 4, 4)]
+
+
+def test_c4_draws_are_the_papers(tmp_path: Path):
+    """GPTQ's get_c4 restated: random.seed(0), a document that is long enough, a place in it."""
+    import json
+    import random
+
+    documents = ["".join(chr(97 + (i * 7 + k) % 26) for k in range(5 + 9 * (i % 4))) for i in range(40)]
+    path = tmp_path / "c4.jsonl"
+    path.write_text("\n".join(json.dumps({"text": text}) for text in documents), encoding="utf-8")
+    task = Perplexity(text="c4", path=str(path), window=16)
+    task.bind(Letters())
+    found = ["".join(map(chr, sample.meta["window"]["ids"])) for sample in task.samples()]
+    random.seed(0)
+    expected = []
+    for _ in range(256):
+        while True:
+            i = random.randint(0, len(documents) - 1)
+            if len(documents[i]) > 16:
+                break
+        start = random.randint(0, len(documents[i]) - 16 - 1)
+        expected.append(documents[i][start : start + 16])
+    assert found == expected
+    joined = Perplexity(text="c4_new", path=str(path), window=16)
+    joined.bind(Letters())
+    assert "".join(chr(t) for t in next(iter(joined.samples())).meta["window"]["ids"]) == " ".join(documents)[:16]
+
+
+def test_real_texts():
+    task = Perplexity(text="wikitext2", path=str(data_dir("wikitext2")))
+    assert task.documents[0].lstrip().startswith("= Robert Boulter =")
+    books = Perplexity(text="pg19", path=str(data_dir("pg19")))
+    assert len(books.documents) == 16
