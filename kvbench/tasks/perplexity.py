@@ -1,7 +1,7 @@
 """Perplexity as a task: a text cut into windows of the model's tokens, one sample a window.
 
-Conventions (GPTQ, Atom, KVQuant, QuaRot): one tokenization of the whole text, windows side by side, the last partial one
-dropped, and the mean of the windows' means. Three modes, told apart in every row:
+Conventions (GPTQ, Atom, KVQuant, QuaRot): one tokenization of the whole text, windows side by side, the last partial
+one dropped, and the mean of the windows' means. Three modes, told apart in every row:
 
 - ``decode``: the window goes through the method's cache a token at a time, as an answer would; every token is predicted
   from what the cache really holds.
@@ -36,7 +36,7 @@ class Perplexity:
     Args:
         name: of the data set, for the results.
         text: ``wikitext2``, ``c4`` (256 windows drawn with seed 0, as Atom and KVQuant), ``c4_new`` (the first 1,100
-            documents joined, 256 windows), ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (Python's own).
+            documents joined, 256 windows), ``pg19`` (books), ``text`` (files of `path`), ``mini_text`` (Python's own).
         path: a local file or folder; None: the hub.
         source: the hub's file.
         mode: ``decode``, ``simulated`` or ``fp16``, see the module.

@@ -1,0 +1,235 @@
+"""``python -m kvbench.score``: scores of outputs that somebody else made, by LongBench's and GSM8K's own rules.
+
+A file holds one JSON object a line: LongBench's form (``pred``, ``answers``, ``all_classes``, ``length``), or for GSM8K a
+response and its answer under any of the names in :data:`RESPONSES` and :data:`ANSWERS` (lm-evaluation-harness's sample
+logs too). Reads files only; needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvbench import data
+from kvbench.data import Found, Record
+from kvbench.errors import DataError, KvbenchError, nearest
+from kvbench.metrics import gsm8k, longbench
+from kvbench.results.aggregate import mean_error
+from kvbench.results.samples import write_atomically
+
+#: names under which a record may hold what the model said, and the reference
+RESPONSES = ("pred", "response", "prediction", "model_output", "output", "resps")
+ANSWERS = ("answers", "answer", "target", "ground_truth", "reference")
+
+_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+_GSM8K = ("gsm8k", "gsm8k_logquant")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        scored, skipped = score_path(arguments.path, arguments.task)
+        report = {"scores": scored, **_overall(scored), "skipped": skipped}
+        if arguments.output:
+            write_atomically(arguments.output, (json.dumps(report, indent=2) + "\n").encode())
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if arguments.format == "json":
+        print(json.dumps(report, indent=2))
+    elif arguments.format == "markdown":
+        print(_markdown(report), end="")
+    else:
+        _print(report)
+    return 0
+
+
+def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Scores of a file, or of each file of a folder that is named for a task.
+
+    Args:
+        path: a .jsonl, .json (.gz) file, or a folder of them.
+        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None: the file's name.
+
+    Returns:
+        Task -> :func:`score_records`, and the files of a folder that are no task's.
+
+    Raises:
+        KvbenchError: no such file or task; a record lacks a field.
+    """
+    if not path.exists():
+        raise KvbenchError(f"{path} does not exist.")
+    if path.is_file():
+        name = task or _stem(path)
+        return {name: score_records(name, data.read_records(Found(path)), str(path))}, []
+    if task is not None:
+        found = [file for file in sorted(path.iterdir()) if _stem(file) == task]
+        if not found:
+            raise KvbenchError(f"{path} has no file for --task {task}.")
+        return {task: score_records(task, data.read_records(Found(found[0])), str(found[0]))}, []
+    scores: dict[str, dict[str, Any]] = {}
+    skipped = []
+    for file in sorted(path.iterdir()):
+        if not file.name.endswith(_ENDINGS):
+            continue
+        if known(_stem(file)):
+            scores[_stem(file)] = score_records(_stem(file), data.read_records(Found(file)), str(file))
+        else:
+            skipped.append(file.name)
+    if not scores:
+        raise KvbenchError(
+            f"{path} has no file named for a task ({', '.join(list(longbench.METRICS)[:4])}, ..., gsm8k)."
+        )
+    return scores, skipped
+
+
+def score_records(task: str, records: Sequence[Record], where: str = "records") -> dict[str, Any]:
+    """Scores of one task's outputs.
+
+    Returns:
+        ``{score, stderr, n, variants, buckets}``: on LongBench's scale of 0..100 (`score` rounded as its eval.py does);
+        ``variants`` are other readings of the same outputs; ``buckets`` LongBench-E's, for tasks that end in ``_e``.
+
+    Raises:
+        KvbenchError: an unknown task, or a record without response or answer.
+    """
+    if not known(task):
+        near = nearest(task, [*longbench.METRICS, *_GSM8K])
+        hint = f"did you mean --task {near}?" if near else f"--task {', '.join([*longbench.METRICS, *_GSM8K])}"
+        raise KvbenchError(f"'{task}' is no task of LongBench or GSM8K.\n  hint: {hint}")
+    if not records:
+        raise DataError(f"{where}: no records.")
+    score_one = _gsm8k if task in _GSM8K else _longbench
+    rows = [score_one(task, record, f"{where}, record {number}") for number, record in enumerate(records)]
+    mean, error = mean_error([row["score"] for row in rows])
+    assert mean is not None
+    entry: dict[str, Any] = {
+        "score": round(100 * mean, 2),
+        "stderr": None if error is None else round(100 * error, 2),
+        "n": len(rows),
+        "variants": {
+            name: longbench.mean([row[name] for row in rows]) for name in rows[0] if name not in ("score", "length")
+        },
+    }
+    if task.endswith("_e"):
+        parts: dict[str, list[float]] = {"0-4k": [], "4-8k": [], "8k+": []}
+        for row in rows:
+            parts[longbench.bucket(row["length"])].append(row["score"])
+        entry["buckets"] = {name: longbench.mean(part) if part else None for name, part in parts.items()}
+    return entry
+
+
+def known(task: str) -> bool:
+    """Whether there is such a task."""
+    return task in _GSM8K or longbench.base_name(task) in longbench.METRICS
+
+
+def _longbench(task: str, record: Record, where: str) -> dict[str, Any]:
+    prediction, answers = _text(record, RESPONSES, where), _field(record, ANSWERS, where)
+    answers = [answers] if isinstance(answers, str) else list(answers)
+    row: dict[str, Any] = {"score": longbench.score(task, prediction, answers, record.get("all_classes"))}
+    limited = longbench.limited_rouge(task, prediction, answers)
+    if limited is not None:
+        row["rouge_1_0_1"] = limited
+    if task.endswith("_e"):
+        row["length"] = int(_field(record, ("length",), where))
+    return row
+
+
+def _gsm8k(task: str, record: Record, where: str) -> dict[str, Any]:
+    document = record.get("doc")
+    answer = document["answer"] if isinstance(document, Mapping) and "answer" in document else None
+    answer = answer or _text(record, ANSWERS, where)
+    response = _text(record, RESPONSES, where)
+    row = gsm8k.score(response, answer)
+    if task == "gsm8k_logquant":
+        row["score"] = row["digits"] = gsm8k.score_digits(response, answer)
+    return row
+
+
+def _text(record: Record, names: Sequence[str], where: str) -> str:
+    value = _field(record, names, where)
+    while isinstance(value, list) and value:  # lm-evaluation-harness keeps lists of lists of responses
+        value = value[0]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {'/'.join(names)} is no text but {type(value).__name__}.")
+    return value
+
+
+def _field(record: Record, names: Sequence[str], where: str) -> Any:
+    for name in names:
+        if name in record:
+            return record[name]
+    raise DataError(f"{where}: none of the fields {', '.join(names)} (it has: {', '.join(map(str, record))}).")
+
+
+def _overall(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The plain mean of the tasks' scores, as papers average them, with how many tasks it is over."""
+    return {"mean": round(sum(entry["score"] for entry in scores.values()) / len(scores), 2), "tasks": len(scores)}
+
+
+def _lines(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    lines = []
+    for task, entry in report["scores"].items():
+        beside = {**entry["variants"], **entry.get("buckets", {})}
+        differing = {k: v for k, v in beside.items() if v != entry["score"] or k in ("strict", "flexible")}
+        error = "-" if entry["stderr"] is None else f"±{entry['stderr']:.2f}"
+        shown = ", ".join(f"{name} {'-' if value is None else f'{value:.2f}'}" for name, value in differing.items())
+        lines.append((task, f"{entry['score']:.2f}", error, f"{entry['n']}  {shown}".rstrip()))
+    if report["tasks"] > 1:
+        lines.append((f"mean of {report['tasks']} tasks", f"{report['mean']:.2f}", "", ""))
+    return lines
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("task", "score", "stderr", "n"):
+        table.add_column(name, justify="right" if name in ("score", "stderr") else "left")
+    for line in _lines(report):
+        table.add_row(*line)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"0..100; code similarity by {longbench.SIMILARITY}; ROUGE-L of rouge 1.0.1 without its recursion limit"
+    )
+    if report["skipped"]:
+        console.print(f"no task's: {', '.join(report['skipped'])}")
+
+
+def _markdown(report: Mapping[str, Any]) -> str:
+    rows = [
+        "| task | score | stderr | n |",
+        "|:--|--:|--:|:--|",
+        *("| " + " | ".join(r) + " |" for r in _lines(report)),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending) if path.name.endswith(ending) else name
+    return name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kvbench.score", description="Scores of model outputs in LongBench's or GSM8K's form."
+    )
+    parser.add_argument("path", type=Path, help="a .jsonl file (also .json, .gz), or a folder of <task>.jsonl")
+    parser.add_argument("--task", help="qasper, ..., qasper_e (LongBench-E), gsm8k; left out: the file's name")
+    parser.add_argument("--format", choices=("screen", "json", "markdown"), default="screen")
+    parser.add_argument("-o", "--output", type=Path, help="write the JSON to this file too")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

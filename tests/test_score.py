@@ -1,0 +1,86 @@
+"""Scoring files from elsewhere: the forms, a folder, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvbench import score
+from tests.data_support import data_dir
+
+ROWS = [
+    {"pred": "the answer is 42", "answers": ["42"], "all_classes": None, "length": 100},
+    {"pred": "no", "answers": ["yes"], "all_classes": None, "length": 5000},
+]
+
+
+def write(path: Path, rows: list) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_file_by_task_or_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "outputs.jsonl", ROWS)
+    assert score.main([str(file), "--task", "qasper"]) == 0
+    assert "25.00" in capsys.readouterr().out
+    assert score.main([str(file)]) == 1
+    assert "'outputs' is no task" in capsys.readouterr().err
+    assert score.main([str(file), "--task", "qaspr"]) == 1
+    assert "--task qasper" in capsys.readouterr().err
+
+
+def test_a_folder_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "qasper_e.jsonl", ROWS)
+    write(tmp_path / "notes.jsonl", ROWS)
+    write(tmp_path / "gsm8k.jsonl", [{"response": "so 7", "answer": "x #### 7"}])
+    (tmp_path / "musique.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode()))
+    output = tmp_path / "scores.json"
+    assert score.main([str(tmp_path), "--format", "json", "-o", str(output)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads(output.read_text())
+    assert report["scores"]["qasper_e"]["buckets"] == {"0-4k": 50.0, "4-8k": 0.0, "8k+": None}
+    assert report["scores"]["gsm8k"]["variants"] == {"strict": 0.0, "flexible": 100.0}
+    assert (report["tasks"], report["skipped"]) == (3, ["notes.jsonl"])
+
+
+def test_the_harness_own_logs(tmp_path: Path) -> None:
+    row = {"doc": {"question": "?", "answer": "x #### 7"}, "resps": [["It is 7.\n#### 7"]], "target": "x #### 7"}
+    scores, _ = score.score_path(write(tmp_path / "gsm8k.jsonl", [row]))
+    assert scores["gsm8k"]["score"] == 100.0
+
+
+def test_missing_fields_and_damage_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "qasper.jsonl", [{"answers": ["x"]}])
+    assert score.main([str(file)]) == 1
+    assert "record 0: none of the fields pred" in capsys.readouterr().err
+    file.write_text('{"pred": "x", "answers"')
+    assert score.main([str(file)]) == 1
+    assert "line 1: not JSON" in capsys.readouterr().err
+    assert score.main([str(tmp_path / "none.jsonl")]) == 1
+
+
+def test_published_outputs_as_a_folder() -> None:
+    pytest.importorskip("jieba")
+    folder = data_dir("longbench_preds", "llama2-7b-chat")
+    published = json.loads(gzip.decompress((folder / "result.json.gz").read_bytes()))
+    scores, skipped = score.score_path(folder)
+    assert skipped == ["result.json.gz"]
+    assert {task: entry["score"] for task, entry in scores.items()} == {task: published[task] for task in scores}
+    assert len(scores) == 17
+
+
+def test_it_starts_without_torch(tmp_path: Path) -> None:
+    file = write(tmp_path / "qasper.jsonl", ROWS)
+    code = (
+        "import sys; sys.modules['torch'] = None; from kvbench import score; raise SystemExit(score.main(sys.argv[1:]))"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 20
