@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvbench.errors import KvbenchError, nearest
-from kvbench.results import tables
+from kvbench.results import compare, tables
 from kvbench.results.store import RunStore, find_runs
 
 
@@ -36,6 +36,13 @@ def _main(arguments: argparse.Namespace) -> int:
         raise KvbenchError(
             f"no runs under {arguments.results}.\n  hint: --results DIR, or make one: python -m kvbench method=kivi"
         )
+    if arguments.compare:
+        found = compare.compare(*(_find(stores, name) for name in arguments.compare))
+        if arguments.format == "screen":
+            Console(highlight=False).print(compare.screen(found))
+        else:
+            print(compare.markdown(found) if arguments.format == "markdown" else compare.to_csv(found), end="")
+        return 0
     if not arguments.show:
         _list(stores)
         return 0
@@ -66,7 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="one line per run (what is done without arguments)")
     what.add_argument("--show", metavar="RUN", nargs="+", help="runs by id or its beginning: one table of them")
-    parser.add_argument("--format", choices=("screen", "markdown", "csv"), default="screen", help="of --show")
+    what.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two runs sample by sample: B less A")
+    parser.add_argument(
+        "--format", choices=("screen", "markdown", "csv"), default="screen", help="of --show, --compare"
+    )
     return parser
 
 

@@ -1,8 +1,8 @@
 """``python -m kvbench.score``: scores of outputs that somebody else made, by LongBench's and GSM8K's own rules.
 
-A file holds one JSON object a line: LongBench's form (``pred``, ``answers``, ``all_classes``, ``length``), or for GSM8K a
-response and its answer under any of the names in :data:`RESPONSES` and :data:`ANSWERS` (lm-evaluation-harness's sample
-logs too). Reads files only; needs no torch.
+A file holds one JSON object a line: LongBench's form (``pred``, ``answers``, ``all_classes``, ``length``), or for
+GSM8K a response and its answer under any of the names in :data:`RESPONSES` and :data:`ANSWERS` (lm-evaluation-harness's
+sample logs too). Reads files only; needs no torch.
 """
 
 from __future__ import annotations

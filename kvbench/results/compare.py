@@ -1,0 +1,163 @@
+"""Two runs side by side, sample by sample: paired differences, and which samples changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from kvbench.results import aggregate
+from kvbench.results.samples import Row
+from kvbench.results.store import RunStore
+
+#: changed samples that are shown
+SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes:
+        names: of the two runs.
+        keys: score key -> ``{a, b, diff, stderr, n, nll}``: means over the samples that both have, the mean of their
+            differences (b - a) with its standard error, and that of the answers' NLL per token.
+        changed: ``{id, a, b, said_a, said_b}`` of each sample whose score differs, largest change first.
+        reworded: samples with another prediction and the same score.
+        notes: what makes the runs less comparable than they should be.
+    """
+
+    names: tuple[str, str]
+    keys: dict[str, dict[str, Any]]
+    changed: list[dict[str, Any]]
+    reworded: int
+    notes: list[str]
+
+
+def compare(a: RunStore, b: RunStore) -> Comparison:
+    """Compare two runs over the samples that both have."""
+    rows_a, rows_b = a.samples().rows, b.samples().rows
+    common = [name for name in rows_a if name in rows_b]
+    ours = aggregate.scores([rows_a[name] for name in common])
+    theirs = aggregate.scores([rows_b[name] for name in common], rows_a)
+    keys = {}
+    for key, entry in theirs.items():
+        pair, nll = entry["vs_fp16"] or {}, (entry["nll"] or {}).get("vs_fp16")
+        keys[key] = {
+            "a": ours[key]["score"],
+            "b": entry["score"],
+            "diff": pair.get("diff"),
+            "stderr": pair.get("stderr"),
+            "n": pair.get("n", entry["n"]),
+            "nll": nll,
+        }
+    changed, reworded = [], 0
+    for name in common:
+        x, y = _score(rows_a[name]), _score(rows_b[name])
+        if x != y:
+            said = (rows_a[name]["prediction"], rows_b[name]["prediction"])
+            changed.append({"id": name, "a": x, "b": y, "said_a": said[0], "said_b": said[1]})
+        elif rows_a[name]["prediction"] != rows_b[name]["prediction"]:
+            reworded += 1
+    changed.sort(key=lambda item: (-abs((item["b"] or 0.0) - (item["a"] or 0.0)), item["id"]))
+    return Comparison((_name(a), _name(b)), keys, changed, reworded, _notes(a, b, rows_a, rows_b, len(common)))
+
+
+def screen(found: Comparison) -> Group:
+    """Tables for a terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("", "A", "B", "B - A", "answer NLL", "n"):
+        table.add_column(name, justify="left" if not name else "right")
+    for line in lines(found):
+        table.add_row(*line)
+    parts: list[Any] = [Text(f"A {found.names[0]}\nB {found.names[1]}\n"), table]
+    said = f"\n{len(found.changed)} samples changed their score, {found.reworded} more only their wording"
+    parts.append(Text(said, style="dim"))
+    for item in found.changed[:SHOWN]:
+        parts.append(Text(f"{item['id']}  {_number(item['a'])} -> {_number(item['b'])}"))
+        parts += [Text(f"  {name} {_short(item[key])}") for name, key in (("A", "said_a"), ("B", "said_b"))]
+    parts += [Text(f"note: {note}", style="dim") for note in found.notes]
+    return Group(*parts)
+
+
+def markdown(found: Comparison) -> str:
+    """The table of differences and the changed samples as GitHub tables."""
+    rows = [f"A: {found.names[0]}, B: {found.names[1]}", ""]
+    rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
+    rows += ["| " + " | ".join(line) + " |" for line in lines(found)]
+    if found.changed:
+        rows += ["", "| sample | A | B | A said | B said |", "|:--|--:|--:|:--|:--|"]
+        for item in found.changed[:SHOWN]:
+            said = [_short(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
+            rows.append("| " + " | ".join([item["id"], _number(item["a"]), _number(item["b"]), *said]) + " |")
+    rows += ["", *(f"note: {note}" for note in found.notes)] if found.notes else []
+    return "\n".join(rows) + "\n"
+
+
+def to_csv(found: Comparison) -> str:
+    """One line per score key with plain numbers (differences are b - a)."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"])
+    for key, entry in found.keys.items():
+        nll = entry["nll"] or {}
+        writer.writerow(
+            [key, *(entry[k] for k in ("a", "b", "diff", "stderr", "n")), nll.get("diff"), nll.get("stderr")]
+        )
+    return buffer.getvalue()
+
+
+def lines(found: Comparison) -> list[tuple[str, ...]]:
+    """Cells of the table of differences."""
+    result = []
+    for key, entry in found.keys.items():
+        nll = entry["nll"]
+        beside = f"{nll['diff']:+.4f}{_error(nll['stderr'], 4)}" if nll else "-"
+        diff = "-" if entry["diff"] is None else f"{entry['diff']:+.3f}{_error(entry['stderr'])}"
+        result.append((key, _number(entry["a"]), _number(entry["b"]), diff, beside, str(entry["n"])))
+    return result
+
+
+def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[str, Row], common: int) -> list[str]:
+    notes = []
+    if a.run_id.split("-", 1)[0] != b.run_id.split("-", 1)[0]:
+        notes.append("the runs differ in more than the method (model, data, decoding or seed)")
+    data = [((store.metrics() or {}).get("data") or {}).get("identity") for store in (a, b)]
+    if all(data) and data[0] != data[1]:
+        notes.append("their data differ, so that samples of one id may be different questions")
+    if len(rows_a) != common or len(rows_b) != common:
+        notes.append(f"{common} samples in common, of {len(rows_a)} and {len(rows_b)}")
+    versions = [{row["scorer_version"] for row in rows.values()} for rows in (rows_a, rows_b)]
+    if versions[0] != versions[1]:
+        notes.append("they were scored by different versions of the scorer: start the older one again to score it anew")
+    return notes
+
+
+def _name(store: RunStore) -> str:
+    metrics, config = store.metrics() or {}, store.config() or {}
+    model, data = ((config.get(group) or {}).get("name", "?") for group in ("model", "dataset"))
+    return f"{store.run_id}  {metrics.get('label', '?')}, {model}, {data}"
+
+
+def _score(row: Row) -> float | None:
+    value = row["scores"].get("score")
+    return None if value is None else float(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _error(stderr: float | None, digits: int = 3) -> str:
+    return "" if stderr is None else f" ±{stderr:.{digits}f}"
+
+
+def _short(text: str) -> str:
+    plain = " ".join(text.split())
+    return repr(plain if len(plain) <= 100 else plain[:97] + "...")

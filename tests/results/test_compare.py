@@ -1,0 +1,58 @@
+"""Two runs sample by sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvbench import report
+from kvbench.results import compare
+from kvbench.results.store import RunStore
+from kvbench.run import run
+from tests.run_support import config
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    ids = [run(config(folder, name))["run_id"] for name in ("fp16", "kivi")]
+    return folder, ids[0], ids[1]
+
+
+def test_differences_are_the_paired_ones(pair: tuple[Path, str, str]) -> None:
+    folder, a, b = pair
+    found = compare.compare(RunStore(folder, a), RunStore(folder, b))
+    metrics = RunStore(folder, b).metrics()
+    assert metrics is not None
+    for key, entry in metrics["scores"].items():
+        assert found.keys[key]["diff"] == entry["vs_fp16"]["diff"]
+        assert found.keys[key]["stderr"] == entry["vs_fp16"]["stderr"]
+        assert found.keys[key]["nll"] == entry["nll"]["vs_fp16"]
+    assert not found.notes
+    back = compare.compare(RunStore(folder, b), RunStore(folder, a))
+    for key, entry in found.keys.items():
+        assert back.keys[key]["diff"] == pytest.approx(-entry["diff"])
+
+
+def test_changed_samples_and_notes(pair: tuple[Path, str, str]) -> None:
+    folder, a, b = pair
+    store = RunStore(folder, b)
+    row = next(iter(store.samples().rows.values()))
+    before = len(compare.compare(RunStore(folder, a), store).changed)
+    store.append([{**row, "prediction": "x | y", "scores": {**row["scores"], "score": 9.0}}])
+    found = compare.compare(RunStore(folder, a), store)
+    assert len(found.changed) >= max(1, before)
+    assert found.changed[0]["id"] == row["id"]
+    assert "x \\| y" in compare.markdown(found)
+    other = run(config(folder, "kivi", dataset={"limit": 2, "seed": 3}))["run_id"]
+    assert any("more than the method" in note for note in compare.compare(store, RunStore(folder, other)).notes)
+
+
+def test_the_command(pair: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, a, b = pair
+    for form in ("screen", "markdown", "csv"):
+        assert report.main(["--results", str(folder), "--compare", a, b, "--format", form]) == 0
+        assert "first" in capsys.readouterr().out
+    assert report.main(["--results", str(folder), "--compare", a, "zzz"]) == 1
+    assert "no run zzz" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Reading and finding data: every format, what is missing, what is said without a network."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kvbench import data, fetch
+from kvbench.data import Found, HubSource
+from kvbench.errors import DataError
+
+RECORDS = [{"text": "é", "n": 1}, {"text": "b", "n": 2}]
+LINES = "\n".join(json.dumps(record) for record in RECORDS)
+SOURCE = HubSource(hub_id="kvbench/none", revision="0" * 40, file="data.zip!data/{task}.jsonl")
+
+
+def every_form(folder: Path) -> list[Path]:
+    forms = [folder / name for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.zip", "a.parquet")]
+    forms[0].write_text(LINES + "\n\n", encoding="utf-8")
+    forms[1].write_bytes(gzip.compress(LINES.encode()))
+    forms[2].write_text(json.dumps(RECORDS), encoding="utf-8")
+    with zipfile.ZipFile(forms[3], "w") as archive:
+        archive.writestr("data/a.jsonl", LINES)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    parquet.write_table(pyarrow.Table.from_pylist(RECORDS), forms[4])
+    return forms
+
+
+def test_every_form_gives_the_same_records_and_checksum(tmp_path: Path) -> None:
+    prints = set()
+    for path in every_form(tmp_path):
+        records = data.read_records(data.find(SOURCE, "a", str(path), "toy"), ("text", "n"))
+        assert records == RECORDS, path
+        prints.add(data.fingerprint(records, ("text", "n")))
+    assert len(prints) == 1
+
+
+def test_a_folder_is_searched(tmp_path: Path) -> None:
+    every_form(tmp_path)
+    assert data.find(SOURCE, "a", str(tmp_path), "toy").path.name == "a.jsonl"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "b.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
+    assert data.find(SOURCE, "b", str(tmp_path), "toy").path.parent.name == "data"
+    with pytest.raises(DataError, match="no file for 'c'"):
+        data.find(SOURCE, "c", str(tmp_path), "toy")
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr("data/c.jsonl", LINES)
+    assert data.find(SOURCE, "c", str(tmp_path), "toy").member == "data/c.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"te', "line 2: not JSON"),
+        ("a.jsonl", b'{"other": 1}', "no field 'text'"),
+        ("a.jsonl.gz", b"no gzip", "cannot be read"),
+        ("a.zip", b"no zip", "no archive"),
+        ("a.parquet", b"no parquet", "cannot be read"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        data.read_records(data.find(SOURCE, "a", str(tmp_path / name), "toy"), ("text",))
+
+
+def test_wildcards_and_members(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a.txt", "abc")
+    assert Found(tmp_path / "x.zip", "a.txt").content() == b"abc"
+    assert Found(tmp_path / "x.zip", "a.txt").ending == ".txt"
+
+
+def test_without_a_network_the_override_is_named_in_three_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(DataError, match=r"(?s)kvbench/none.*dataset\.path="):
+        data.find(SOURCE, "a", None, "dataset toy")
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(("status", "said"), [(404, "no such file"), (403, "refused this account"), (503, "reached")])
+def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, status: int, said: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(data, "probe", lambda url: status)
+    with pytest.raises(DataError, match=said):
+        data.find(SOURCE, "a", None, "dataset toy")
+
+
+def test_the_command_line_says_it_before_a_model_is_loaded(tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    root = Path(__file__).resolve().parent.parent
+    environment["PYTHONPATH"] = os.pathsep.join([str(root), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "kvbench", "dataset=longbench/qasper", f"runtime.results_dir={tmp_path}/runs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=root, env=environment)
+    assert done.returncode == 1
+    assert "dataset.path=" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_fetch_of_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fetch.main(["dataset=mini", "model=tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "generated, nothing to fetch" in out
+    assert "model tiny: already here" in out
+    assert fetch.main(["dataset=nonsense"]) == 2
+    assert "no such dataset" in capsys.readouterr().err
+
+
+def test_fetch_takes_the_files_and_says_the_checksum(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The hub's download stands in: one archive, as the official one."""
+    record = {"input": "q", "context": "c", "answers": ["a"], "length": 1, "all_classes": None}
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        for name in ("qasper", "trec"):
+            archive.writestr(f"data/{name}.jsonl", json.dumps(record))
+    asked = []
+    monkeypatch.setattr(data, "_cached", lambda source, name: None)
+    monkeypatch.setattr(data, "download", lambda source, name, what: asked.append(name) or tmp_path / name)
+    assert fetch.main(["dataset=longbench/qasper,longbench/trec"]) == 0
+    assert set(asked) == {"data.zip"}
+    out = capsys.readouterr().out
+    assert "data.zip!data/qasper.jsonl" in out
+    assert "sha256" in out
