@@ -193,11 +193,6 @@ def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
     return digest.hexdigest()[:16]
 
 
-def text_fingerprint(text: str) -> str:
-    """sha256 (16 digits) of a text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
 # -- local files -----------------------------------------------------------------------------------------------------
 
 

@@ -115,7 +115,7 @@ def to_csv(found: Comparison) -> str:
 
 def lines(found: Comparison) -> list[tuple[str, ...]]:
     """Cells of the table of differences."""
-    result = []
+    result: list[tuple[str, ...]] = []
     for key, entry in found.keys.items():
         nll = entry["nll"]
         beside = f"{nll['diff']:+.4f}{_error(nll['stderr'], 4)}" if nll else "-"

@@ -111,7 +111,7 @@ class Perplexity:
         return {
             "target": "perplexity",
             "version": self.version,
-            "sha256": [data.text_fingerprint(text) for text in self.documents[:64]],
+            "sha256": data.fingerprint(({"text": text} for text in self.documents), ("text",)),
             "documents": len(self.documents),
             "per_document": self.per_document,
             **settings,

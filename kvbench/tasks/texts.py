@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -69,16 +68,9 @@ def python() -> list[str]:
     Raises:
         DataError: this Python has no sources.
     """
-    from kvbench.tasks.mini.heldout import MODULES, TOPICS
+    from kvbench.tasks.mini.text import documents
 
-    library = Path(sysconfig.get_paths()["stdlib"])
-    paths = [library / name for name in (TOPICS, *MODULES)]
-    texts = [path.read_text(encoding="utf-8") for path in paths if path.is_file()]
-    if not texts:
-        raise DataError(
-            f"dataset mini_text: {library} has no sources.\n  hint: dataset=perplexity/text dataset.path=..."
-        )
-    return ["\n\n".join(texts)]
+    return [document.text for document in documents()]
 
 
 #: name of a text -> its documents

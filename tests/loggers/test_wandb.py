@@ -45,7 +45,10 @@ def test_a_run_without_a_key_is_offline_and_complete(tmp_path, capsys):
     (table,) = (tmp_path / "w" / "wandb").glob("offline-run-*/files/media/table/samples*.json")
     content = json.loads(table.read_text())
     assert len(content["data"]) == 4
-    assert "prediction" in content["columns"]
+    cells = dict(zip(content["columns"], content["data"][0], strict=True))
+    assert {"prompt_head", "prompt_tail", "prediction", "reference", "score"} <= set(cells)
+    assert cells["prompt_head"].startswith("Read: word")
+    assert cells["reference"].startswith(" word")
 
 
 def test_off(tmp_path):

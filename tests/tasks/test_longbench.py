@@ -12,10 +12,13 @@ import pytest
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.spec import ModelConfig
 from kvbench.prompting import encode
+from kvbench.results.store import RunStore
+from kvbench.run import run
 from kvbench.session import batches, end_ids, own_limit
 from kvbench.tasks.load import load
 from kvbench.tasks.longbench import EXTENDED, LongBench, groups, templates
 from tests.data_support import data_dir, golden
+from tests.run_support import config
 
 RECORD = {
     "input": "Who wrote it?",
@@ -89,6 +92,39 @@ def test_identity_is_the_content_not_the_place(folder: Path, tmp_path: Path) -> 
     same = LongBench(path=str(moved), tasks="qasper", limit=1)
     assert same.identity() == task.identity()
     assert replace(task, max_new_tokens=3).identity() != task.identity()
+
+
+def test_a_run_adds_samples_and_scores_anew_without_generating(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(limit: int):
+        made = config(tmp_path / "runs", "kivi")
+        made["dataset"] = {
+            "_target_": "kvbench.tasks.longbench.LongBench",
+            "path": str(folder),
+            "tasks": ["qasper", "samsum"],
+            "limit": limit,
+            "max_new_tokens": 4,
+        }
+        return run(made)
+
+    first = go(1)
+    assert first["samples"]["done"] == 2
+    rows = RunStore(tmp_path / "runs", first["run_id"]).samples().rows
+    more = go(3)
+    assert more["run_id"] == first["run_id"]
+    assert more["samples"]["done"] == 6
+    after = RunStore(tmp_path / "runs", first["run_id"]).samples().rows
+    assert all(after[name] == row for name, row in rows.items())
+    assert more["data"]["identity"]["sha256"].keys() == {"qasper", "samsum"}
+    assert more["data"]["notes"]["code_similarity"] == "difflib"
+    assert "rouge_1_0_1" in more["scores"]["samsum"]["variants"]
+    monkeypatch.setattr(LongBench, "scorer_version", 2)
+    monkeypatch.setattr(LongBench, "score", lambda self, sample, prediction: {"score": 0.5})
+    monkeypatch.setattr("kvbench.run._session", lambda *args: pytest.fail("generates"))
+    again = go(3)
+    assert again["scores"]["qasper"]["score"] == 0.5
+    assert again["scores"]["qasper"]["scorer_version"] == 2
 
 
 def test_presets_and_refusals(folder: Path) -> None:
