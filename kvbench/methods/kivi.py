@@ -48,14 +48,15 @@ class Kivi(Method):
             raise ConfigError("method.residual", self.residual, "must be positive", allowed="32, 64, 128, ...")
         super().check(head_dim, max_length)
         assert self.quantizer is not None
-        group = self.formats()[0].group_size
-        if self.formats()[0].axis == "channel" and self.residual % int(group):
-            raise ConfigError(
-                "method.residual",
-                self.residual,
-                f"must be a multiple of the key group, quantizer.key.group_size={group}",
-                allowed=", ".join(str(int(group) * i) for i in (1, 2, 4)) + ", ...",
-            )
+        for side, form in zip(("key", "value"), self.formats(), strict=True):
+            group = form.group_size
+            if form.axis == "channel" and self.residual % int(group):
+                raise ConfigError(
+                    "method.residual",
+                    self.residual,
+                    f"must be a multiple of the {side} group, quantizer.{side}.group_size={group}",
+                    allowed=", ".join(str(int(group) * i) for i in (1, 2, 4)) + ", ...",
+                )
         if head_dim:
             replace(self.quantizer, key=self.formats()[0]).check("quantizer", head_dim)
 
@@ -104,10 +105,15 @@ class Kivi(Method):
                 tail.drop_front(rows, excess)
 
     def windows(self, count: int) -> tuple[int, int]:
-        """Exact keys and exact values of the window after `count` tokens, sinks left out."""
+        """Exact keys and exact values of the window after `count` tokens, sinks left out.
+
+        Values per channel (``quantizer.value.axis=channel``, an ablation) leave in whole groups too, as keys do.
+        """
         n = max(count - self.sinks, 0)
         recent = min(n, self.residual)
-        return recent if self.evict else n % self.residual, recent
+        if self.evict:
+            return recent, recent
+        return n % self.residual, n % self.residual if self.formats()[1].axis == "channel" else recent
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """In order; without the evicted ones."""

@@ -166,3 +166,22 @@ def test_the_eviction_twin_keeps_the_newest_r_keys_and_values(sinks):
             for store in layer.stores():
                 held = torch.cat([s.view(ALL) for s in store.segments], 2)
                 assert held[0, 0, :, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("key_axis", ["channel", "token"])
+def test_values_per_channel_leave_in_whole_groups(key_axis):
+    """The other half of QuantSpec's Table 3: key axis by value axis."""
+    form = {"bits": 2, "group_size": 32}
+    quantizer = {"name": "int2", "key": {**form, "axis": "channel"}, "value": {**form, "axis": "channel"}}
+    method = load_method("kivi", quantizer=quantizer, residual=64, key_axis=key_axis)
+    keys, values = random_kv(300, heads=1)
+    layer = new_layer(method)
+    feed(layer, keys[:, :, :100], values[:, :, :100])
+    for position in range(100, 300):
+        feed(layer, keys[:, :, position : position + 1], values[:, :, position : position + 1])
+        assert windows(layer)[1] == (position + 1) % 64
+    whole = AffineQuantizer(2, 32, "channel").quantize(values[:, :, :256])
+    assert torch.equal(layer.stores()[1].segments[0].codes(ALL, 0, 256), whole.codes().to(torch.int16))
+    with pytest.raises(ConfigError, match="value group"):
+        wide = {**quantizer, "value": {"bits": 2, "group_size": 128, "axis": "channel"}}
+        load_method("kivi", quantizer=wide, residual=64, key_axis="token").check(64)
