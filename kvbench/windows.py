@@ -38,6 +38,11 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
     windows = [sample.meta["window"] for sample in samples]
     mode, prompt, method = windows[0]["mode"], windows[0]["prefill"], session.config.method
     check_mode(method, mode, prompt)
+    longest = session.loaded.max_length
+    if len(windows[0]["ids"]) > longest:
+        raise ConfigError(
+            "dataset.window", len(windows[0]["ids"]), f"is longer than the model takes (model.max_length={longest})"
+        )
     ids = torch.tensor([window["ids"] for window in windows], device=session.device)
     # a batch whose windows begin to count at different tokens (the first one of sliding windows) is run row by row
     firsts = [window["first"] for window in windows]

@@ -148,6 +148,12 @@ def test_rows_tables_and_pairs(tmp_path: Path, text: Path):
     assert run(again)["run_id"] == runs["kivi"]["run_id"]
 
 
+def test_a_window_longer_than_the_model_is_refused(tmp_path: Path, text: Path):
+    made = config(tmp_path, "fp16")
+    made["dataset"] = settings(text, window=600, limit=1)
+    assert "longer than the model takes" in run(made)["error"]
+
+
 def test_fp16_mode_equals_decode(tmp_path: Path, text: Path):
     found = {}
     for mode in ("decode", "simulated", "fp16"):
