@@ -180,6 +180,12 @@ def read_records(found: Found, fields: Iterable[str] = ()) -> list[Record]:
     return records
 
 
+def is_single(path: str) -> bool:
+    """Whether `path` is one file of records (an archive holds several)."""
+    place = Path(path).expanduser()
+    return place.is_file() and place.suffix != ".zip"
+
+
 def read_text(found: Found) -> str:
     """A file as UTF-8 text."""
     return found.content().decode("utf-8")

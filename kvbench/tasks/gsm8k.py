@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from kvbench import data
 from kvbench.data import HubSource, Record
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import gsm8k as metric
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
@@ -76,6 +76,10 @@ class GSM8K:
     def splits(self) -> dict[str, list[Record]]:
         """``train`` and ``test``. Raises DataError where they cannot be had."""
         what = f"dataset {self.name}"
+        if self.path is not None and data.is_single(self.path):
+            raise DataError(
+                f"{what}: dataset.path={self.path} is one file.\n  hint: a folder with train and test files"
+            )
         return {
             split: data.read_records(data.find(self.source, split, self.path, what), FIELDS)
             for split in ("train", "test")

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 
 from kvbench import data
 from kvbench.data import HubSource
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import longbench as metric
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
@@ -113,6 +113,11 @@ class LongBench:
     @cached_property
     def records(self) -> dict[str, list[data.Record]]:
         """Task -> its records. Raises DataError where they cannot be had."""
+        if self.path is not None and len(self.names) > 1 and data.is_single(self.path):
+            raise DataError(
+                f"dataset {self.name}: dataset.path={self.path} is one task's file, not {len(self.names)}.\n"
+                "  hint: dataset=longbench/TASK, or dataset.path=FOLDER"
+            )
         return {
             name: data.read_records(data.find(self.source, name, self.path, f"dataset {self.name}"), FIELDS)
             for name in self.names

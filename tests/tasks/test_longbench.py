@@ -194,6 +194,44 @@ def test_samsum_ends_at_a_line_feed(folder: Path, tokenizer) -> None:
     assert sample.meta["say_something"] is True
 
 
+def test_samsums_rule_is_that_of_stock_generate(tokenizer) -> None:
+    """pred.py: eos_token_id=[eos, line feed] and min_length=context+1, so that the first token ends nothing."""
+    import torch
+
+    import kvbench
+    from kvbench.decoding import generate
+    from kvbench.models.random_weights import hf_config, random_model
+    from kvbench.schema import build
+    from tests.run_support import ARCHITECTURE
+
+    numbers = {"name": "toy", "weights": "random", "max_length": 512, "architecture": ARCHITECTURE}
+    model = random_model(hf_config(build(ModelConfig, numbers, "model")), torch.float32, torch.device("cpu"), 0)
+    method = kvbench.load_method("fp16")
+    draw = torch.Generator().manual_seed(1)
+    early = 0
+    for _ in range(6):
+        ids = torch.randint(3, 259, (1, 20), generator=draw)
+        free = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)[
+            0, 20:
+        ].tolist()
+        # the first token that plain decoding would give ends answers here, and one of the later ones
+        ends = [free[0], free[3]]
+        stock = model.generate(
+            ids, max_new_tokens=8, do_sample=False, eos_token_id=ends, min_length=21, pad_token_id=0
+        )[0, 20:].tolist()
+        mine = generate(model, method.new_cache(model), ids, max_new_tokens=8, eos_token_ids=ends, say_something=True)
+        method.detach(model)
+        assert mine.tokens[0] == (stock[:-1] if stock[-1] in ends else stock)
+        early += mine.finish[0] == "eos"
+    assert early > 0
+
+
+def test_one_file_is_not_several_tasks(folder: Path) -> None:
+    with pytest.raises(DataError, match="one task's file"):
+        LongBench(path=str(folder / "qasper.jsonl")).identity()
+    assert LongBench(path=str(folder / "qasper.jsonl"), tasks="qasper").identity()
+
+
 def test_room_is_kept_where_the_rule_leaves_it_open(folder: Path, tokenizer) -> None:
     sample = next(iter(LongBench(path=str(folder), tasks="qasper").samples()))
     prompt = encode(sample, tokenizer, chat="[INST]" * 30 + "{prompt}[/INST]", limit=200, room=210)
