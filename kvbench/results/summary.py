@@ -57,6 +57,7 @@ def build(
             "model": config["model"].get("name"),
             "method": dict(config["method"]),
             "quantizer": (config.get("quantizer") or {}).get("name"),
+            "formats": {key: form for key, form in (config.get("quantizer") or {}).items() if key != "name"},
             "dataset": config["dataset"].get("name"),
             "decoding": dict(config["decoding"]),
             "seed": config["runtime"].get("seed", 0),

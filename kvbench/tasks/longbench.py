@@ -123,6 +123,11 @@ class LongBench:
             for name in self.names
         }
 
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """Task -> sha256 of its records' fields."""
+        return {name: data.fingerprint(records, FIELDS) for name, records in self.records.items()}
+
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """What has to be fetched: a source and a task for each."""
         return ((self.source, name) for name in self.names)
@@ -170,7 +175,7 @@ class LongBench:
         return {
             "target": "longbench",
             "version": self.version,
-            "sha256": {name: data.fingerprint(records, FIELDS) for name, records in self.records.items()},
+            "sha256": self.checksums,
             "max_new_tokens": self.max_new_tokens,
             "prompt_limit": self.prompt_limit,
             "prompt_limits": dict(self.prompt_limits),

@@ -84,6 +84,11 @@ class Perplexity:
         """The texts. Raises DataError where they cannot be had."""
         return DOCUMENTS[self.text](self.source, self.path)
 
+    @cached_property
+    def checksum(self) -> str:
+        """sha256 of the texts."""
+        return data.fingerprint(({"text": text} for text in self.documents), ("text",))
+
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """What has to be fetched."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
@@ -111,7 +116,7 @@ class Perplexity:
         return {
             "target": "perplexity",
             "version": self.version,
-            "sha256": data.fingerprint(({"text": text} for text in self.documents), ("text",)),
+            "sha256": self.checksum,
             "documents": len(self.documents),
             "per_document": self.per_document,
             **settings,
