@@ -112,10 +112,15 @@ def _list(stores: Sequence[RunStore]) -> None:
             str(metrics["config"]["dataset"]),
             metrics["status"],
             f"{count['done']}/{count['requested']}",
-            "-" if score is None else f"{score:.3f}",
+            _perplexities(metrics) if score is None else f"{score:.3f}",
             tables.size(metrics["kv_bytes"]["used"]["total"]),
         )
     Console(highlight=False).print(table)
+
+
+def _perplexities(metrics: dict[str, Any]) -> str:
+    found = [entry["perplexity"] for entry in metrics["scores"].values() if entry.get("perplexity")]
+    return ", ".join(f"ppl {entry['ppl']:.2f}" for entry in found) or "-"
 
 
 def _details(store: RunStore) -> None:
