@@ -22,12 +22,13 @@ def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool
     if limit_gb is None:
         yield False
     elif device.type == "cuda":
-        whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gb * 2**30 / whole), device)
+        index = torch.cuda.current_device() if device.index is None else device.index  # a number is required
+        whole = torch.cuda.get_device_properties(index).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_gb * 2**30 / whole), index)
         try:
             yield True
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
     else:
         held = _data_bytes() if device.type == "cpu" else None
         if held is None:
