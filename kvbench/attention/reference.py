@@ -77,8 +77,7 @@ def merge_blocks(
     total = torch.zeros_like(top)
     acc = q.new_zeros(*q.shape[:3], layer.value_dim)
     kept: list[Tensor] = []
-    cuts = sorted({0, *keys.borders(rows, BLOCK), *values.borders(rows, BLOCK)})
-    for start, stop in pairwise(cuts):
+    for start, stop in blocks(layer, rows):
         scores = q @ keys.read(rows, start, stop, torch.float32).transpose(-1, -2)
         if mask is not None:
             visible = mask[..., start:stop]

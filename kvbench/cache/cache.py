@@ -81,6 +81,7 @@ class KVCache(Cache):
     def reset(self) -> None:
         """Forget everything but the method."""
         self.progress.starts = self.progress.started = None
+        self.progress.open = False
         for layer in self.layers:
             layer.reset()
 

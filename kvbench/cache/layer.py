@@ -204,7 +204,7 @@ class KVLayer(CacheLayerMixin):
                     None if scores is None else scores[rows, ..., start:width],
                 )
             except NonFiniteError as error:
-                raise self._located(error, rows, keys, values, 0) from None
+                raise self._located(error, rows, keys, values, torch.arange(width)) from None
         self.prompt = None
         self.sealed = True
 
@@ -235,9 +235,7 @@ class KVLayer(CacheLayerMixin):
             try:
                 self.method.settle(self, rows)
             except NonFiniteError as error:
-                tails = [store.tail.view(rows) for store in self.stores()]
-                offset = self.seen - min(t.shape[2] for t in tails)
-                raise self._located(error, rows, tails[0], tails[1], offset) from None
+                raise self._located_in_tails(error, rows) from None
 
     # -- views ------------------------------------------------------------------------------------------------------
 
@@ -295,16 +293,36 @@ class KVLayer(CacheLayerMixin):
             twin.prompt = (self.prompt[0].clone(), self.prompt[1].clone())
         return twin
 
-    def _located(self, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, offset: int) -> NonFiniteError:
-        """Say which layer, side and position held the NaN or Inf."""
+    def _located_in_tails(self, error: NonFiniteError, rows: slice) -> NonFiniteError:
+        """:meth:`_located` for tokens that a method was settling: each side has a window and an order of its own."""
+        stores, first = self.stores(), rows.indices(self.batch)[0]
+        try:
+            for side, store in enumerate(stores):
+                tail = store.tail.view(rows)
+                if not bool(torch.isfinite(tail).all()):
+                    # one side may be settled already: the order of the slots is that of the side that is not
+                    self.keys_store = max(stores, key=lambda s: s.tail.length(rows))
+                    newest = self.positions(first)[..., -tail.shape[2] :]
+                    both = [tail[:, :, :0], tail[:, :, :0]]
+                    both[side] = tail
+                    return self._located(error, rows, both[0], both[1], newest)
+        finally:
+            self.keys_store = stores[0]
+        return error
+
+    def _located(
+        self, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
+    ) -> NonFiniteError:
+        """Say which layer, side and position (``positions`` ``[n]`` or ``[H, n]``) held the NaN or Inf."""
         for side, x in (("key", keys), ("value", values)):
             bad = ~torch.isfinite(x)
             if bool(bad.any()):
                 b, h, t, d = bad.nonzero()[0].tolist()
                 if x.shape[0] != self.batch:
                     b += rows.indices(self.batch)[0]
+                position = int(positions.expand(self.heads, -1)[h, t])
                 return NonFiniteError(
-                    f"layer {self.index}: NaN or Inf in the {side} at position {t + offset} (row {b}, KV head {h}, "
+                    f"layer {self.index}: NaN or Inf in the {side} at position {position} (row {b}, KV head {h}, "
                     f"channel {d}). Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
                 )
         return error

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, ModelError
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 
 if TYPE_CHECKING:
@@ -125,6 +125,8 @@ class Method:
         from kvbench.cache import KVCache
 
         config = model.config.get_text_config(decoder=True)
+        if not hasattr(config, "num_attention_heads"):
+            raise ModelError(f"{type(model).__name__} has no attention heads, so no keys and values to hold")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.check(head_dim)
         attach(model)

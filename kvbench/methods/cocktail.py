@@ -112,6 +112,15 @@ class Cocktail(Method):
             raise ConfigError(
                 "method.value_group_size", self.value_group_size, f"does not divide the model's head_dim {head_dim}"
             )
+        if head_dim and self.value_group_size is None and head_dim % min(64, head_dim):
+            groups = [g for g in (16, 32) if head_dim % g == 0]
+            raise ConfigError(
+                "method.value_group_size",
+                None,
+                f"means 64 channels, which do not divide the model's head_dim {head_dim}",
+                allowed=[*groups, head_dim],
+                hint=f"method.value_group_size={groups[-1] if groups else head_dim}",
+            )
         from kvbench.retrieval.encoders import check_name
 
         check_name(self.encoder)
