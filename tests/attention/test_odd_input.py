@@ -1,10 +1,12 @@
 """Cases that a reviewer broke: order of reading, a reset while open, where a NaN was, models without attention."""
 
 import pytest
+import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from kvbench.attention import reference
 from kvbench.cache import Prompts
+from kvbench.cache.segments import FullSegment
 from kvbench.cache.store import Store
 from kvbench.decoding import generate
 from kvbench.errors import ConfigError, ModelError, NonFiniteError
@@ -78,3 +80,13 @@ def test_cocktails_value_groups_are_checked_before_the_prompt_runs():
     load_method("cocktail", encoder="bm25", value_group_size=32).check(head_dim=96)
     for channels in (32, 64, 128):
         method.check(head_dim=channels)
+
+
+def test_selected_rows_keep_where_their_windows_begin():
+    keys, _ = random_kv(10, batch=2)
+    window = FullSegment(2, 2, 32, keys.dtype, "cpu", capacity=16)
+    window.append(slice(0, 2), keys)
+    window.drop_front(slice(0, 1), 4)
+    window.select(torch.tensor([1, 0]))
+    assert torch.equal(window.view(slice(0, 1)), keys[1:])
+    assert torch.equal(window.view(slice(1, 2)), keys[:1, :, 4:])
