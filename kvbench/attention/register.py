@@ -125,6 +125,17 @@ def attach(model: PreTrainedModel) -> None:
             f"{type(model).__name__} has layers of type {', '.join(sorted(kinds))}: kvbench serves models whose layers "
             "are all full or sliding-window attention"
         )
+    reason = ""
+    if not getattr(model, "_supports_attention_backend", False):
+        reason = "does not read its attention from transformers' attention interface"
+    elif getattr(config, "kv_lora_rank", None):
+        reason = "has latent attention (MLA), whose keys and values kvbench's stores do not hold"
+    elif getattr(config, "attn_logit_softcapping", None):
+        reason = "caps its attention scores (softcap), which kvbench's attention does not do"
+    if reason:
+        raise ModelError(
+            f"{type(model).__name__} {reason}: choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
+        )
     if config._attn_implementation != NAME:
         model._kvbench_previous_attention = config._attn_implementation  # type: ignore[assignment]
         model.set_attn_implementation(NAME)

@@ -79,7 +79,7 @@ class KVCache(Cache):
             self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        """Forget everything but the method."""
+        """Forget everything but the method and what was told of the prompts (make a new cache for other prompts)."""
         self.progress.starts = self.progress.started = None
         self.progress.open = False
         for layer in self.layers:

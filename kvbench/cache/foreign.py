@@ -22,6 +22,8 @@ class HFSegment(Segment):
     Args:
         backend: a transformers ``QuantizedLayer`` whose ``_quantize`` and ``_dequantize`` are used.
         axis: the axis that it quantizes along.
+        multiple: tokens are filled up to a multiple of this with copies of the last one: hqq packs several rows into
+            one and fails on a number that does not divide. Groups lie inside a token, so nothing else changes.
     """
 
     packed = False  # read in one piece: there is no way to read a part
@@ -36,9 +38,10 @@ class HFSegment(Segment):
         *,
         backend: QuantizedLayer,
         axis: int,
+        multiple: int = 1,
     ) -> None:
         super().__init__(batch, heads, channels, dtype, device)
-        self.backend, self.axis = backend, axis
+        self.backend, self.axis, self.multiple = backend, axis, multiple
         self.rows: list[Any] = [None] * batch
 
     def append(self, rows: slice, x: Tensor) -> None:
@@ -48,13 +51,16 @@ class HFSegment(Segment):
             if not new.shape[2]:
                 continue
             held = self.rows[row]
-            whole = new if held is None else torch.cat([self.backend._dequantize(held).to(self.dtype), new], 2)
-            self.rows[row] = self.backend._quantize(whole.contiguous(), axis=self.axis)
-            self.lengths[row] = whole.shape[2]
+            if held is not None:
+                past = self.backend._dequantize(held)[:, :, : self.lengths[row]].to(self.dtype)
+                new = torch.cat([past, new], 2)
+            self.lengths[row] = new.shape[2]
+            filling = new[:, :, -1:].expand(-1, -1, -new.shape[2] % self.multiple, -1)
+            self.rows[row] = self.backend._quantize(torch.cat([new, filling], 2).contiguous(), axis=self.axis)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        parts = [self.backend._dequantize(held) for held in self.rows[rows]]
-        return torch.cat(parts)[:, :, start:stop].to(dtype)
+        parts = [self.backend._dequantize(held)[:, :, start:stop] for held in self.rows[rows]]
+        return torch.cat(parts).to(dtype)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         return [item for held in self.rows if held is not None for item in tensors(held)]

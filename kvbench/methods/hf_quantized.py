@@ -96,6 +96,7 @@ class HFQuantized(Method):
         backend = self.backend_layer()
         backend.dtype, backend.device = layer.dtype, layer.device
         backend.keys = backend.values = layer.new_empty()  # hqq takes dtype and device from them
+        axis = self.axis_key if side == "key" else self.axis_value
         held = HFSegment(
             layer.batch,
             layer.heads,
@@ -103,7 +104,8 @@ class HFQuantized(Method):
             layer.dtype,
             layer.device,
             backend=backend,
-            axis=self.axis_key if side == "key" else self.axis_value,
+            axis=axis,
+            multiple=8 if self.backend == "hqq" and axis == 1 else 1,
         )
         tail = self.full(layer, side, capacity=self.residual + 64)
         return [self.full(layer, side, capacity=self.sinks), held, tail] if self.sinks else [held, tail]

@@ -62,10 +62,11 @@ class QuantizerSpec:
         for side, fmt in (("key", self.key), ("value", self.value)):
             fmt.check(f"{prefix}.{side}")
             if head_dim and fmt.axis == "token" and head_dim % fmt.channels_per_group(head_dim):
-                divisors = [g for g in (16, 32, 64, 128, 256) if head_dim % g == 0]
+                divisors = [g for g in (8, 16, 32, 64, 128, 256) if head_dim % g == 0]
                 raise ConfigError(
                     f"{prefix}.{side}.group_size",
                     fmt.group_size,
                     f"does not divide the model's head_dim {head_dim}",
                     allowed=[*divisors, "head_dim"],
+                    hint=f"{prefix}.{side}.group_size={divisors[-1] if divisors else 'head_dim'}",
                 )

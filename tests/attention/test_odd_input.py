@@ -1,7 +1,8 @@
-"""Cases that a reviewer broke: order of reading, a reset while open, where a NaN was, models without attention."""
+"""Odd input: order of reading, a reset while open, where a NaN was, models without attention."""
 
 import pytest
 import torch
+import transformers
 from transformers import MambaConfig, MambaForCausalLM
 
 from kvbench.attention import reference
@@ -90,3 +91,21 @@ def test_selected_rows_keep_where_their_windows_begin():
     window.select(torch.tensor([1, 0]))
     assert torch.equal(window.view(slice(0, 1)), keys[1:])
     assert torch.equal(window.view(slice(1, 2)), keys[:1, :, 4:])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("Falcon", {}, "attention interface"),
+        ("Gemma2", {"head_dim": 16}, "softcap"),
+        ("DeepseekV3", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}, "MLA"),
+    ],
+)
+def test_models_whose_attention_the_stores_cannot_serve_are_refused_at_once(name, settings, reason):
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, **settings
+    )
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with pytest.raises(ModelError, match=reason):
+        load_method("fp16").new_cache(model)
+    assert model.config._attn_implementation != "kvbench"

@@ -72,6 +72,24 @@ def test_the_whole_prompt_is_quantized_but_for_the_sinks():
         assert used.scales > 0
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 77])
+def test_any_number_of_tokens_can_be_held(count):
+    """hqq itself fails on numbers that its packing does not divide."""
+    if not NEEDS["hqq"]:
+        pytest.skip("hqq is not installed (kvbench[hf])")
+    method = load_method("hf_quantized", backend="hqq", bits=2, axis_key=1, axis_value=1, residual=3)
+    keys, values = zoo.random_kv(count + 7, channels=64)
+    layer = zoo.new_layer(method)
+    zoo.feed(layer, keys[:, :, :count], values[:, :, :count])
+    for n in range(count, count + 7):
+        zoo.feed(layer, keys[:, :, n : n + 1], values[:, :, n : n + 1])
+    layer.settle()
+    row, store = slice(0, 1), layer.stores()[0]
+    assert store.length(row) == count + 7
+    held = torch.cat([s.read(row, 0, s.length(row), torch.float32) for s in store.segments], 2)
+    assert float((held - keys).abs().mean()) < 1.0
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
