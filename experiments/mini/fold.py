@@ -145,11 +145,15 @@ def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 5), constrained_layout=True)
-    for row in rows:
+    for number, row in enumerate(sorted(rows, key=lambda row: -row["kv_bytes"]["used"]), start=1):
         colour, marker = STYLE[row["family"]]
         x, y = row["kv_bytes"]["used"] / 2**20, 100 * row["mean"]["score"]
-        axes.errorbar(x, y, yerr=100 * row["mean"]["stderr"], color=colour, marker=marker, markersize=7, capsize=2)
-        axes.annotate(row["name"], (x, y), textcoords="offset points", xytext=(6, 4), fontsize=7, color=colour)
+        spread = 100 * row["mean"]["stderr"]
+        label = f"{number}  {row['name']}"
+        axes.errorbar(x, y, yerr=spread, color=colour, marker=marker, markersize=7, capsize=2, ls="", label=label)
+        # settings of nearly equal bytes: their numbers alternate above and below
+        axes.annotate(str(number), (x, y), (5, 7 if number % 2 else -13), textcoords="offset points", color=colour)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
     axes.set_xscale("log")
     axes.set_xlabel("KV bytes in use, MiB (log scale)")
     axes.set_ylabel("score, mean over the tasks, %")
