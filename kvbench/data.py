@@ -13,6 +13,7 @@ import io
 import json
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ class Found:
                     return archive.read(self.member)
             data = self.path.read_bytes()
             return gzip.decompress(data) if self.path.suffix == ".gz" else data
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, KeyError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
             raise DataError(f"{self} cannot be read: {error}.\n  hint: fetch it again") from error
 
     @property
@@ -170,7 +171,7 @@ def read_records(found: Found, fields: Iterable[str] = ()) -> list[Record]:
     elif found.ending == ".json" and content.lstrip()[:1] == b"[":
         records = _json(content, found, 1)
     else:
-        lines = content.decode("utf-8").split("\n")
+        lines = _utf8(content, found).split("\n")
         records = [_json(line, found, number) for number, line in enumerate(lines, start=1) if line.strip()]
     for number, record in enumerate(records):
         for field in fields:
@@ -188,7 +189,7 @@ def is_single(path: str) -> bool:
 
 def read_text(found: Found) -> str:
     """A file as UTF-8 text."""
-    return found.content().decode("utf-8")
+    return _utf8(found.content(), found)
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
@@ -265,6 +266,13 @@ def _missing(source: HubSource, name: str, what: str, reason: str) -> DataError:
 
 
 # -- formats ---------------------------------------------------------------------------------------------------------
+
+
+def _utf8(content: bytes, found: Found) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{found} is not UTF-8 text: {error}.") from error
 
 
 def _json(text: str | bytes, found: Found, line: int) -> Any:

@@ -134,7 +134,9 @@ def known(task: str) -> bool:
 
 def _longbench(task: str, record: Record, where: str) -> dict[str, Any]:
     prediction, answers = _text(record, RESPONSES, where), _field(record, ANSWERS, where)
-    answers = [answers] if isinstance(answers, str) else list(answers)
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"{where}: the answers are no list of texts.")
     row: dict[str, Any] = {"score": longbench.score(task, prediction, answers, record.get("all_classes"))}
     limited = longbench.limited_rouge(task, prediction, answers)
     if limited is not None:

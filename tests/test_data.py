@@ -98,6 +98,19 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, status: int, said: s
         data.find(SOURCE, "a", None, "dataset toy")
 
 
+def test_damage_inside_a_file_is_named(tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(LINES.encode()))
+    packed[10] = 0xFF  # the first block of the deflate stream is of no known type
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    with pytest.raises(DataError, match="cannot be read"):
+        data.read_records(Found(tmp_path / "a.jsonl.gz"))
+    (tmp_path / "b.jsonl").write_bytes('{"text": "é"}'.encode("latin-1"))
+    with pytest.raises(DataError, match="not UTF-8"):
+        data.read_records(Found(tmp_path / "b.jsonl"))
+    with pytest.raises(DataError, match="not UTF-8"):
+        data.read_text(Found(tmp_path / "b.jsonl"))
+
+
 def test_the_command_line_says_it_before_a_model_is_loaded(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     root = Path(__file__).resolve().parent.parent

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvbench import score
+from kvbench.errors import DataError
 from tests.data_support import data_dir
 
 ROWS = [
@@ -63,6 +64,12 @@ def test_missing_fields_and_damage_are_named(tmp_path: Path, capsys: pytest.Capt
     assert score.main([str(file)]) == 1
     assert "line 1: not JSON" in capsys.readouterr().err
     assert score.main([str(tmp_path / "none.jsonl")]) == 1
+
+
+@pytest.mark.parametrize("answers", [None, [5], 5])
+def test_answers_that_are_no_texts_are_named(tmp_path: Path, answers: object) -> None:
+    with pytest.raises(DataError, match="record 0: the answers are no list"):
+        score.score_path(write(tmp_path / "qasper.jsonl", [{"pred": "x", "answers": answers}]))
 
 
 def test_published_outputs_as_a_folder() -> None:
