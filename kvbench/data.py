@@ -218,6 +218,9 @@ def _local(path: Path, source: HubSource, task: str, what: str, endings: Sequenc
                 if file.is_file():
                     return Found(file)
         if found := sorted((*folder.glob(f"{task}-*.parquet"), *(path / task).glob("test-*.parquet"))):
+            if len(found) > 1:
+                names = ", ".join(file.name for file in found[:3])
+                raise DataError(f"{what}: '{task}' is in {len(found)} parts in {path} ({names}); one file is read.")
             return Found(found[0])
     there = sorted(p.name for p in path.iterdir())
     near = nearest(task, there)

@@ -111,6 +111,13 @@ def test_damage_inside_a_file_is_named(tmp_path: Path) -> None:
         data.read_text(Found(tmp_path / "b.jsonl"))
 
 
+def test_parts_are_not_read_as_the_whole(tmp_path: Path) -> None:
+    for part in range(2):
+        (tmp_path / f"test-0000{part}-of-00002.parquet").touch()
+    with pytest.raises(DataError, match="in 2 parts"):
+        data.find(SOURCE, "test", str(tmp_path), "dataset toy")
+
+
 def test_the_command_line_says_it_before_a_model_is_loaded(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     root = Path(__file__).resolve().parent.parent

@@ -167,7 +167,8 @@ class Perplexity:
     ) -> tuple[list[int], int, int]:
         window = ids[start : start + self.window]
         if self.bos:
-            window[0] = self.__dict__["tokenizer"].bos_token_id or window[0]
+            token = self.__dict__["tokenizer"].bos_token_id
+            window[0] = window[0] if token is None else token
         begin, end = offsets[start + first][0], offsets[start + self.window - 1][1]
         return window, first, len(text[begin:end].encode("utf-8", "surrogatepass"))
 
