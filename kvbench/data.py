@@ -38,7 +38,7 @@ class HubSource:
         hub_id: repository of type dataset, for example ``zai-org/LongBench``.
         revision: commit, so that the bytes stay the same; None: the newest.
         file: path in the repository; ``{task}`` stands for a task's name, ``a.zip!b.jsonl`` for the member b.jsonl of
-            an archive, and ``*`` for whatever stands there (the first such file in order).
+            an archive, and ``*`` for whatever stands there (one file only).
     """
 
     hub_id: str | None = None
@@ -127,7 +127,7 @@ def download(source: HubSource, name: str, what: str) -> Path:
     try:
         if "*" in name:
             files = HfApi().list_repo_files(source.hub_id, repo_type="dataset", revision=source.revision)
-            name = next(iter(sorted(fnmatch.filter(files, name))), name)
+            name = _only(sorted(fnmatch.filter(files, name)), name, what)
             # by it the snapshot is found again without network
             hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
         return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
@@ -255,9 +255,20 @@ def _cached(source: HubSource, name: str) -> Path | None:
     if "*" in name:
         readme = try_to_load_from_cache(source.hub_id, "README.md", revision=source.revision, repo_type="dataset")
         snapshot = Path(readme).parent if isinstance(readme, str) else None
-        return next(iter(sorted(snapshot.glob(name))), None) if snapshot else None
+        found = sorted(str(file.relative_to(snapshot)) for file in snapshot.glob(name)) if snapshot else []
+        return snapshot / _only(found, name, source.hub_id) if snapshot and found else None
     hit = try_to_load_from_cache(source.hub_id, name, revision=source.revision, repo_type="dataset")
     return Path(hit) if isinstance(hit, str) else None
+
+
+def _only(files: list[str], pattern: str, what: str) -> str:
+    """The one file that a pattern means; a split in several parts must not be read in part."""
+    if len(files) > 1:
+        raise DataError(
+            f"{what}: '{pattern}' means {len(files)} files ({files[0]}, ...), and one is read.\n"
+            "  hint: dataset.path=FILE_OR_FOLDER with all of them, joined"
+        )
+    return files[0] if files else pattern
 
 
 def _missing(source: HubSource, name: str, what: str, reason: str) -> DataError:

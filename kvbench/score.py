@@ -72,14 +72,16 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
         return {name: score_records(name, data.read_records(Found(path)), str(path))}, []
     if task is not None:
         found = [file for file in sorted(path.iterdir()) if _stem(file) == task]
-        if not found:
-            raise KvbenchError(f"{path} has no file for --task {task}.")
+        if len(found) != 1:
+            raise KvbenchError(f"{path} has {len(found) or 'no'} files for --task {task}: name the one to score.")
         return {task: score_records(task, data.read_records(Found(found[0])), str(found[0]))}, []
     scores: dict[str, dict[str, Any]] = {}
     skipped = []
     for file in sorted(path.iterdir()):
         if not file.name.endswith(_ENDINGS):
             continue
+        if _stem(file) in scores:
+            raise KvbenchError(f"{path} has two files for {_stem(file)}; remove one, or score {file.name} by its name.")
         if known(_stem(file)):
             scores[_stem(file)] = score_records(_stem(file), data.read_records(Found(file)), str(file))
         else:
@@ -108,7 +110,15 @@ def score_records(task: str, records: Sequence[Record], where: str = "records") 
     if not records:
         raise DataError(f"{where}: no records.")
     score_one = _gsm8k if task in _GSM8K else _longbench
-    rows = [score_one(task, record, f"{where}, record {number}") for number, record in enumerate(records)]
+    rows = []
+    for number, record in enumerate(records):
+        place = f"{where}, record {number}"
+        if not isinstance(record, Mapping):
+            raise DataError(f"{place}: is no object with fields.")
+        try:
+            rows.append(score_one(task, record, place))
+        except ValueError as problem:
+            raise DataError(f"{place}: {problem}") from problem
     mean, error = mean_error([row["score"] for row in rows])
     assert mean is not None
     entry: dict[str, Any] = {

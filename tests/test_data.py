@@ -155,3 +155,15 @@ def test_fetch_takes_the_files_and_says_the_checksum(
     out = capsys.readouterr().out
     assert "data.zip!data/qasper.jsonl" in out
     assert "sha256" in out
+
+
+def test_a_pattern_that_means_several_files_is_refused():
+    import pytest
+
+    from kvbench.data import _only
+    from kvbench.errors import DataError
+
+    assert _only(["data/test-0.parquet"], "data/test-*.parquet", "pg19") == "data/test-0.parquet"
+    assert _only([], "data/test-*.parquet", "pg19") == "data/test-*.parquet"
+    with pytest.raises(DataError, match="means 2 files"):
+        _only(["data/test-0.parquet", "data/test-1.parquet"], "data/test-*.parquet", "pg19")

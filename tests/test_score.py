@@ -91,3 +91,22 @@ def test_it_starts_without_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 20
+
+
+def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_a_number(tmp_path):
+    import pytest
+
+    from kvbench.errors import DataError, KvbenchError
+    from kvbench.score import score_path, score_records
+
+    line = '{"pred": "a", "answers": ["a"], "all_classes": null}\n'
+    for name in ("qasper.jsonl", "qasper.json"):
+        (tmp_path / name).write_text(line)
+    with pytest.raises(KvbenchError, match="two files for qasper"):
+        score_path(tmp_path)
+    with pytest.raises(KvbenchError, match="2 files for --task qasper"):
+        score_path(tmp_path, "qasper")
+    with pytest.raises(DataError, match="record 0: is no object"):
+        score_records("qasper", [5])
+    with pytest.raises(DataError, match="names no paragraph"):
+        score_records("passage_retrieval_en", [{"pred": "1", "answers": ["para 1"], "all_classes": None}])

@@ -118,11 +118,19 @@ def _count(prediction: str, answer: str, classes: Sequence[str]) -> float:
 
 
 def _retrieval(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    return _count(prediction, re.findall(r"Paragraph (\d+)", answer)[0], classes)
+    return _count(prediction, _paragraph(r"Paragraph (\d+)", answer), classes)
 
 
 def _retrieval_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    return _count(prediction, re.findall(r"段落(\d+)", answer)[0], classes)
+    return _count(prediction, _paragraph(r"段落(\d+)", answer), classes)
+
+
+def _paragraph(pattern: str, answer: str) -> str:
+    """The number in a reference such as ``Paragraph 7``."""
+    found = re.findall(pattern, answer)
+    if not found:
+        raise ValueError(f"the answer {answer!r} names no paragraph")
+    return str(found[0])
 
 
 def _code_similarity(prediction: str, answer: str, classes: Sequence[str]) -> float:
