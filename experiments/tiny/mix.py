@@ -29,13 +29,13 @@ class Mix:
 
     Args:
         config: the shares.
-        library: the corpus.
+        texts: the corpus.
         seed: of the training.
     """
 
-    def __init__(self, config: MixConfig, library: Library, seed: int) -> None:
-        self.config, self.library, self.seed = config, library, seed
-        self.newline = library.encode(["\n"])[0]
+    def __init__(self, config: MixConfig, texts: Library, seed: int) -> None:
+        self.config, self.texts, self.seed = config, texts, seed
+        self.newline = texts.encode(["\n"])[0]
 
     def batch(self, index: int, length: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Batch number `index`.
@@ -65,7 +65,7 @@ class Mix:
                 codes += more[1]
         left = length - len(ids)
         if left > 1:
-            ids += [BOS, *self.library.row(rng, left - 1, rng.chance(self.config.code)).tolist()]
+            ids += [BOS, *self.texts.row(rng, left - 1, rng.chance(self.config.code)).tolist()]
             codes += [NONE] + [TEXT] * (left - 1)
         elif left == 1:
             ids.append(EOS)
@@ -83,13 +83,13 @@ class Mix:
         return [], []
 
     def _sample(self, rng: Rng, length: int, row: int) -> tuple[list[int], list[int]]:
-        config, encode = self.config, self.library.encode
+        config, encode = self.config, self.texts.encode
         weights = config.early if config.early and row < 1024 else config.tasks
         entry = TASKS[rng.weighted(weights)]
         if length < entry.shortest:
             raise TooShort(f"{length} tokens")
         prose = Prose(rng)
-        writer: Writer = prose if rng.chance(config.grammar) else CorpusWriter(self.library, rng)
+        writer: Writer = prose if rng.chance(config.grammar) else CorpusWriter(self.texts, rng)
         vary = length < 1024 or rng.chance(config.vary)
         draft = entry.make(Setting(rng, writer, length, vary=vary, questions=rng.between(1, 6)))
         wrapper = WRAPPERS[draft.style]
@@ -121,12 +121,12 @@ class Mix:
     def _filler(self, rng: Rng, code: bool, prose: Prose) -> Filler:
         grammar = rng.chance(self.config.grammar)
         if code:
-            return CodeFiller(rng, self.library.encode) if grammar else CorpusCodeFiller(self.library, rng)
+            return CodeFiller(rng, self.texts.encode) if grammar else CorpusCodeFiller(self.texts, rng)
         if grammar:
-            return ProseFiller(prose, self.library.encode)
-        if rng.chance(0.12) and len(self.library.lines) > 100:
-            return CorpusCodeFiller(self.library, rng)
-        return CorpusFiller(self.library, rng)
+            return ProseFiller(prose, self.texts.encode)
+        if rng.chance(0.12) and len(self.texts.lines) > 100:
+            return CorpusCodeFiller(self.texts, rng)
+        return CorpusFiller(self.texts, rng)
 
 
 def ends(codes: np.ndarray) -> list[tuple[int, int]]:
