@@ -1,0 +1,201 @@
+"""What a fused kernel is told about a layer: runs of slots with one format of keys and one of values.
+
+Keys and values of a layer agree on slots but not on where formats change (KIVI: n mod R exact keys, min(n, R) exact
+values), so a walk over both stores passes *phases*: (packed, packed), (packed, exact), (exact, exact), ... A kernel is
+compiled for the formats of a list of phases; where each begins and how long it is stands in a table in device memory,
+a line a row of the batch, so rows may differ and a captured graph may be replayed while lengths grow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.layout import TILE
+from kvbench.cache.segments import FullSegment, PackedSegment, Segment
+from kvbench.quantizers.affine import AffineQuantizer
+from kvbench.quantizers.atom import AtomQuantizer
+from kvbench.quantizers.windowed import WindowedQuantizer
+
+#: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
+GROUPS = (32, 64, 128)
+#: bytes of a line of the table: first token in the key segment, in the value segment, tokens
+FIELDS = 3
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a kernel is compiled for.
+
+    Args:
+        kind: ``full``; ``affine``: code * scale + minimum; ``atom``: (code - zero) * scale; ``hierarchical``: QuantSpec's
+            16 U + L + 8, whose value is scale * (code - 8) / 16 + minimum.
+        bits: of a code; 16 for ``full``.
+        axis: ``channel`` or ``token``; empty for ``full``.
+        group: tokens (``channel``) or channels (``token``) that share parameters; 0 for ``full``.
+    """
+
+    kind: str
+    bits: int
+    axis: str = ""
+    group: int = 0
+
+
+@dataclass
+class Part:
+    """One segment as a kernel reads it: ``words`` int16 ``[B, H, tiles, ...]`` (most significant plane first) and
+    ``params`` fp16 (:class:`kvbench.cache.segments.PackedSegment`), or ``buffer`` ``[B, H, capacity, D]``."""
+
+    format: Format
+    words: Sequence[Tensor] = ()
+    params: Sequence[Tensor] = ()
+    buffer: Tensor | None = None
+
+
+@dataclass
+class Work:
+    """Phases of one layer for the whole batch.
+
+    Args:
+        phases: key part and value part of each phase, in slot order; the last one is (exact, exact) and ends with the
+            newest tokens.
+        table: int32 ``[B, phases, 3]`` on the layer's device: first token in the key segment, first token in the value
+            segment, tokens (0 where a row has none). Where both are packed, both firsts are equal modulo a tile.
+        counts: the same as nested lists on the host.
+        heads: KV heads.
+        key_dim, value_dim: channels.
+    """
+
+    phases: list[tuple[Part, Part]]
+    table: Tensor
+    counts: list[list[tuple[int, int, int]]]
+    heads: int
+    key_dim: int
+    value_dim: int
+
+    def signature(self) -> tuple[tuple[Format, Format], ...]:
+        """Formats of the phases: what a kernel is compiled for."""
+        return tuple((key.format, value.format) for key, value in self.phases)
+
+    def longest(self) -> list[int]:
+        """Most tokens that a row has in each phase."""
+        return [max(row[i][2] for row in self.counts) for i in range(len(self.phases))]
+
+
+class NotServed(Exception):
+    """No kernel reads this layer; the message says why, for the result row."""
+
+
+def part(segment: Segment, channels: int, upper: bool = False) -> Part:
+    """`segment` as kernels read it.
+
+    Args:
+        channels: of a head: what ``group_size=None`` means.
+        upper: read the upper nibble of hierarchical codes alone (QuantSpec's draft).
+
+    Raises:
+        NotServed: its format is read by the reference path only.
+    """
+    if isinstance(segment, FullSegment):
+        if segment.dtype not in (torch.float16, torch.bfloat16):
+            raise NotServed(f"keys and values are {str(segment.dtype).removeprefix('torch.')}")
+        return Part(Format("full", 16), buffer=segment.buffer)
+    if not isinstance(segment, PackedSegment):
+        raise NotServed(f"{type(segment).__name__} is read by the reference path only")
+    quantizer = segment.quantizer
+    kind = kind_of(quantizer)
+    group = quantizer.group_size or channels
+    if quantizer.bits not in (2, 4, 8) or (quantizer.bits == 8 and kind == "atom"):
+        raise NotServed(f"{quantizer.bits}-bit codes")
+    if group not in GROUPS:
+        raise NotServed(f"groups of {group}")
+    if any(param.dtype != torch.float16 for param in segment.params):
+        raise NotServed("scales in fp32")
+    if kind == "hierarchical" and upper:
+        return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
+    return Part(Format(kind, quantizer.bits, quantizer.axis, group), segment.words, segment.params)
+
+
+def kind_of(quantizer: AffineQuantizer) -> str:
+    """:attr:`Format.kind` of a quantizer."""
+    if isinstance(quantizer, WindowedQuantizer):
+        if not quantizer.even or quantizer.window % TILE and TILE % quantizer.window:
+            raise NotServed(f"windows of {quantizer.window} tokens, which do not fit tiles of {TILE}")
+        return "affine"
+    kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
+    if kind is None:
+        raise NotServed(f"codes of {type(quantizer).__name__}")
+    return kind
+
+
+def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """Phases of one row from the lengths of its key and value segments.
+
+    Returns:
+        (key segment, value segment) -> (first token in the key segment, in the value segment, tokens), in slot order.
+    """
+    ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
+    found, slot = {}, 0
+    for cut in sorted({*ends_k, *ends_v} - {0}):
+        k = next(i for i, end in enumerate(ends_k) if end > slot)
+        v = next(i for i, end in enumerate(ends_v) if end > slot)
+        found[k, v] = (slot - ends_k[k] + keys[k], slot - ends_v[v] + values[v], cut - slot)
+        slot = cut
+    return found
+
+
+def work(layer: KVLayer, upper: bool = False) -> Work:
+    """The phases of `layer`.
+
+    Raises:
+        NotServed: a segment has a format that no kernel reads, or packed keys and values are not aligned.
+    """
+    keys, values = layer.stores()
+    rows = []
+    for row in range(layer.batch):
+        found = pairs_of_row(keys.signature(row), values.signature(row))
+        for (k, v), (first_k, first_v, count) in found.items():
+            left, right = keys.segments[k], values.segments[v]
+            if isinstance(left, FullSegment):
+                first_k += left.starts[row]
+            if isinstance(right, FullSegment):
+                first_v += right.starts[row]
+            if left.packed and right.packed and (first_k - first_v) % TILE:
+                raise NotServed("packed keys and values do not share tiles")
+            found[k, v] = (first_k, first_v, count)
+        rows.append(found)
+    # Pairs once seen stay in the list, so that a kernel is not compiled anew whenever a window happens to be empty.
+    known: set[tuple[int, int]] = layer.__dict__.setdefault(
+        "pairs", {(len(keys.segments) - 1, len(values.segments) - 1)}
+    )
+    known.update(pair for found in rows for pair in found)
+    order = sorted(known)
+    counts = [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
+    parts_k = {k: part(keys.segments[k], layer.key_dim, upper) for k, _ in order}
+    parts_v = {v: part(values.segments[v], layer.value_dim, upper) for _, v in order}
+    return Work(
+        [(parts_k[k], parts_v[v]) for k, v in order],
+        upload(layer, counts),
+        counts,
+        layer.heads,
+        layer.key_dim,
+        layer.value_dim,
+    )
+
+
+def upload(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
+    """The table on the layer's device; layers of one cache that agree share it, so a step copies it once."""
+    device = layer.device
+    key = (device, tuple(tuple(row) for row in counts))
+    tables = layer.progress.__dict__.setdefault("tables", {})
+    if key not in tables:
+        if len(tables) > 64:
+            tables.clear()
+        table = torch.tensor(counts, dtype=torch.int32)
+        tables[key] = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+    return tables[key]
