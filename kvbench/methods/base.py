@@ -171,7 +171,10 @@ class Method:
 
 
 def affine(spec: FormatSpec) -> AffineQuantizer:
-    """The quantizer of a format: asymmetric with a floating-point minimum."""
-    from kvbench.quantizers.affine import AffineQuantizer
+    """The quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles."""
+    from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 
-    return AffineQuantizer(spec.bits, None if spec.group_size == "head_dim" else int(spec.group_size), spec.axis)
+    group = None if spec.group_size == "head_dim" else int(spec.group_size)
+    if spec.kind == "hierarchical":
+        return HierarchicalQuantizer(group, spec.axis)
+    return AffineQuantizer(spec.bits, group, spec.axis)

@@ -9,8 +9,9 @@ from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 if TYPE_CHECKING:
     from kvbench.quantizers.affine import AffineQuantizer, Quantized
     from kvbench.quantizers.atom import AtomQuantizer
+    from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 
-__all__ = ["AffineQuantizer", "AtomQuantizer", "FormatSpec", "Quantized", "QuantizerSpec"]
+__all__ = ["AffineQuantizer", "AtomQuantizer", "FormatSpec", "HierarchicalQuantizer", "Quantized", "QuantizerSpec"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from kvbench.quantizers.atom import AtomQuantizer
 
         return AtomQuantizer
+    if name == "HierarchicalQuantizer":
+        from kvbench.quantizers.hierarchical import HierarchicalQuantizer
+
+        return HierarchicalQuantizer
     raise AttributeError(f"module 'kvbench.quantizers' has no attribute {name!r}")

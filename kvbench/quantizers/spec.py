@@ -22,16 +22,20 @@ class FormatSpec:
         group_size: elements that share a scale and a minimum; ``"head_dim"`` (axis ``token`` only) is the whole head.
         axis: ``"channel"``: a group is `group_size` consecutive tokens of one channel (KIVI's keys);
             ``"token"``: a group is `group_size` consecutive channels of one token (KIVI's values).
+        kind: ``"affine"``, or ``"hierarchical"``: two nibbles, a draft reads the upper one (QuantSpec).
     """
 
     bits: int
     group_size: int | Literal["head_dim"]
     axis: Axis
+    kind: Literal["affine", "hierarchical"] = "affine"
 
     def check(self, key: str) -> None:
         """Raise ConfigError when no storage exists for this format; `key` is the dotted prefix for the message."""
         if self.bits not in STORED_BITS:
             raise ConfigError(f"{key}.bits", self.bits, "no storage exists for this width", allowed=STORED_BITS)
+        if self.kind == "hierarchical" and self.bits != 8:
+            raise ConfigError(f"{key}.bits", self.bits, "a hierarchical code is two nibbles", allowed="8")
         if self.axis not in ("channel", "token"):
             raise ConfigError(f"{key}.axis", self.axis, "unknown axis", allowed=("channel", "token"))
         if self.group_size == "head_dim":

@@ -1,0 +1,74 @@
+"""QuantSpec's hierarchical quantizer: an upper nibble, and a lower nibble that holds what the upper one leaves.
+
+Source: Tiwari et al., "QuantSpec: Self-Speculative Decoding with Hierarchical Quantized KV Cache" (2025), sec. 4.2;
+the arithmetic is that of the first author's code (rishabh-16/QuantSpec, quant_pack_int8toint8_upperlower.py)::
+
+    scale = (mx - mn) / 15
+    U     = round(clamp((x - mn) / scale, 0, 15))                      asymmetric, 4 bits
+    Lw    = round(clamp((x - (U * scale + mn)) / (scale / 16), -8, 7))   symmetric, 4 bits
+    draft:  x^ = U * scale + mn
+    target: x^ = U * scale + Lw * (scale / 16) + mn
+
+Stored is ``16 * U + (Lw + 8)``: two nibble planes, so that a draft reads the upper one alone. The error of U reaches
+half a scale, which is +8 lower steps, while Lw ends at +7: the worst error of both is one lower step, not half of one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer
+from kvbench.quantizers.spec import Axis
+
+
+class HierarchicalQuantizer(AffineQuantizer):
+    """Eight bits in two nibbles of four.
+
+    Args:
+        group_size: elements that share a scale; None (axis ``token`` only) means the whole head.
+        axis: ``"channel"`` or ``"token"``, as for :class:`AffineQuantizer`.
+
+    Attributes:
+        upper: the quantizer of the upper nibbles alone, over the same parameters: the draft's view.
+    """
+
+    #: what a kernel is compiled for (:mod:`kvbench.attention.phases`)
+    kind = "hierarchical"
+
+    def __init__(self, group_size: int | None, axis: Axis = "channel") -> None:
+        super().__init__(8, group_size, axis)
+        self.levels = 15  # of the upper nibble, which the scale belongs to
+        self.upper = AffineQuantizer(4, group_size, axis)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(group_size={self.group_size}, axis={self.axis!r})"
+
+    def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Codes ``16 U + Lw + 8`` (floating, integral) and ``(scale, minimum)``; dtypes as :class:`AffineQuantizer`."""
+        upper, params = super().encode_groups(x, low, high)
+        work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
+        scale, base, x = params[0].to(work), params[1].to(work), x.to(work)
+        rest, step = x - (upper.to(work) * scale + base), scale / 16
+        if work == torch.float16 and not bool(torch.isfinite(rest).all()):  # U * scale alone passed 65504
+            rest, step = x.float() - (upper.float() * scale.float() + base.float()), scale.float() / 16
+        # A constant group, or one whose step underflows, has no rest to hold: U alone decodes it.
+        safe = torch.where(step == 0, torch.ones_like(step), step)
+        lower = (rest / safe).clamp_(-8, 7).round_()
+        lower = torch.where(step == 0, torch.zeros_like(lower), lower)
+        return upper.to(lower.dtype) * 16 + (lower + 8), params
+
+    def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Values ``[..., T, D]`` of both nibbles in `dtype`; as in :meth:`AffineQuantizer.decode`."""
+        work = torch.float32 if dtype == torch.bfloat16 else dtype
+        scale, minimum = (self.expand(p.to(work)) for p in params)
+        whole = codes.to(torch.int16)
+        upper, lower = self.group((whole >> 4).to(work)), self.group(((whole & 15) - 8).to(work))
+        values = upper.mul_(scale).add_(lower.mul_(scale / 16)).add_(minimum)
+        if work == torch.float16 and not bool(torch.isfinite(values).all()):
+            return self.decode(codes, params, torch.float32).clamp(-FP16_MAX, FP16_MAX).half()
+        return values.view(codes.shape).to(dtype)
+
+    def decode_upper(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """The draft's values ``[..., T, D]``: upper nibbles of whole `codes` alone."""
+        return self.upper.decode(codes.to(torch.int16) >> 4, params, dtype)
