@@ -57,6 +57,9 @@ class Cocktail(Method):
         alpha, beta: thresholds of eq. 2 and 3; ``alpha + beta`` below 1.
         chunk_size: tokens of a chunk.
         encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
+        whole_words: the encoder reads a word that a chunk's border cuts as a whole, in both chunks (their tokens stay
+            as they are); None: as the encoder needs it: True for ``bm25``, which knows whole words only, False for
+            embeddings, which take the decoded text of the chunk's tokens.
         search: ``similarity``, or ``none``: as many chunks of each width, drawn at random (Table V, without module I).
         reorder: False leaves module II out (Table V): attention visits the chunks where they stand in the text, one by
             one, instead of the contiguous runs of one width.
@@ -71,6 +74,7 @@ class Cocktail(Method):
     beta: float = 0.1
     chunk_size: int = 32
     encoder: str = "contriever"
+    whole_words: bool | None = None
     search: Literal["similarity", "none"] = "similarity"
     reorder: bool = True
     split: tuple[float, ...] | None = None
@@ -159,8 +163,10 @@ class Cocktail(Method):
         query = prompts.queries[row] if prompts.queries else ""
         assert prompts.decode is not None
         otherwise = prompts.query_sources[row] if prompts.query_sources else None
-        chunks = cut(ids, prompts.decode, self.chunk_size, context, query, otherwise)
-        scores = encoder(self.encoder).scores(chunks.query, chunks.texts) if chunks.texts else []
+        found = encoder(self.encoder)
+        words = found.whole_words if self.whole_words is None else self.whole_words
+        chunks = cut(ids, prompts.decode, self.chunk_size, context, query, otherwise, words)
+        scores = found.scores(chunks.query, chunks.texts) if chunks.texts else []
         widths = by_rank(scores, self.split) if self.split else by_threshold(scores, self.alpha, self.beta)
         if self.search == "none":
             widths = shuffled(widths, f"{self.seed}/{chunks.query}/{len(ids)}")

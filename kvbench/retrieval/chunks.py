@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 #: tokens at the end of a prompt that are the query where nothing else is known
 LAST_TOKENS = 64
+#: tokens beyond a chunk's border in which the rest of a cut word is looked for
+REACH = 16
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def cut(
     context: tuple[int, int] | None = None,
     query: str = "",
     otherwise: str | None = None,
+    whole_words: bool = False,
 ) -> Chunked:
     """Cut a prompt's context into chunks of `size` model tokens (Cocktail, sec. III-B).
 
@@ -53,6 +57,8 @@ def cut(
         query: the question's text; may be empty.
         otherwise: what to search for where `query` is empty and the context is known: ``template`` (None means it) or
             ``last_chunk``, for prompts whose text after the context says nothing (code to be completed).
+        whole_words: a word that a chunk's border cuts is whole in the texts of both chunks (:func:`text_in_words`). It
+            changes what is searched, never which tokens a chunk has.
     """
     if context is None:
         border = max(0, len(ids) - LAST_TOKENS)
@@ -67,5 +73,44 @@ def cut(
         elif source == "template":
             query = decode(ids[last:])
     count = (last - first) // size
-    texts = tuple(decode(ids[first + i * size : first + (i + 1) * size]) for i in range(count))
+    spans = [(first + i * size, first + (i + 1) * size) for i in range(count)]
+    if whole_words:
+        texts = tuple(text_in_words(ids, decode, span, (first, last)) for span in spans)
+    else:
+        texts = tuple(decode(ids[start:stop]) for start, stop in spans)
     return Chunked(first, size, texts, query, source)
+
+
+def text_in_words(
+    ids: Sequence[int], decode: Callable[[Sequence[int]], str], span: tuple[int, int], context: tuple[int, int]
+) -> str:
+    """Text of the tokens `span`, with the rest of the words that its ends cut.
+
+    A word is what stands between white space. Where its end is not found within :data:`REACH` tokens of the context
+    (text without spaces), or the tokens do not decode alone (half a character), that end stays as it is.
+
+    Args:
+        ids: the prompt's token ids.
+        decode: token ids to text.
+        span: half-open token range of the chunk.
+        context: half-open token range beyond which nothing is taken.
+    """
+    start, stop = span
+    begin, end = max(context[0], start - REACH), min(context[1], stop + REACH)
+    # decoded together with what stands before: alone, some tokenizers drop the space in front
+    before, until = decode(ids[begin:start]), decode(ids[begin:stop])
+    if not until.startswith(before):
+        before, until, begin = "", decode(ids[start:stop]), start
+    text = until[len(before) :]
+    front = back = ""
+    if text and not text[0].isspace():
+        front = re.findall(r"\S*\Z", before)[0]
+        if front == before and begin > context[0]:
+            front = ""
+    after = decode(ids[begin:end])
+    if text and not text[-1].isspace() and after.startswith(until):
+        rest = after[len(until) :]
+        back = re.findall(r"\A\S*", rest)[0]
+        if back == rest and end < context[1]:
+            back = ""
+    return front + text + back

@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError, ModelError
 from kvbench.retrieval.store import EmbeddingStore
@@ -30,6 +30,10 @@ LLM_EMBEDDER = {
     "query": "Represent this query for retrieving relevant documents: ",
     "text": "Represent this document for retrieval: ",
 }
+#: Han, kana and their like: characters of scripts without spaces between words
+UNSPACED = "\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
+#: a word of BM25
+WORD = rf"(?u)[{UNSPACED}]|[^\W{UNSPACED}]+"
 #: seconds that the hub may take to answer before it counts as out of reach
 PROBE_SECONDS = 1.5
 
@@ -37,13 +41,23 @@ PROBE_SECONDS = 1.5
 class Encoder(ABC):
     """Scores texts against a query."""
 
+    #: whether a text's first and last word must be whole: where words are compared, half a word is another word
+    whole_words: ClassVar[bool] = False
+
     @abstractmethod
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """One number for each text, the larger the more similar."""
 
 
 class BM25(Encoder):
-    """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score."""
+    """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score.
+
+    A word is a run of letters and digits; where a script writes words without spaces, each character is one (as in
+    Lucene's standard analyzer). One-letter words and digits count, and there are no stop words: keys in retrieval tasks
+    are often spelled in them.
+    """
+
+    whole_words = True
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """0 for a text without a word of the query."""
@@ -55,9 +69,8 @@ class BM25(Encoder):
             raise ModelError(
                 "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
             ) from error
-        # one-letter words and digits count: keys in retrieval tasks are often spelled in them
-        corpus = bm25s.tokenize(list(texts), stopwords=None, token_pattern=r"(?u)\b\w+\b", show_progress=False)
-        words = bm25s.tokenize([query], stopwords=None, token_pattern=r"(?u)\b\w+\b", show_progress=False)
+        corpus = bm25s.tokenize(list(texts), stopwords=None, token_pattern=WORD, show_progress=False)
+        words = bm25s.tokenize([query], stopwords=None, token_pattern=WORD, show_progress=False)
         if not any(len(ids) for ids in corpus.ids) or not words.ids[0]:
             return [0.0] * len(texts)
         index = bm25s.BM25(method="lucene")

@@ -139,6 +139,27 @@ def test_the_searched_chunk_is_exact_and_the_row_says_so():
     method.detach(model)
 
 
+def test_bm25_finds_a_key_that_a_border_cuts():
+    """Its first token is the last of chunk 4, its second the first of chunk 5."""
+    model = zoo.model("llama")
+    ids, _ = zoo.padded_batch([200])
+    ids[0] = torch.arange(200) % 7 + 10
+
+    def decode(tokens):
+        return "".join({90: " zeb", 91: "ra"}.get(int(i), f" w{int(i)}") for i in tokens)
+
+    ids[0, 79], ids[0, 80] = 90, 91
+    widths = {}
+    for whole in (None, True, False):
+        method = load_method("cocktail", encoder="bm25", chunk_size=16, whole_words=whole)
+        told = Prompts.from_batch(ids, None, context_spans=[(0, 192)], queries=["where is the zebra"], decode=decode)
+        widths[whole] = method.new_cache(model, told).progress.plans[0].widths.bits
+    method.detach(model)
+    assert [i for i, bits in enumerate(widths[None]) if bits > 2] == [4, 5]
+    assert widths[True] == widths[None]
+    assert set(widths[False]) == {4}, "nothing is found, so all chunks are alike"
+
+
 def test_no_full_chunk_one_chunk_and_unknown_borders():
     model = zoo.model("llama")
     method = load_method("cocktail", encoder="bm25")

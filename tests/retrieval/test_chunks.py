@@ -22,3 +22,32 @@ def test_the_query_and_where_it_came_from():
     assert (short.query, short.texts) == (decode(ids[2:13]), ())
     nothing = cut(list(range(20)) * 5, decode, 4)
     assert nothing.query_source == "last_64_tokens"
+
+
+def pieces(ids):
+    """A tokenizer of pieces with their spaces; like sentencepiece, it drops the space in front of what it decodes."""
+    return "".join(ids).removeprefix(" ")
+
+
+def test_words_that_a_border_cuts_are_whole_for_the_encoder_in_both_chunks():
+    ids = [" say", " amb", "er", ":", "12", " now", "\n", "go", " on", " by", "e", " question"]
+    plain = cut(ids, pieces, 2, (1, 11))
+    assert plain.texts == ("amber", ":12", "now\n", "go on", "bye")
+    words = cut(ids, pieces, 2, (1, 11), whole_words=True)
+    assert words.texts == ("amber:12", "amber:12", " now\n", "go on", " bye")
+    assert words.spans == plain.spans
+    assert cut(ids, pieces, 3, (1, 11), whole_words=True).texts == ("amber:12", "amber:12 now\n", "go on bye")
+    # nothing is taken from beyond the context, and a word that does not end within reach stays cut
+    assert cut(ids, pieces, 2, (2, 10), whole_words=True).texts == ("er:12", "er:12 now", "\ngo", " on by")
+    blob = cut(["x"] * 100, pieces, 32, (0, 74), whole_words=True)
+    assert [len(text) for text in blob.texts] == [32, 42]
+
+
+def test_text_that_does_not_decode_alone_is_left_as_it_is():
+    letters = {0: "ab ", 1: "?", 2: "?", 3: " cd"}
+
+    def decode(ids):
+        return "".join(letters[i] for i in ids).replace("??", "é")
+
+    ids = [0, 1, 2, 3]  # é in two tokens: the first chunk ends, the second begins with half of it
+    assert cut(ids, decode, 2, (0, 4), whole_words=True).texts == ("ab ?", "? cd")

@@ -1,5 +1,6 @@
 """Encoders: BM25, embeddings kept, missing weights and keys."""
 
+import re
 import sys
 import time
 import types
@@ -18,6 +19,13 @@ def test_bm25_prefers_the_chunk_with_the_querys_words():
     assert scores[0] == 0.0
     assert encoders.BM25().scores("...", ["a", "b"]) == [0.0, 0.0]
     assert encoders.BM25().scores("word", ["", ""]) == [0.0, 0.0]
+
+
+def test_bm25_knows_the_words_of_scripts_without_spaces():
+    pytest.importorskip("bm25s")
+    scores = encoders.BM25().scores("光合作用是什么？", ["植物的光合作用。", "月亮很远。", "the rate"])
+    assert scores[0] > scores[1] >= scores[2] == 0.0
+    assert re.findall(encoders.WORD, "漢字 a3F-x_1") == ["漢", "字", "a3F", "x_1"]
 
 
 class Counting(encoders.Embedding):
