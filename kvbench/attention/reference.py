@@ -77,8 +77,9 @@ def merge_blocks(
     total = torch.zeros_like(top)
     acc = q.new_zeros(*q.shape[:3], layer.value_dim)
     kept: list[Tensor] = []
+    upper = layer.progress.upper
     for start, stop in blocks(layer, rows):
-        scores = q @ keys.read(rows, start, stop, torch.float32).transpose(-1, -2)
+        scores = q @ keys.read(rows, start, stop, torch.float32, upper).transpose(-1, -2)
         if mask is not None:
             visible = mask[..., start:stop]
             grid = scores.view(batch, layer.heads, group, count, stop - start)
@@ -93,7 +94,7 @@ def merge_blocks(
         shrink = torch.exp(top - new_top)
         weights = torch.exp(scores - new_top)
         total = total * shrink + weights.sum(-1, keepdim=True)
-        acc = acc * shrink + weights @ values.read(rows, start, stop, torch.float32)
+        acc = acc * shrink + weights @ values.read(rows, start, stop, torch.float32, upper)
         top = new_top
     out = (acc / total).view(batch, query_heads, count, layer.value_dim)
     if not keep:

@@ -74,12 +74,14 @@ def prompt(
     kwargs: dict[str, Any],
 ) -> Tensor:
     """Exact attention over the open prompt; the layer is placed when its last token is here."""
-    if layer.index == 0:
-        layer.progress.see(mask, layer.batch, query.shape[2])
+    for each in layer.chain():
+        if each.index == 0:
+            each.progress.see(mask, layer.batch, query.shape[2])
     keys, values = layer.extend_prompt(keys, values)
     out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)
-    if layer.method.observe_prompt:
-        layer.observed = observe.extend(layer, query, keys, mask, scaling)
+    for each in layer.chain():
+        if each.method.observe_prompt:
+            each.observed = observe.extend(each, query, keys, mask, scaling)
     layer.end_chunk(keys, values)
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,20 @@ class KVCache(Cache):
         self.search_s = 0.0
         #: for each row what the method has to say about it (chunks per width, thresholds, ...), JSON data
         self.notes: list[dict[str, Any]] | None = None
+        #: a draft's own cache, which is handed the same prompt (:meth:`lead`)
+        self.follower: KVCache | None = None
         super().__init__(layers=[KVLayer(method, index, self.progress) for index in range(layers)])
+
+    # -- a draft's own cache ----------------------------------------------------------------------------------------
+
+    def lead(self, follower: KVCache) -> None:
+        """Hand the prompt to `follower` too, layer by layer, when it is placed: one prefill serves both caches."""
+        self.follower = follower
+        self.search_s += follower.search_s
+        if follower.notes is not None:
+            self.notes = [{"draft": note} for note in follower.notes]
+        for layer, other in zip(self.layers, follower.layers, strict=True):
+            layer.follower = other
 
     # -- prefill in chunks ------------------------------------------------------------------------------------------
 
@@ -63,6 +77,41 @@ class KVCache(Cache):
         for layer in self.layers:
             layer.crop(max_length)
 
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Take back the newest ``counts[row]`` tokens of each row, as acceptance differs from row to row.
+
+        Every row still ends at the last column: a row that gives back more than another moves to the right, as if it
+        had more padding on its left (rotary positions are those that its tokens were given, so nothing else changes).
+
+        Raises:
+            CacheError: one of the tokens has left full precision already, or the prompt is not finished.
+        """
+        for layer in self.layers:
+            layer.take_back(counts)
+        least = min(counts)
+        if max(counts) > least:
+            starts = self.progress.starts or [0] * len(counts)
+            self.progress.starts = [start + count - least for start, count in zip(starts, counts, strict=True)]
+
+    def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
+        """Take over the newest ``counts[row]`` tokens of `leader`, which has them in full precision.
+
+        Both caches held the same tokens before; the rows of both end at the last column afterwards.
+        """
+        most = max(counts)
+        for mine, theirs in zip(self.layers, leader.layers, strict=True):
+            for store, source in zip(mine.stores(), theirs.stores(), strict=True):
+                for row, count in enumerate(counts):
+                    one = slice(row, row + 1)
+                    newest = source.tail.view(one)
+                    store.tail.append(one, newest[:, :, newest.shape[2] - count :])
+            mine.seen += most
+            for row, order in enumerate(mine.order):
+                if order is not None:
+                    new = torch.arange(mine.seen - counts[row], mine.seen).expand(*order.shape[:-1], counts[row])
+                    mine.order[row] = torch.cat([order + (most - counts[row]), new], -1)
+        self.progress.starts = list(leader.progress.starts or [0] * len(counts))
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows `beam_idx` become the batch (beam search)."""
         self.batch_select_indices(beam_idx)
@@ -72,6 +121,8 @@ class KVCache(Cache):
         for layer in self.layers:
             layer.batch_select_indices(indices)
         self.progress.select(indices)
+        if self.follower is not None:
+            self.follower.batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row `repeats` times in a run."""
@@ -84,6 +135,8 @@ class KVCache(Cache):
         self.progress.open = False
         for layer in self.layers:
             layer.reset()
+        if self.follower is not None:
+            self.follower.reset()
 
     # -- what kvbench asks ------------------------------------------------------------------------------------------
 
@@ -111,6 +164,11 @@ class KVCache(Cache):
                         used.add(part, count)
             for r in rows:
                 equivalent += 2 * layer.heads * layer.real_tokens(r) * (layer.key_dim + layer.value_dim)
+        if self.follower is not None:
+            other = self.follower.bill(row)
+            for mine, theirs in ((used, other.used), (reserved, other.reserved)):
+                for part, count in asdict(theirs).items():
+                    mine.add(part, count)
         return Bill(used, reserved, equivalent)
 
     def clone(self) -> KVCache:
@@ -119,6 +177,9 @@ class KVCache(Cache):
         twin.__dict__.update(self.__dict__)
         twin.progress = self.progress.clone()
         twin.layers = [layer.clone(twin.progress) for layer in self.layers]
+        if self.follower is not None:
+            twin.lead(self.follower.clone())
+            twin.search_s, twin.notes = self.search_s, self.notes
         return twin
 
     @property

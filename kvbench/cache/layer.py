@@ -9,6 +9,7 @@ draft tokens can be rolled back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,7 @@ class KVLayer(CacheLayerMixin):
             ``[H, n]``, on the CPU; a method that permutes or evicts tokens keeps it.
         paths: attention paths that have served this layer.
         observed: attention that the method asked to see while the prompt is open (``Method.observe_prompt``).
+        follower: the same layer of a draft's own cache, which is handed the same prompt; or None.
     """
 
     is_compileable = False
@@ -71,6 +73,7 @@ class KVLayer(CacheLayerMixin):
     def __init__(self, method: Method, index: int, progress: Progress) -> None:
         super().__init__()
         self.method, self.index, self.progress = method, index, progress
+        self.follower: KVLayer | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -99,7 +102,7 @@ class KVLayer(CacheLayerMixin):
         """Take the new keys and values ``[B, H, q, D]`` (after RoPE); attention receives the handle returned."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.sealed:
+        if self.sealed and not self.progress.held:
             self.settle()
         handle = Handle(self, (key_states, value_states))
         self.seen += key_states.shape[2]
@@ -132,18 +135,31 @@ class KVLayer(CacheLayerMixin):
                 for row in range(self.batch):
                     segment.drop_back(row, min(count, segment.lengths[row]))
         else:
-            stores = self.stores()
-            available = min(min(store.tail.lengths) for store in stores)
+            self.take_back([count] * self.batch)
+            return
+        self.seen -= count
+
+    def take_back(self, counts: Sequence[int]) -> None:
+        """Take back the newest ``counts[row]`` tokens of each row of a placed prompt; see :meth:`KVCache.take_back`.
+
+        Raises:
+            CacheError: one of them has left full precision already.
+        """
+        least, stores = min(counts), self.stores()
+        for row, count in enumerate(counts):
+            available = min(store.tail.lengths[row] for store in stores)
             if count > available:
                 raise CacheError(
                     f"cannot take back {count} tokens: layer {self.index} holds only the newest {available} in full "
                     "precision. Roll back before the next step and before bill(), or use a larger window"
                 )
+        for row, count in enumerate(counts):
             for store in stores:
-                for row in range(self.batch):
-                    store.tail.drop_back(row, count)
-            self.order = [None if o is None else o[..., : o.shape[-1] - count] for o in self.order]
-        self.seen -= count
+                store.tail.drop_back(row, count)
+            order = self.order[row]
+            if order is not None:  # the row's columns move to the right by what it gave back more than others
+                self.order[row] = order[..., : order.shape[-1] - count] + (count - least)
+        self.seen -= least
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows ``beam_idx`` become the batch."""
@@ -187,6 +203,10 @@ class KVLayer(CacheLayerMixin):
 
     def place(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is complete: hand its tokens (``[B, H, T, D]`` with padding) to the method and free them."""
+        if self.follower is not None:
+            self.follower.lazy_initialization(keys, values)
+            self.follower.seen = self.seen
+            self.follower.place(keys, values)
         scores, self.observed = self.observed, None
         keys, values = keys.detach(), values.detach()
         self.keys_store = self.method.make_store(self, "key")
@@ -276,6 +296,10 @@ class KVLayer(CacheLayerMixin):
     def real_tokens(self, row: int) -> int:
         """Tokens of a row that were seen, padding left out."""
         return self.seen - self.start(row)
+
+    def chain(self) -> list[KVLayer]:
+        """The layer, and the one that follows it."""
+        return [self] if self.follower is None else [self, self.follower]
 
     def _segments(self) -> list[Any]:
         if self.keys_store is not None and self.values_store is not None:

@@ -23,6 +23,10 @@ class Progress:
         starts: left padding of each row; None until the first tokens are seen (then a list of B).
         plans: what the method decided for each row before the prefill (chunk widths), or None.
         started: for each row, whether a real token was seen already (while the padding is being inferred).
+        held: nothing is demoted for now: the newest tokens may still be taken back (speculative decoding).
+        turn: moves keys of this model on by some positions (:meth:`kvbench.attention.rotary.Rotary.turn`), for methods that
+            re-assign positions; or None.
+        upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
     """
 
     prompts: Prompts | None = None
@@ -31,6 +35,9 @@ class Progress:
     starts: list[int] | None = None
     started: list[bool] | None = None
     plans: list[Any] | None = None
+    held: bool = False
+    turn: Any = None
+    upper: bool = False
 
     @property
     def prompt_width(self) -> int | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kvbench.cache.layout import TILE, TileLayout
 from kvbench.quantizers.affine import AffineQuantizer, param_dtype
+from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 
 Side = Literal["key", "value"]
@@ -52,6 +53,10 @@ class Segment(ABC):
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Values of tokens ``[start, stop)`` in `dtype`, ``[rows, H, stop - start, D]``."""
+
+    def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """:meth:`read` from the upper nibbles alone, where codes have two."""
+        return self.read(rows, start, stop, dtype)
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
@@ -273,10 +278,31 @@ class PackedSegment(Segment):
         return join_planes(planes, self.quantizer.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        per, wide = self.quantizer.block_tokens, self.quantizer.block_params
+        return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
+
+    def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Values of the upper nibbles; the words of the lower ones are not touched (QuantSpec's draft)."""
+        if not isinstance(self.quantizer, HierarchicalQuantizer):
+            return self.read(rows, start, stop, dtype)
+        return self._decoded(self.quantizer.upper, self._upper_codes, rows, start, stop, dtype)
+
+    def _upper_codes(self, rows: slice, start: int, stop: int) -> Tensor:
+        return self.layouts[0].read(self.words[0][rows], start, stop)
+
+    def _decoded(
+        self,
+        quantizer: AffineQuantizer,
+        codes: Callable[[slice, int, int], Tensor],
+        rows: slice,
+        start: int,
+        stop: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Whole groups decoded, and of them the tokens ``[start, stop)``."""
+        per, wide = quantizer.block_tokens, quantizer.block_params
         first, last = start // per, -(-stop // per)
         params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)
-        values = self.quantizer.decode(self.codes(rows, first * per, last * per), params, dtype)
+        values = quantizer.decode(codes(rows, first * per, last * per), params, dtype)
         return values[:, :, start - first * per : stop - first * per]
 
     def permute(self, rows: slice, start: int, index: Tensor) -> None:

@@ -64,13 +64,18 @@ class Store:
             yield last
             first = last
 
-    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``."""
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
+        """Values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``.
+
+        Args:
+            upper: read the upper nibbles alone of codes that have two (QuantSpec's draft).
+        """
         first = 0
         for segment in self.segments:
             last = first + segment.length(rows)
             if start < last:
-                return segment.read(rows, start - first, stop - first, dtype)
+                read = segment.read_upper if upper else segment.read
+                return read(rows, start - first, stop - first, dtype)
             first = last
         raise IndexError(f"slot {start} is past the {first} slots of the store")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError, ModelError
+from kvbench.methods.speculation import Speculation
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 
 if TYPE_CHECKING:
@@ -43,8 +44,15 @@ class Method:
     observe_prompt: ClassVar[int] = 0
     #: whether a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)
     needs_prompts: ClassVar[bool] = False
+    #: whether the method acts on the prompt alone, so that a text that comes token by token would all be kept
+    prompt_only: ClassVar[bool] = False
     #: whether :meth:`observe` is called with the attention of every decode step
     observe_steps: ClassVar[bool] = False
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """How the method is decoded speculatively, or None: one token a step."""
+        return None
 
     # -- to be written by a method ----------------------------------------------------------------------------------
 
