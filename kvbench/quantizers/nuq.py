@@ -1,0 +1,110 @@
+"""KVQuant's non-uniform quantization: a codebook of 2**bits levels in [-1, 1], a range and an offset, and outliers.
+
+Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization" (NeurIPS
+2024), sec. 3.1-3.4, and SqueezeAILab/KVQuant, quant/kvquant/simquant_module_quantizer.py::
+
+    x^ = level[argmin |(x - offset) / range - level|] * range + offset,   range = (high - low) / 2,  offset = their mean
+
+Keys have one range and offset a channel, from thresholds that were calibrated offline: percentiles of the channel.
+Values have one a token, over all heads: the extremes of what is no outlier. Outliers (beyond a key's thresholds; in a
+value's tails) stay exact beside the codes. Ties go to the level that stands first in the codebook, which need not be
+sorted. All arithmetic is fp32; the thresholds of keys are fp16, and so are the range and the offset made of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.errors import NonFiniteError
+from kvbench.quantizers.affine import FP16_MAX, first_non_finite
+
+#: elements that torch.quantile is given at a time (it refuses more than 2**24)
+ELEMENTS = 1 << 23
+
+
+def tail(share: float) -> float:
+    """Quantile of the upper threshold when `share` of the elements are outliers, half of them on each side."""
+    return 1 - share / 2
+
+
+def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Range and offset (fp32 holding fp16 numbers) of ``thresholds`` ``[..., 2, C]`` (upper, lower; fp16)."""
+    upper, lower = thresholds.float().unbind(-2)
+    return ((upper - lower) / 2).half().float(), ((upper + lower) / 2).half().float()
+
+
+def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tensor:
+    """Which elements of keys ``x`` ``[..., n, C]`` (fp32) lie outside of their channel's thresholds.
+
+    Args:
+        thresholds: ``[..., 2, C]``.
+        most: outliers of a token on each side, those farthest outside of their thresholds in units of the range; the
+            others are clipped (the authors' ``cap_outliers``); None: any number.
+    """
+    upper, lower = thresholds.float().unsqueeze(-3).unbind(-2)
+    mask = (x < lower) | (x > upper)
+    if most is None or not mask.any():
+        return mask
+    distance = torch.where(mask, (x - (upper + lower) / 2) / ((upper - lower) / 2), 0.0)
+    kept = torch.zeros_like(mask)
+    for largest in (True, False):
+        kept.scatter_(-1, distance.topk(min(most, x.shape[-1]), dim=-1, largest=largest).indices, True)
+    return mask & kept
+
+
+def value_outliers(x: Tensor, share: float) -> Tensor:
+    """Which elements of values ``x`` ``[..., n, C]`` (fp32) lie in the tails of their token."""
+    flat = x.reshape(-1, x.shape[-1])
+    step = max(ELEMENTS // flat.shape[-1], 1)
+    parts = []
+    for first in range(0, len(flat), step):
+        part = flat[first : first + step]
+        high = torch.quantile(part, tail(share), dim=-1, keepdim=True)
+        low = torch.quantile(part, 1 - tail(share), dim=-1, keepdim=True)
+        parts.append((part <= low) | (part >= high))
+    return torch.cat(parts).view(x.shape) if parts else torch.zeros_like(x, dtype=torch.bool)
+
+
+def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Range and offset of each token of values ``x`` ``[..., n, C]`` (fp32), as they are stored: ``[..., n]``."""
+    if outliers is not None:  # an outlier counts as the token's median, so that a token of outliers alone has an offset
+        x = torch.where(outliers, x.median(-1, keepdim=True).values, x)
+    low, high = torch.aminmax(x, dim=-1)
+    params = ((high - low) / 2, (high + low) / 2)
+    if store == torch.float16:
+        return params[0].clamp(max=FP16_MAX).half(), params[1].clamp(-FP16_MAX, FP16_MAX).half()
+    return params[0].to(store), params[1].to(store)
+
+
+def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
+    """Codes (uint8, the shape of `x`) of the nearest levels; outliers take the code of 0.
+
+    Args:
+        x: fp32 ``[..., n, C]``.
+        scale, offset: fp32, broadcasting over `x`; a range of 0 means that every element is its offset.
+        levels: fp32 ``[2**bits]``.
+    """
+    x = x - offset
+    if outliers is not None:
+        x = torch.where(outliers, 0.0, x)
+    x = x / torch.where(scale == 0, 1.0, scale)
+    best = (x - levels[0]).abs()
+    codes = torch.zeros_like(x, dtype=torch.uint8)
+    for code in range(1, len(levels)):
+        distance = (x - levels[code]).abs()
+        nearer = distance < best
+        codes[nearer] = code
+        best = torch.where(nearer, distance, best)
+    return codes
+
+
+def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
+    """Values in fp32 of codes (any integer dtype, ``[..., n, C]``); `scale` and `offset` broadcast."""
+    return levels[codes.to(torch.int32)] * scale + offset
+
+
+def check_finite(x: Tensor) -> None:
+    """Raise NonFiniteError where `x` holds NaN or Inf."""
+    if not torch.isfinite(x).all():
+        raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
