@@ -1,13 +1,10 @@
-"""Prefill and decode, one token at a time, on any cache.
+"""Prefill and decode on any cache: one token at a time, or by speculation where the method says so.
 
-kvbench runs its own loop because transformers' ``generate`` may replace a foreign cache without a word (Phi-3 longrope
-past its original length) and cannot say which prefill chunk is the last. Both are checked here: after every run the
-cache must have held all tokens but the last one.
+After every run the cache must have held all tokens but the last one: the model must not have used another.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,10 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
+from kvbench.decoding import speculative
+from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
+from kvbench.decoding.passes import check_cache, forward, now, prefill
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.stopping import Stopping
-from kvbench.errors import CacheError
 
 
 class Observer(Protocol):
@@ -40,9 +39,11 @@ class Generation:
         text: their text, cut at a stop string; empty without a tokenizer.
         finish: why each row ended: ``eos``, ``stop`` or ``length``.
         ttft_s: seconds from the start of the prefill to the first token.
-        step_s: seconds of each decode step after it; the first is reported apart (it may compile or allocate).
+        step_s: seconds of each decode step after it (each round of speculation); the first is reported apart (it may
+            compile or allocate).
         prompt_tokens: real prompt tokens of each row.
         answer_nll: for each row (sum of negative log-likelihoods in nats, tokens) of its reference answer.
+        rounds: rounds of speculation; empty where every step gave one token.
     """
 
     tokens: list[list[int]]
@@ -52,6 +53,7 @@ class Generation:
     step_s: list[float]
     prompt_tokens: list[int]
     answer_nll: list[tuple[float, int]] = field(default_factory=list)
+    rounds: list[speculative.Round] = field(default_factory=list)
 
 
 @torch.inference_mode()
@@ -71,6 +73,7 @@ def generate(
     pad_token_id: int = 0,
     answer_ids: Sequence[Sequence[int]] | None = None,
     observer: Observer | None = None,
+    speculate: bool = True,
 ) -> Generation:
     """Answer a batch of prompts.
 
@@ -88,6 +91,7 @@ def generate(
         pad_token_id: fed to rows that have ended while others go on.
         answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of it.
         observer: told when a phase begins (memory meters hook on it).
+        speculate: decode by speculation where the cache's method has one (``Method.speculation``).
 
     Raises:
         CacheError: the model did not use the cache it was given.
@@ -101,24 +105,31 @@ def generate(
     mask = attention_mask if padded else None
     stopping = Stopping(batch, eos_token_ids, stop, tokenizer)
     generators = sampling.generators(batch)
+    speculation = cache.method.speculation if speculate else None
+    prepare(model, speculation)
 
-    _tell(observer, "prefill")
-    started = _now(input_ids)
+    tell(observer, "prefill")
+    started = now(input_ids)
     logits = prefill(model, cache, input_ids, mask, prefill_chunk)
     token = choose(_without(logits, eos_token_ids if say_something else ()), sampling, generators)
-    finished = _now(token)
+    finished = now(token)
     ttft = finished - started
 
     nll: list[tuple[float, int]] = []
     if answer_ids is not None:
-        _tell(observer, "likelihood")
+        tell(observer, "likelihood")
         nll = answer_nll(model, cache, logits, answer_ids, mask, pad_token_id)
 
-    _tell(observer, "decode")
+    tell(observer, "decode")
     lengths = mask.sum(-1) if mask is not None else torch.full((batch,), width, device=input_ids.device)
-    steps = decode(model, cache, token, mask, lengths, stopping, sampling, generators, max_new_tokens, pad_token_id)
-    _tell(observer, "end")
-    check_cache(cache, width + len(steps))
+    rounds: list[speculative.Round] = []
+    rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
+    if speculation is None:
+        steps = decode(model, cache, token, mask, lengths, *rest)
+    else:
+        rounds = speculative.decode(model, cache, token, *rest, speculation)
+        steps = [each.seconds for each in rounds]
+    tell(observer, "end")
     return Generation(
         tokens=stopping.tokens,
         text=stopping.texts(),
@@ -127,6 +138,7 @@ def generate(
         step_s=steps,
         prompt_tokens=[int(n) for n in lengths.tolist()],
         answer_nll=nll,
+        rounds=rounds,
     )
 
 
@@ -151,73 +163,26 @@ def decode(
 
     Returns:
         Seconds of each step.
+
+    Raises:
+        CacheError: the model did not use the cache.
     """
     steps: list[float] = []
+    width = cache.get_seq_length()
     stopping.take(token.tolist())
     for number in range(max_new_tokens - 1):
         if stopping.all_ended:
             break
-        started = _now(token)
+        started = now(token)
         token = token.masked_fill(torch.tensor(stopping.ended, device=token.device), pad_token_id)
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         logits = forward(model, cache, token[:, None], mask, (lengths + number)[:, None])[:, -1]
         token = choose(logits, sampling, generators)
-        steps.append(_now(token) - started)
+        steps.append(now(token) - started)
         stopping.take(token.tolist())
+    check_cache(cache, width + len(steps))
     return steps
-
-
-def prefill(
-    model: PreTrainedModel, cache: KVCache, input_ids: Tensor, mask: Tensor | None, chunk: int | None = None
-) -> Tensor:
-    """Run the prompt ``[B, T]``; logits of its last token, ``[B, V]``. Every token attends to exact keys and values."""
-    batch, width = input_ids.shape
-    if mask is None:
-        positions = torch.arange(width, device=input_ids.device).expand(batch, width)
-    else:
-        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    chunk = chunk or width
-    if chunk < width:
-        cache.open_prefill()
-    logits = input_ids.new_empty(0)
-    for first in range(0, width, chunk):
-        last = min(first + chunk, width)
-        part = None if mask is None else mask[:, :last]
-        logits = forward(model, cache, input_ids[:, first:last], part, positions[:, first:last])
-    cache.finalize()
-    check_cache(cache, width)
-    return logits[:, -1]
-
-
-def forward(
-    model: PreTrainedModel,
-    cache: KVCache,
-    input_ids: Tensor,
-    mask: Tensor | None,
-    positions: Tensor,
-    *,
-    all_logits: bool = False,
-) -> Tensor:
-    """One forward pass of new tokens ``[B, q]``; logits ``[B, q, V]`` (``[B, 1, V]`` unless `all_logits`)."""
-    keep = {} if all_logits else {"logits_to_keep": 1}
-    return model(
-        input_ids=input_ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        **keep,
-    ).logits
-
-
-def check_cache(cache: KVCache, expected: int) -> None:
-    """Raise CacheError unless the cache has seen `expected` columns: the model must not have replaced it."""
-    if cache.get_seq_length() != expected:
-        raise CacheError(
-            f"the cache holds {cache.get_seq_length()} tokens where {expected} went through the model: the model used "
-            "another cache. This run's figures would not be the method's"
-        )
 
 
 def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -227,13 +192,6 @@ def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
     return logits.index_fill(-1, torch.tensor(list(tokens), device=logits.device), float("-inf"))
 
 
-def _tell(observer: Observer | None, phase: str) -> None:
+def tell(observer: Observer | None, phase: str) -> None:
     if observer is not None:
         observer.phase(phase)
-
-
-def _now(tensor: Tensor) -> float:
-    """Host clock once everything queued on the tensor's device is done."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
-    return time.perf_counter()

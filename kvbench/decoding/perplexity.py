@@ -12,7 +12,7 @@ from kvbench.attention import reference
 from kvbench.attention.register import NAME, attention, mask
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
-from kvbench.decoding.autoregressive import check_cache, forward, prefill
+from kvbench.decoding.passes import check_cache, forward, prefill
 from kvbench.methods.base import Method
 
 SIMULATED = "kvbench_simulated"

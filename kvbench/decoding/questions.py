@@ -10,8 +10,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
-from kvbench.decoding.autoregressive import Generation, Observer, _now, _tell, check_cache, decode, forward, prefill
+from kvbench.decoding import speculative
+from kvbench.decoding.autoregressive import Generation, Observer, decode, tell
+from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
+from kvbench.decoding.passes import forward, now, prefill
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.stopping import Stopping
 
@@ -46,27 +49,37 @@ def ask(
         A generation for each question; the first one's time to first token has the shared prefill in it, and
         ``prompt_tokens`` counts the shared text and the question.
     """
-    _tell(observer, "prefill")
-    started = _now(shared_ids)
+    speculation = cache.method.speculation
+    prepare(model, speculation)
+    tell(observer, "prefill")
+    started = now(shared_ids)
     prefill(model, cache, shared_ids, None, prefill_chunk)
-    shared = _now(shared_ids) - started
+    shared = now(shared_ids) - started
     width = shared_ids.shape[1]
     results: list[Generation] = []
     for question, answer in zip(questions, answers, strict=True):
-        _tell(observer, "decode")
+        tell(observer, "decode")
         twin = cache.clone()
         ids = torch.tensor([list(question)], device=shared_ids.device)
         length = width + ids.shape[1]
         generators, stopping = sampling.generators(1), Stopping(1, eos_token_ids, stop, tokenizer)
-        started = _now(ids)
+        started = now(ids)
         positions = torch.arange(width, length, device=ids.device)[None]
         logits = forward(model, twin, ids, None, positions)[:, -1]
         token = choose(logits, sampling, generators)
-        first = _now(token) - started + (shared if not results else 0.0)
+        first = now(token) - started + (shared if not results else 0.0)
         nll = answer_nll(model, twin, logits, [answer])
-        lengths = torch.tensor([length], device=ids.device)
-        steps = decode(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)
-        check_cache(twin, length + len(steps))
+        rounds: list[speculative.Round] = []
+        if speculation is None:
+            lengths = torch.tensor([length], device=ids.device)
+            steps = decode(model, twin, token, None, lengths, stopping, sampling, generators, max_new_tokens)
+        else:
+            if twin.follower is not None:
+                twin.follower.follow(twin, [ids.shape[1]])
+            rounds = speculative.decode(
+                model, twin, token, stopping, sampling, generators, max_new_tokens, 0, speculation
+            )
+            steps = [each.seconds for each in rounds]
         results.append(
             Generation(
                 tokens=stopping.tokens,
@@ -76,7 +89,8 @@ def ask(
                 step_s=steps,
                 prompt_tokens=[length],
                 answer_nll=nll,
+                rounds=rounds,
             )
         )
-    _tell(observer, "end")
+    tell(observer, "end")
     return results

@@ -34,16 +34,20 @@ class Stopping:
     def take(self, tokens: Sequence[int]) -> None:
         """One new token for each row; ignored where the row has ended."""
         for row, token in enumerate(tokens):
-            if self.ended[row]:
-                continue
-            if token in self.eos:
-                self._end(row, "eos")
-                continue
-            self.tokens[row].append(token)
-            if self.stop:
-                tail = self.tokenizer.decode(self.tokens[row][-self._tail :], skip_special_tokens=True)
-                if any(s in tail for s in self.stop):
-                    self._end(row, "stop")
+            self.take_row(row, token)
+
+    def take_row(self, row: int, token: int) -> None:
+        """One new token for a row; ignored where it has ended."""
+        if self.ended[row]:
+            return
+        if token in self.eos:
+            self._end(row, "eos")
+            return
+        self.tokens[row].append(token)
+        if self.stop:
+            tail = self.tokenizer.decode(self.tokens[row][-self._tail :], skip_special_tokens=True)
+            if any(s in tail for s in self.stop):
+                self._end(row, "stop")
 
     def _end(self, row: int, why: str) -> None:
         self.ended[row], self.finish[row] = True, why

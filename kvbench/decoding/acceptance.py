@@ -1,0 +1,63 @@
+"""Which drafted tokens are accepted, and what the next token is drawn from.
+
+Greedy: the longest prefix that the target would have chosen itself. Sampled: Leviathan et al., "Fast Inference from
+Transformers via Speculative Decoding" (2023), Algorithm 1: draft g of q is accepted with probability min(1, p(g)/q(g));
+after a rejection the token is drawn from norm(max(p - q, 0)), so that what comes out is distributed as p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+    """Longest prefix that equals the target's own choices.
+
+    Args:
+        drafts: ``[B, gamma]``.
+        choices: the target's tokens after the confirmed text and after each draft, ``[B, gamma + 1]``.
+        limits: most drafts that a row may accept, ``[B]``.
+
+    Returns:
+        Accepted drafts ``[B]``, and the token that follows them ``[B]``.
+    """
+    accepted = leading(drafts == choices[:, : drafts.shape[1]], limits)
+    return accepted, choices.gather(1, accepted[:, None]).squeeze(1)
+
+
+def accept_sampled(
+    drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Accept so that the outcome is distributed as the target.
+
+    Args:
+        drafts: ``[B, gamma]``, draft i drawn from ``draft_probs[:, i]``.
+        draft_probs: q, ``[B, gamma, V]``.
+        target_probs: p, ``[B, gamma + 1, V]``.
+        uniforms: numbers in [0, 1), ``[B, gamma]``.
+        limits: most drafts that a row may accept, ``[B]``; after as many, the next token is drawn from p itself.
+
+    Returns:
+        Accepted drafts ``[B]``, and the distribution of the token that follows them ``[B, V]``.
+    """
+    gamma = drafts.shape[1]
+    p = target_probs[:, :gamma].gather(2, drafts[..., None]).squeeze(2)
+    q = draft_probs.gather(2, drafts[..., None]).squeeze(2)
+    accepted = leading(uniforms * q < p, limits)
+    batch = torch.arange(len(drafts), device=drafts.device)
+    after = target_probs[batch, accepted]
+    rejected = accepted < limits
+    if not bool(rejected.any()):
+        return accepted, after
+    refused = draft_probs[batch, accepted.clamp(max=gamma - 1)]
+    rest = (after - refused).clamp_(min=0.0)
+    mass = rest.sum(-1, keepdim=True)
+    # p = q leaves nothing over, and then nothing is rejected but by a rounding error: p itself is right
+    rest = torch.where(mass > 0, rest / mass.clamp(min=torch.finfo(rest.dtype).tiny), after)
+    return accepted, torch.where(rejected[:, None], rest, after)
+
+
+def leading(good: Tensor, limits: Tensor) -> Tensor:
+    """How many of ``good`` ``[B, gamma]`` are True before the first that is not, ``limits`` ``[B]`` at the most."""
+    return torch.minimum(good.long().cumprod(1).sum(1), limits)

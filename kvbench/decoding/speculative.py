@@ -1,0 +1,174 @@
+"""Speculative decoding with one model: gamma drafts, one verification of gamma + 1 tokens, rollback by length.
+
+Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1, with what its text leaves open settled: the buffer is flushed
+between rounds and of confirmed tokens only; the verification returns gamma + 1 distributions; rows of a batch accept
+different numbers of tokens; a row's end of sequence may lie among its drafts. What is accepted follows
+:mod:`kvbench.decoding.acceptance`: greedy output is the target's own, sampled output has the target's distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvbench.cache import KVCache
+from kvbench.decoding.acceptance import accept_greedy, accept_sampled
+from kvbench.decoding.drafting import Drafter, draw
+from kvbench.decoding.passes import check_cache, forward, now
+from kvbench.decoding.sampling import Sampling, probabilities
+from kvbench.decoding.stopping import Stopping
+from kvbench.methods.speculation import Speculation
+
+
+@dataclass
+class Round:
+    """One round of a batch.
+
+    Args:
+        seconds: of drafts, verification and rollback.
+        settled: tokens of each row that were cached, and had been settled, when it began: the flush points.
+        drafted: drafts that each row could accept; 0 for a row that had ended or had one token left.
+        accepted: of those, the ones accepted.
+        emitted: tokens that each row got, its end-of-sequence token included.
+    """
+
+    seconds: float
+    settled: list[int]
+    drafted: list[int]
+    accepted: list[int]
+    emitted: list[int]
+
+
+@torch.inference_mode()
+def decode(
+    model: PreTrainedModel,
+    cache: KVCache,
+    token: Tensor,
+    stopping: Stopping,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    max_new_tokens: int,
+    pad_token_id: int,
+    speculation: Speculation,
+) -> list[Round]:
+    """Go on from the first new token until every row has ended; what came out is in `stopping`.
+
+    A row's tokens do not depend on the batch that it is in, nor do its draws.
+
+    Args:
+        cache: the target's, after the prompt.
+        token: first new token of each row, ``[B]``.
+        max_new_tokens: limit for every row, the first token included; no row drafts past it.
+
+    Raises:
+        CacheError: the model did not use the cache, or the draft has none.
+    """
+    drafter = Drafter(model, cache, speculation)
+    stopping.take(token.tolist())
+    left = [max_new_tokens - 1] * len(token)
+    rounds: list[Round] = []
+    width = cache.get_seq_length()
+    while any(n and not ended for n, ended in zip(left, stopping.ended, strict=True)):
+        active = [n > 0 and not ended for n, ended in zip(left, stopping.ended, strict=True)]
+        limits = [min(speculation.gamma, n - 1) if on else 0 for n, on in zip(left, active, strict=True)]
+        started = now(token)
+        token = token.masked_fill(~torch.tensor(active, device=token.device), pad_token_id)
+        token, done = _round(drafter, token, active, limits, stopping, sampling, generators)
+        done.seconds = now(token) - started
+        rounds.append(done)
+        width += max(done.emitted)
+        left = [n - count for n, count in zip(left, done.emitted, strict=True)]
+    check_cache(cache, width)
+    return rounds
+
+
+def _round(
+    drafter: Drafter,
+    pending: Tensor,
+    active: list[bool],
+    limits: list[int],
+    stopping: Stopping,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+) -> tuple[Tensor, Round]:
+    """Draft, verify, accept, roll back; the next pending token of each row ``[B]``."""
+    model, cache, steps = drafter.model, drafter.target, max(limits)
+    cache.settle()
+    drafter.settle()
+    starts = cache.progress.starts or [0] * len(active)
+    settled = [cache.get_seq_length() - start for start in starts]
+    lengths = torch.tensor(settled, device=pending.device)
+    mask = left_padding(starts, cache.get_seq_length() + steps + 1, pending.device)
+
+    drafts, chances = drafter.propose(pending, mask, lengths, limits, sampling, generators)
+    tokens = torch.cat([pending[:, None], drafts], 1)
+    positions = lengths[:, None] + torch.arange(steps + 1, device=pending.device)
+    logits = forward(model, cache, tokens, mask, positions, all_logits=True)
+
+    bounds = torch.tensor(limits, device=pending.device)
+    if sampling.temperature == 0.0:
+        accepted, following = accept_greedy(drafts, logits.argmax(-1), bounds)
+    else:
+        target = probabilities(logits, sampling)
+        uniforms = torch.ones(drafts.shape)
+        for row, limit in enumerate(limits):
+            uniforms[row, :limit] = torch.rand(limit, generator=generators[row])
+        proposed = target[:, :0] if chances is None else chances
+        accepted, rest = accept_sampled(drafts, proposed, target, uniforms.to(pending.device), bounds)
+        following = draw(rest, generators, active)
+
+    agreed, drafted, last = accepted.tolist(), drafts.tolist(), following.tolist()
+    emitted = [0] * len(active)
+    for row, on in enumerate(active):
+        for new in [*drafted[row][: agreed[row]], last[row]] if on else ():
+            if not stopping.ended[row]:
+                stopping.take_row(row, new)
+                emitted[row] += 1
+    # A row keeps the pending token and the drafts before its last new token, which is pending now.
+    cache.take_back([steps + 1 - count for count in emitted])
+    drafter.confirm(emitted)
+    return following, Round(0.0, settled, limits, agreed, emitted)
+
+
+def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Tensor | None:
+    """Attention mask ``[B, width]`` of rows that begin at ``starts``; None where nothing is padding."""
+    if not any(starts):
+        return None
+    first = torch.tensor(starts, device=device)
+    return (torch.arange(width, device=device)[None] >= first[:, None]).long()
+
+
+def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
+    """What a row's rounds gave: ``rounds``, ``drafted``, ``accepted``, ``tokens``.
+
+    The acceptance rate is ``accepted / drafted`` (the paper's accepted / (gamma x rounds)); tokens a round is
+    ``tokens / rounds``. A round that ended by a drafted end-of-sequence token counts the drafts up to it.
+    """
+    mine = [r for r in rounds if r.emitted[row]]
+    cut = [r.emitted[row] <= r.accepted[row] for r in mine]
+    return {
+        "rounds": len(mine),
+        "drafted": sum(r.emitted[row] if c else r.drafted[row] for r, c in zip(mine, cut, strict=True)),
+        "accepted": sum(r.emitted[row] if c else r.accepted[row] for r, c in zip(mine, cut, strict=True)),
+        "tokens": sum(r.emitted[row] for r in mine),
+    }
+
+
+def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
+    """Seconds of each token of a row: the first round's mean for its tokens, the mean of all later rounds for theirs.
+
+    Rounds give several tokens at once, so times of single tokens mean nothing; their sum and their mean do.
+    """
+    mine = [r for r in rounds if r.emitted[row]]
+    if not mine:
+        return []
+    first, rest = mine[0], mine[1:]
+    later = sum(r.emitted[row] for r in rest)
+    return [first.seconds / first.emitted[row]] * first.emitted[row] + (
+        [sum(r.seconds for r in rest) / later] * later if later else []
+    )

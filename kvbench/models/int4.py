@@ -1,0 +1,183 @@
+"""Four-bit weights for a draft, made on the fly by rounding to nearest, beside the exact ones.
+
+QuantSpec drafts with 4-bit weights and verifies with the exact ones, so both stay resident (Tiwari et al. 2025, sec. 4;
+the authors' code has them in the feed-forward layers only). The product is torch's own ``_weight_int4pack_mm``: no
+further library, asymmetric groups of 128 input channels (64 or 32 where 128 does not divide), ``w^ = (q - 8) s + z``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.errors import ModelError
+
+Which = Literal["ffn", "all"]
+
+#: input channels that share a scale, the first that divides is taken
+GROUPS = (128, 64, 32)
+#: k tiles that a CUDA lane reads at once (of 16 channels each), the first that divides is taken
+INNER_K_TILES = (8, 4, 2)
+
+
+class Int4Linear(nn.Module):
+    """A linear layer with weights of 4 bits.
+
+    Args:
+        linear: its weights ``[out, in]`` are rounded to nearest; its bias is shared.
+
+    Raises:
+        ModelError: no group divides the input channels, or `out` is no multiple of 16.
+    """
+
+    packed: Tensor
+    scales: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        rows, columns = linear.weight.shape
+        group = next((g for g in GROUPS if columns % g == 0), None)
+        if group is None or rows % 16:
+            raise ModelError(
+                f"a linear layer of {columns} to {rows} channels has no 4-bit form: torch's int4 product wants inputs "
+                f"in groups of {', '.join(map(str, GROUPS))} and outputs in multiples of 16; "
+                "use method.draft_weights=same"
+            )
+        self.group, self.bias, self.on_cuda = group, linear.bias, linear.weight.is_cuda
+        # CUDA's product takes bf16 alone; the CPU's takes the model's own dtype.
+        self.dtype = torch.bfloat16 if self.on_cuda else linear.weight.dtype
+        codes, scales = quantize(linear.weight.detach(), group, self.dtype)
+        self.register_buffer("scales", scales, persistent=False)
+        self.register_buffer("packed", self._pack(codes, columns), persistent=False)
+
+    def _pack(self, codes: Tensor, columns: int) -> Tensor:
+        if not self.on_cuda:
+            return torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.to(torch.int32), 1)
+        tiles = next(t for t in INNER_K_TILES if columns % (16 * t) == 0)
+        nibbles = (codes[:, ::2] << 4 | codes[:, 1::2]).to(torch.uint8)
+        return torch.ops.aten._convert_weight_to_int4pack(nibbles, tiles)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., in]`` to ``[..., out]`` in the dtype of `x`."""
+        product = torch.ops.aten._weight_int4pack_mm if self.on_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
+        flat = x.reshape(-1, x.shape[-1]).to(self.dtype)
+        out = product(flat, self.packed, self.group, self.scales).to(x.dtype).view(*x.shape[:-1], -1)
+        return out if self.bias is None else out + self.bias
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(t.numel() * t.element_size() for t in (self.packed, self.scales))
+
+
+def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Codes 0..15 (uint8 ``[out, in]``) and ``(scale, value of code 8)`` ``[in / group, out, 2]`` in `dtype`.
+
+    The scale and the zero are rounded to `dtype` before the codes are made, so that the codes fit what decodes them.
+    """
+    grouped = weight.float().unflatten(-1, (-1, group))
+    low, high = torch.aminmax(grouped, dim=-1)
+    scale = ((high - low) / 15).clamp(min=1e-8).to(dtype)
+    zero = (low + 8 * scale.float()).to(dtype)
+    codes = ((grouped - zero.float()[..., None]) / scale.float()[..., None] + 8).round_().clamp_(0, 15)
+    return codes.flatten(-2).to(torch.uint8), torch.stack([scale, zero], -1).transpose(0, 1).contiguous()
+
+
+class DraftLinear(nn.Module):
+    """An exact linear layer and its 4-bit form; the switch of its model says which one runs."""
+
+    def __init__(self, exact: nn.Linear, switch: Switch) -> None:
+        super().__init__()
+        self.exact, self.draft, self.switch = exact, Int4Linear(exact), switch
+
+    @property
+    def weight(self) -> Tensor:
+        """The exact weights (some models ask for their dtype)."""
+        return self.exact.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` ``[..., in]`` to ``[..., out]``."""
+        return self.draft(x) if self.switch.on else self.exact(x)
+
+
+class Switch:
+    """Turns a model's 4-bit weights on for a draft."""
+
+    def __init__(self, which: Which) -> None:
+        self.which, self.on = which, False
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Run the 4-bit weights inside."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
+def attach(model: nn.Module, which: Which) -> Switch:
+    """Give `model` 4-bit weights beside its own; where it has them already, their switch is returned.
+
+    Args:
+        model: causal language model with its decoder layers in ``model.model.layers``.
+        which: ``ffn``: linear layers outside attention; ``all``: those of attention too. The output head stays exact.
+
+    Raises:
+        ModelError: no decoder layers, or no linear layers in them (weights that are quantized already).
+    """
+    switch: Switch | None = getattr(model, "_kvbench_int4", None)
+    if switch is not None:
+        if switch.which == which:
+            return switch
+        detach(model)
+    switch = Switch(which)
+    found = [
+        (parent, name, child)
+        for layer in decoder_layers(model)
+        for path, parent in layer.named_modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Linear) and (which == "all" or ("attn" not in path and "attention" not in path))
+    ]
+    if not found:
+        raise ModelError(
+            f"{type(model).__name__} has no linear layers in full precision to make 4-bit ones of; "
+            "use method.draft_weights=same"
+        )
+    made = [(parent, name, DraftLinear(child, switch)) for parent, name, child in found]
+    for parent, name, module in made:
+        setattr(parent, name, module)
+    model._kvbench_int4 = switch  # type: ignore[assignment]
+    return switch
+
+
+def detach(model: nn.Module) -> None:
+    """Take the 4-bit weights of :func:`attach` away again."""
+    if getattr(model, "_kvbench_int4", None) is None:
+        return
+    for layer in decoder_layers(model):
+        for parent in list(layer.modules()):
+            for name, child in list(parent.named_children()):
+                if isinstance(child, DraftLinear):
+                    setattr(parent, name, child.exact)
+    del model._kvbench_int4
+
+
+def nbytes(model: nn.Module) -> int:
+    """Bytes of the 4-bit weights that a model carries."""
+    return sum(module.nbytes for module in model.modules() if isinstance(module, Int4Linear))
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The decoder layers of a causal language model."""
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(
+            f"{type(model).__name__} has no decoder layers in model.layers to make 4-bit weights of; "
+            "use method.draft_weights=same"
+        )
+    return layers
