@@ -11,6 +11,7 @@ from kvbench.config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.questions import ask
 from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.speculative import figures, token_seconds
 from kvbench.models.load import load
 from kvbench.models.spec import ModelConfig
 from kvbench.profiling.device import device_name
@@ -162,10 +163,12 @@ class Session:
             step_s=[step for result in results for step in result.step_s],
             prompt_tokens=results[0].prompt_tokens,
             answer_nll=[tuple(map(sum, zip(*(result.answer_nll[0] for result in results), strict=True)))],  # type: ignore[list-item]
+            rounds=[each for result in results for each in result.rounds],
         )
         measured = self._measured(cache, peaks, warm_up, 1, whole.ttft_s, whole.step_s)
         row = self._row(sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)
-        row[MEASURED]["decoded"] = len(whole.step_s)
+        if not whole.rounds:
+            row[MEASURED]["decoded"] = len(whole.step_s)
         return {**row, "method": cache.notes[0]} if cache.notes else row
 
     def _measured(
@@ -195,6 +198,13 @@ class Session:
         tokens, finish = generation.tokens[index], generation.finish[index]
         nll = generation.answer_nll[index] if generation.answer_nll else None
         prediction = generation.text[index]
+        speculated = {}
+        measured = {**measured, "decoded": min(len(generation.step_s), len(tokens) - (finish != "eos"))}
+        if generation.rounds:
+            speculated = {"speculation": figures(generation.rounds, index)}
+            times = [round(each, 6) for each in token_seconds(generation.rounds, index)]
+            # a row's own tokens and their mean time; the batch's whole decode time is what throughput divides by
+            measured |= {"step_s": times, "decoded": len(times), "decode_s": round(sum(generation.step_s), 6)}
         return {
             "id": sample.id,
             "task": sample.task,
@@ -207,8 +217,9 @@ class Session:
             **scored(self.task, sample, prediction),
             "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
             "kv_bytes": bill,
-            # the first token comes from the prefill; the rest, and the EOS, took a decode step each
-            MEASURED: {**measured, "decoded": min(len(generation.step_s), len(tokens) - (finish != "eos"))},
+            **speculated,
+            # the first token comes from the prefill; the rest, and the EOS, took a decode step each (or came of a round)
+            MEASURED: measured,
         }
 
 

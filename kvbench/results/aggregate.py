@@ -163,7 +163,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         later = [step for timing in group for step in timing["step_s"][1:]]
         first = [timing["step_s"][0] for timing in group if timing["step_s"]]
         # the rows of a batch share their steps' time, so each counts its part of it
-        seconds = sum(sum(timing["step_s"]) / timing["batch_rows"] for timing in group)
+        seconds = sum((timing.get("decode_s") or sum(timing["step_s"])) / timing["batch_rows"] for timing in group)
         tokens = sum(timing["decoded"] for timing in group)
         result[device] = {
             "ttft_s": {"median": _median([timing["ttft_s"] for timing in group]), "n": len(group)},

@@ -10,6 +10,7 @@ from kvbench.errors import KvbenchError
 from kvbench.results import aggregate
 from kvbench.results.identity import is_baseline, short_name
 from kvbench.results.samples import MEASURED, DiskError, Row
+from kvbench.results.speculation import speculation, speedup
 from kvbench.results.store import SCHEMA_VERSION, RunStore
 
 
@@ -48,7 +49,7 @@ def build(
     if device not in devices and devices:
         device = max(devices, key=lambda name: devices[name]["n"])
     times = devices.get(device or "", aggregate.no_timings())
-    return {
+    metrics: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": store.run_id,
         "status": status,
@@ -83,11 +84,15 @@ def build(
         "tokens_per_s": times["tokens_per_s"],
         "timings": devices,
         "attention": _attention(rows),
+        "speculation": speculation(rows, config["method"]),
         "oom": dict(oom) if oom is not None else None,
         "errors": [dict(error) for error in errors],
         "error": errors[-1]["message"] if errors else None,
         "env": dict(environment),
     }
+    if metrics["speculation"] and pair:
+        metrics["speculation"]["speedup"] = speedup(metrics, pair.metrics())
+    return metrics
 
 
 def baseline(store: RunStore) -> RunStore | None:
@@ -127,6 +132,8 @@ def pair_siblings(store: RunStore) -> int:
                 entry["perplexity"] = paired[key]["perplexity"]
             metrics["mean"] = aggregate.overall(metrics["scores"])
             metrics["baseline"] = store.run_id
+            if metrics.get("speculation"):
+                metrics["speculation"]["speedup"] = speedup(metrics, store.metrics())
             other.write_metrics(metrics)
             count += 1
     return count

@@ -29,6 +29,7 @@ MIN_WIDTH, MAX_WIDTH = 80, 160
 _LABEL, _GAP = 34, 2
 
 _COSTS = ("KV", "ratio", "peak", "TTFT", "TPOT")
+_DRAFTS = ("accepted", "speed-up")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def to_csv(runs: Sequence[Metrics]) -> str:
         ["run", "run_id", "status", *(f"{key} {name}" for key in keys for name in score_columns)]
         + ["kv_bytes", "kv_reserved", "kv_ratio", "peak_prefill", "peak_decode", "peak_kind", "peak_rss"]
         + ["ttft_s", "tpot_s", "tpot_p99_s", "tokens_per_s", "device"]
+        + ["acceptance_rate", "acceptance_stderr", "tokens_per_round", "speedup"]
     )
     for name, run in zip(labels(runs), runs, strict=True):
         line: list[Any] = [name, run["run_id"], run["status"]]
@@ -126,7 +128,9 @@ def to_csv(runs: Sequence[Metrics]) -> str:
         line += [kv["used"]["total"], kv["reserved"]["total"], kv["ratio"]]
         line += [peak["prefill"], peak["decode"], peak["kind"], peak["rss"]]
         line += [run["ttft_s"]["median"], run["tpot_s"]["median"], run["tpot_s"]["p99"], run["tokens_per_s"]]
-        writer.writerow([*line, run["env"].get("device_name")])
+        found = run.get("speculation") or {}
+        line += [run["env"].get("device_name"), found.get("acceptance_rate"), found.get("stderr")]
+        writer.writerow([*line, found.get("tokens_per_round"), found.get("speedup")])
     return buffer.getvalue()
 
 
@@ -135,13 +139,14 @@ def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
     keys = _tasks(runs)
     # perplexities have no mean
     with_mean = sum(any((run["scores"].get(key) or {}).get("score") is not None for run in runs) for key in keys) > 1
-    header = ["", *keys, *(["mean"] if with_mean else []), *_COSTS]
+    drafted = any(run.get("speculation") for run in runs)
+    header = ["", *keys, *(["mean"] if with_mean else []), *_COSTS, *(_DRAFTS if drafted else ())]
     body = []
     for name, run in zip(labels(runs), runs, strict=True):
         line = [Cell(name, "" if run["status"] == "ok" else _status(run))]
         line += [_score(run["scores"].get(key)) for key in keys]
         line += [_score(run["mean"])] if with_mean else []
-        body.append(line + _costs(run))
+        body.append(line + _costs(run) + (_drafts(run) if drafted else []))
     return header, body
 
 
@@ -172,11 +177,13 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
     if modes:
         lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")
+    if any(run.get("speculation") for run in runs):
+        lines.append("accepted: drafts accepted of those made, and tokens a round; speed-up: fp16's TPOT to this one")
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
         lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
-    devices = sorted({str(run["env"].get("device_name")) for run in runs})
-    return [*lines, "device: " + "; ".join(devices)]
+    devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
+    return [*lines, "device: " + ("; ".join(devices) or "unknown")]
 
 
 def reread(run: Metrics) -> Metrics:
@@ -239,6 +246,15 @@ def _costs(run: Metrics) -> list[Cell]:
         Cell(seconds(run["ttft_s"]["median"])),
         Cell(seconds(rest["median"]), f"p99 {seconds(rest['p99'])}" if rest["p99"] is not None else ""),
     ]
+
+
+def _drafts(run: Metrics) -> list[Cell]:
+    found = run.get("speculation")
+    if not found or found["acceptance_rate"] is None:
+        return [Cell("-"), Cell("-")]
+    times = "-" if found["speedup"] is None else f"{found['speedup']:.2f}x"
+    accepted = f"{found['acceptance_rate']:.3f}{_error(found['stderr'])}"
+    return [Cell(accepted, f"{found['tokens_per_round']:.2f} a round"), Cell(times)]
 
 
 def _status(run: Metrics) -> str:
