@@ -107,11 +107,11 @@ def check_mode(method: Method, mode: str, prompt: int) -> None:
         )
     if mode == "simulated" and (method.needs_prompts or method.observe_prompt or getattr(method, "evict", False)):
         raise ConfigError("dataset.mode", mode, f"cannot be had for {name}: it needs a prompt, or drops tokens")
-    if method.needs_prompts and prompt <= QUERY_TOKENS:
+    if (method.needs_prompts or method.prompt_only) and prompt <= QUERY_TOKENS:
         raise ConfigError(
             "dataset.prefill",
             prompt,
-            f"{name} looks at a prompt and quantizes nothing else",
+            f"{name} looks at a prompt and quantizes or drops nothing else",
             hint="dataset.prefill=1024",
         )
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kvbench.cache.layer import KVLayer
 
-#: queries whose scores are made at a time, which bounds the memory to QUERIES x T
-QUERIES = 256
+#: scores that are made at a time, which bounds the memory whatever the prompt: 2^26 numbers are 256 MiB
+SCORES = 1 << 26
 
 
 def probabilities(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int) -> Tensor:
@@ -57,10 +57,12 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
         if before is None or new == wanted:
             return part
         return torch.cat([before[:, :, -(wanted - new) :], part], 2)
-    sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before
-    for first in range(0, count, QUERIES):
-        last = min(first + QUERIES, count)
-        rows = None if mask is None else mask[..., first:last, :]
-        part = probabilities(query[:, :, first:last], keys, rows, scaling, width - count + first)
-        sums = sums + part.sum(2, keepdim=True)
+    sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before.clone()
+    block = max(1, SCORES // (query.shape[0] * query.shape[1] * width))
+    for first in range(0, count, block):
+        last = min(first + block, count)
+        seen = width - count + last  # no query of the block sees a later key
+        rows = None if mask is None else mask[..., first:last, :seen]
+        part = probabilities(query[:, :, first:last], keys[:, :, :seen], rows, scaling, width - count + first)
+        sums[..., :seen] += part.sum(2, keepdim=True)
     return sums

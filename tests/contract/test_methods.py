@@ -21,16 +21,23 @@ TOY = Path(__file__).parent / "toy.yaml"
 OVERRIDES = {
     "cocktail": {"encoder": "bm25", "chunk_size": 16},
     "hf_quantized": {"backend": "hqq", "bits": 4, "residual": 32, "group_size": 64, "axis_key": 1, "axis_value": 1},
+    # their papers' budgets keep prompts of this length whole
+    "streamingllm": {"budget": 64},
+    "snapkv": {"budget": 0.25},
 }
 MISSING = {
     "hf_quantized": "" if importlib.util.find_spec("hqq") else "hqq is not installed: pip install 'kvbench[hf]'",
 }
 VARIANTS = {
+    "atom:authors": {"rope": "pre", "prefill": "quantized"},
     "kivi:evict": {"evict": True},
     "kivi:sinks": {"sinks": 5, "residual": 64},
     "kivi:token": {"key_axis": "token"},
     "logquant:evict": {"evict": True, "sinks": 2},
     "partial_logquant:released": {"value_window": "released", "window": 42},
+    "streamingllm:original": {"budget": 0.25, "position": "original"},
+    "h2o:prefill": {"evict": "prefill", "budget": 60, "recent": 8},
+    "h2o:max": {"group": "max", "per_query": True},
     "cocktail:in_place": {"encoder": "bm25", "chunk_size": 8, "reorder": False, "key_axis": "token"},
 }
 

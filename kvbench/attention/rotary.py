@@ -1,0 +1,107 @@
+"""Rotary position embedding as a model applies it, to move keys on that were rotated already.
+
+A rotation by a position is the composition of rotations, so a key that was rotated for position s and is turned by d is
+the key rotated for s + d: keys before RoPE are not needed. The turning is done in fp32 by the model's own cosines,
+sines and layout (halves, interleaved pairs, a part of the channels), and rounded to the cache's dtype once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kvbench.errors import ModelError
+
+
+class Rotary:
+    """The rotation of one model.
+
+    Args:
+        module: computes cosines and sines (``LlamaRotaryEmbedding`` or alike).
+        apply: ``apply(q, k, cos, sin)`` of the model's own file.
+    """
+
+    def __init__(self, module: nn.Module, apply: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self.module: Any = module
+        self.apply = apply
+        # The undecorated forward: the decorated one of long-context variants looks at the positions it is given and
+        # would switch the model's frequencies to those of short texts.
+        self._forward = inspect.unwrap(type(module).forward)
+        self._last: tuple[Any, Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def rotate(self, keys: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
+        """Keys ``[B, H, n, D]`` rotated for ``positions`` ``[B, n]`` in their dtype, as the model does it.
+
+        Args:
+            inverse: from after RoPE to before it.
+        """
+        cos, sin = self._forward(self.module, keys, positions.to(keys.device))
+        if inverse:  # YaRN and its like scale keys through cosine and sine
+            scale = float(getattr(self.module, "attention_scaling", 1.0)) ** 2
+            cos, sin = cos / scale, -sin / scale
+        return self.apply(keys[:, :0], keys, cos, sin)[1]
+
+    def turn(self, keys: Tensor, by: int) -> Tensor:
+        """Keys ``[B, H, n, D]`` moved on by `by` positions, in their dtype."""
+        cos, sin = self._angles(by, keys.device)
+        x = keys.float()
+        return self.apply(x, x, cos, sin)[1].to(keys.dtype)
+
+    @torch.no_grad()
+    def _angles(self, by: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[1, 1, R]`` fp32 of one position; all layers of a step ask for the same ones."""
+        # longrope switches frequencies in place: what was computed before may be of the other ones
+        key = (by, device, self.module.inv_freq.data_ptr())
+        if self._last is None or self._last[0] != key or getattr(self.module, "rope_type", "") == "longrope":
+            position = torch.tensor([[by]], device=device)
+            cos, sin = self._forward(self.module, torch.zeros(1, device=device), position)
+            # YaRN and its like scale q and k through cosine and sine; a key that is turned has been scaled already
+            scale = float(getattr(self.module, "attention_scaling", 1.0))
+            self._last = key, cos / scale, sin / scale
+        return self._last[1], self._last[2]
+
+
+def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = "method.position=original") -> Rotary:
+    """The rotation of `model`, made once and checked to compose.
+
+    Args:
+        what, instead: who asks and what could be done without it, for the message.
+
+    Raises:
+        ModelError: the model has no rotary embedding, several, one whose frequencies change with the length, or layers
+            without any.
+    """
+    known = getattr(model, "_kvbench_rotary", None)
+    if known is None:
+        known = _find(model, what, instead)
+        model._kvbench_rotary = known  # type: ignore[assignment]
+    return known
+
+
+def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    hint = f"\n  hint: {instead}"
+    modules = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)]
+    if len({type(module) for module in modules}) != 1:
+        raise ModelError(f"{what}: {name} has no rotary embedding, or several kinds of it.{hint}")
+    module = modules[0]
+    if "dynamic" in str(getattr(module, "rope_type", "")):
+        raise ModelError(f"{what}: {name}'s rotary frequencies change with the length (dynamic).{hint}")
+    if not all(getattr(config, "no_rope_layers", None) or [1]):
+        raise ModelError(f"{what}: {name} has layers without rotary embedding.{hint}")
+    apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+    if apply is None:
+        raise ModelError(f"{what}: {type(module).__module__} has no apply_rotary_pos_emb.{hint}")
+    found = Rotary(module, apply)
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    probe = torch.randn(1, 1, 1, size, generator=torch.Generator().manual_seed(0)).to(module.inv_freq.device)
+    if not torch.allclose(found.turn(found.turn(probe, 3), 4), found.turn(probe, 7), atol=1e-4):
+        raise ModelError(f"{what}: {name}'s rotary embedding does not compose: it is no rotation.{hint}")
+    return found

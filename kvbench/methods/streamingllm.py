@@ -1,0 +1,140 @@
+"""StreamingLLM: the first tokens, attention sinks, and a rolling window of the newest; everything between is dropped.
+
+Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (ICLR 2024), sec. 3.2 and fig. 4;
+mit-han-lab/streaming-llm, kv_cache.py (what is kept) and pos_shift/ (positions inside the cache). The variant that
+drops tokens once, after the prompt, is that of KVCache-Factory and kvpress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from kvbench.errors import CacheError, ConfigError
+from kvbench.methods.base import Method, Side
+from kvbench.methods.eviction import check_budget, tokens
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.rolling import RollingSegment
+    from kvbench.cache.segments import Segment
+
+
+@dataclass(kw_only=True)
+class StreamingLLM(Method):
+    """Sinks and a rolling window.
+
+    After n tokens the first `sinks` are held and so many of the newest that they make the budget; a step sees its own
+    tokens beside them. The prompt itself is read with full attention.
+
+    Args:
+        sinks: first tokens that stay (paper: 4).
+        budget: tokens held, sinks included: a number, or a share of the tokens seen so far.
+        position: ``cache``: the position of a token is its place in the cache (the paper). The newest tokens keep their
+            distances, so only the sinks' keys move: every step turns them, from the keys that came, to stand right
+            before the window. ``original``: keys stay as they came, and the sinks grow distant.
+        evict: ``steps``: at every step (the paper); ``prefill``: once, after the prompt, and the cache grows from then
+            on (the harnesses' StreamingLLM).
+    """
+
+    sinks: int = 4
+    budget: int | float = 2048
+    position: Literal["cache", "original"] = "cache"
+    evict: Literal["steps", "prefill"] = "steps"
+
+    @property
+    def prompt_only(self) -> bool:  # type: ignore[override]
+        """Whether nothing happens after the prompt."""
+        return self.evict == "prefill"
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Sinks not negative, a budget with room for a newest token."""
+        super().check(head_dim, max_length)
+        if self.sinks < 0:
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, ..., 4, ...")
+        check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and a newest token")
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """As the base; with ``position=cache`` the cache knows how the model rotates its keys.
+
+        Raises:
+            ModelError: the model has no rotary embedding by which keys could be turned.
+        """
+        cache = super().new_cache(model, prompts, max_length)
+        if self.position == "cache" and self.sinks:
+            from kvbench.attention.rotary import rotary
+
+            cache.progress.turn = rotary(model).turn
+        return cache
+
+    def held(self, n: int) -> int:
+        """Tokens held after n."""
+        return tokens(self.budget, n, self.sinks + 1)
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """One window behind its sinks."""
+        from kvbench.cache.rolling import RollingSegment
+
+        turn = layer.progress.turn
+        if side == "value" or self.position == "original" or not self.sinks:
+            turn = None
+        elif turn is None:
+            raise CacheError("position=cache needs the model's rotary embedding: method.new_cache(model) provides it")
+        expected = layer.expected_length()
+        kept = self.held(expected) if self.evict == "steps" else self.held(layer.seen) + expected - layer.seen
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        shape = (layer.batch, layer.heads, channels)
+        # behind the window there is room: its live part is moved back only once in so many steps
+        room = kept + max(64, kept // 8)
+        return [RollingSegment(*shape, layer.dtype, layer.device, capacity=room, sinks=self.sinks, turn=turn)]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Sinks and the newest tokens."""
+        n = keys.shape[2]
+        held = self.held(n)
+        for (tail, _), x in zip(self.tails(layer), (keys, values), strict=True):
+            sinks = min(self.sinks, held)
+            tail.append(rows, x[:, :, :sinks])
+            tail.append(rows, x[:, :, n - (held - sinks) :])
+            tail.roll(rows, 0, n - held)
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Drop the oldest tokens after the sinks (not where that is done once, after the prompt)."""
+        if self.evict == "prefill":
+            return
+        n = layer.real_tokens(rows.indices(layer.batch)[0])
+        held = self.held(n)
+        for tail, count in self.tails(layer, rows):
+            if count > held:
+                tail.roll(rows, count - held, n - held)
+
+    def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
+        """The windows of keys and values, and how many tokens each holds of `rows`."""
+        from kvbench.cache.rolling import RollingSegment
+
+        found = []
+        for store in layer.stores():
+            tail = store.tail
+            assert isinstance(tail, RollingSegment)
+            found.append((tail, tail.length(rows)))
+        return found
+
+    def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Where attention sees the tokens: with ``position=cache`` the sinks stand right before the window."""
+        import torch
+
+        n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
+        if n == slots:
+            return None
+        sinks = min(self.sinks, slots)
+        moved = n - slots if self.position == "cache" else 0
+        kept = torch.cat([torch.arange(sinks) + moved, torch.arange(n - (slots - sinks), n)])
+        return kept + layer.start(row)
