@@ -53,6 +53,10 @@ class ConfigError(KvbenchError):
         super().__init__("\n".join(lines))
 
 
+class CombinationError(ConfigError):
+    """Values that are right alone and cannot run together: in a sweep over them one failed job, not a wrong command."""
+
+
 class NonFiniteError(KvbenchError):
     """NaN or Inf in keys or values: names layer, key or value, and the position in the sequence."""
 

@@ -108,6 +108,7 @@ class _Run:
             self.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
             missing = []
         elif not missing:
+            say(f"{self.label}: {len(self.samples)} samples, all there already")
             # a finished run's machine is where it was made, not where it was looked at
             self.environment = before.get("env") or self.environment
         self.logger = loggers.load(self.checked.logger, self.store.run_id, self.config, self.label, say)

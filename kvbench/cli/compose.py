@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.cli.overrides import check_repeats, explain, first_line, is_hydras, refuse_marks, value
 from kvbench.confdir import conf_dir, groups, options
 from kvbench.config import GROUPS, DecodingConfig, check
-from kvbench.errors import ConfigError, nearest
+from kvbench.errors import CombinationError, ConfigError, nearest
 from kvbench.schema import field_names, unknown
 
 #: combinations of choices whose keys are looked up beforehand; the rest is checked when a job starts
@@ -209,12 +209,26 @@ class Composer:
         return f"did you mean '{homes[0]}'?" if homes else ""
 
     def _check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
-        """Each job's whole configuration, as far as the time allows."""
+        """Each job's whole configuration, as far as the time allows.
+
+        A sweep is refused for a value with which no job can run, and where no job can run at all. Otherwise a job whose
+        values do not go together is left to fail by itself: the rest of the sweep is worth having.
+        """
         began = time.monotonic()
+        tried: list[tuple[Sequence[str], ConfigError | None]] = []
         for job in jobs:
             if time.monotonic() - began > CHECK_SECONDS:
-                return
-            check(run_config(self.compose(job)))
+                break
+            try:
+                check(run_config(self.compose(job)))
+                tried.append((job, None))
+            except ConfigError as error:
+                tried.append((job, error))
+        good = {text for job, reason in tried if reason is None for text in job}
+        wrong = [(job, reason) for job, reason in tried if reason is not None]
+        for job, reason in wrong:
+            if not good or (not isinstance(reason, CombinationError) and not good.issuperset(job)):
+                raise reason
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +96,11 @@ def run_job(config: DictConfig) -> str:
     if multirun:
         _say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
     outcome = _run(config) | {"overrides": overrides, "number": number}
+    if multirun and "metrics" not in outcome:
+        with suppress(ConfigError):  # a row of the table all the same, unless there is no configuration
+            from kvbench.results.ranking import failed
+
+            outcome["metrics"] = failed(run_config(config), outcome["message"])
     _outcomes.append(outcome)
     if multirun:
         sweep.record(Path(job.sweep.dir), number, outcome)
@@ -104,6 +112,7 @@ def _run(config: DictConfig) -> dict[str, Any]:
     """Run one configuration; what goes wrong becomes the outcome's message."""
     import traceback
 
+    began = time.time()
     try:
         plain = run_config(config)
         from kvbench.run import run
@@ -115,17 +124,28 @@ def _run(config: DictConfig) -> dict[str, Any]:
     except Exception as error:  # a bug in one method must not cost the rest of a sweep
         traceback.print_exc()
         return {"status": "error", "message": f"{type(error).__name__}: {error}", "exit_code": 1}
-    return {"status": metrics["status"], "metrics": metrics, "message": metrics.get("error") or ""}
+    outcome = {"status": metrics["status"], "metrics": metrics, "message": metrics.get("error") or ""}
+    return outcome | {"before": _untouched(metrics, began)}
+
+
+def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
+    """Whether a run's samples were all there at the time `began`."""
+    try:
+        return os.stat(Path(metrics["run_dir"]) / "samples.jsonl").st_mtime < began
+    except (KeyError, OSError):
+        return False
 
 
 def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None) -> int:
     """The table over all jobs, one line per job that failed, and the exit status."""
-    from kvbench.results import tables
+    from kvbench.results import ranking, tables
 
     rows = [outcome["metrics"] for outcome in done if outcome.get("metrics")]
     if rows:
-        print(tables.summary(rows))
+        print(tables.summary(ranking.best_first(rows) if folder else rows))
     failed = [outcome for outcome in done if outcome["status"] != "ok"]
+    if folder:
+        _say(_count(done, expected))
     for outcome in failed if folder else ():
         first = (outcome["message"] or outcome["status"]).splitlines()[0]
         _say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
@@ -135,6 +155,18 @@ def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None
         return 0
     codes = {outcome.get("exit_code", 1) for outcome in failed}
     return codes.pop() if len(codes) == 1 and not folder else 1
+
+
+def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
+    """How many jobs ended in which way, and how many of the good ones had nothing left to do."""
+    ended = Counter(outcome["status"] for outcome in done)
+    before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)
+    parts = [
+        f"{ended[status]} {status}" + (f" ({before} of them done before)" if status == "ok" and before else "")
+        for status in ("ok", "oom", "error", "interrupted")
+        if ended[status]
+    ]
+    return f"{expected} jobs: {', '.join(parts)}"
 
 
 def _hydra(argv: Sequence[str]) -> int:

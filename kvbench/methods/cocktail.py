@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import CacheError, ConfigError
+from kvbench.errors import CacheError, CombinationError, ConfigError
 from kvbench.methods.base import Method, Side
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Cocktail(Method):
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"method.{name}", value, "is a share of the scores' range", allowed="0.0 to 1.0")
         if self.alpha + self.beta >= 1.0:
-            raise ConfigError(
+            raise CombinationError(
                 "method.alpha",
                 self.alpha,
                 f"with beta={self.beta} the thresholds cross: T_low < T_high needs alpha + beta < 1 (eq. 2, 3)",

@@ -1,0 +1,61 @@
+"""The runs of a sweep in the order of a summary: best settings first, what failed last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from kvbench.results import aggregate
+from kvbench.results.identity import short_name
+
+Metrics = Mapping[str, Any]
+
+
+def best_first(runs: Sequence[Metrics]) -> list[Metrics]:
+    """Highest mean score first, then lowest perplexity; equal ones by the bytes of their cache, then as they came.
+
+    A run that is not ``ok`` stands behind all others: its mean is over other samples than theirs.
+    """
+    return sorted(runs, key=_rank)
+
+
+def _rank(run: Metrics) -> tuple[bool, int, float, float]:
+    score = (run.get("mean") or {}).get("score")
+    found = [entry["perplexity"]["ppl"] for entry in run.get("scores", {}).values() if entry.get("perplexity")]
+    held = ((run.get("kv_bytes") or {}).get("used") or {}).get("total")
+    kind, value = (0, -score) if score is not None else (1, fmean(found)) if found else (2, 0.0)
+    return run["status"] != "ok", kind, value, math.inf if held is None else held
+
+
+def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
+    """A table's row for a run that could not begin: what it was asked for, and nothing measured.
+
+    Args:
+        config: the composed configuration.
+        message: why.
+    """
+    return {
+        "run_id": None,
+        "status": "error",
+        "label": short_name(config),
+        "config": {
+            "model": config["model"].get("name"),
+            "method": dict(config["method"]),
+            "quantizer": (config.get("quantizer") or {}).get("name"),
+            "formats": {key: form for key, form in (config.get("quantizer") or {}).items() if key != "name"},
+            "dataset": config["dataset"].get("name"),
+            "decoding": dict(config["decoding"]),
+            "seed": config["runtime"].get("seed", 0),
+        },
+        "samples": {"requested": None, "done": 0, "truncated": 0},
+        "scores": {},
+        "mean": aggregate.overall({}),
+        "kv_bytes": aggregate.kv_bytes([]),
+        "peak_bytes": aggregate.peak_bytes([]),
+        **aggregate.no_timings(),
+        "oom": None,
+        "error": message,
+        "env": {},
+    }
