@@ -218,7 +218,7 @@ class Session:
             "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
             "kv_bytes": bill,
             **speculated,
-            # the first token comes from the prefill; the rest, and the EOS, took a decode step each (or came of a round)
+            # the first token comes from the prefill; the rest, and the EOS, took a decode step each or came of a round
             MEASURED: measured,
         }
 

@@ -55,6 +55,13 @@ def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrained
     return model_class(config_class(**{**ARCHITECTURE, **extra})).to(dtype).eval()
 
 
+@cache
+def restless() -> PreTrainedModel:
+    """A random Llama whose greedy answers do not settle into repeating a token, so that drafts are refused too."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
+
+
 def padded_batch(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
     """Random token ids ``[B, T]`` padded on the left, and their attention mask."""
     generator = torch.Generator().manual_seed(seed)

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from kvbench.cache.segments import Segment
 
 
+#: the sparse drafts as the paper has them (sec. 5.1): a quarter of the context, and what MagicDec's code sets
+SPARSE: dict[str, dict[str, Any]] = {
+    "streamingllm": {"budget": 0.25, "sinks": 16},
+    "snapkv": {"budget": 0.25, "kernel": 5, "pooling": "avg", "group": "sum", "group_after_pooling": True},
+    "h2o": {"budget": 0.25},
+}
+
+
 @dataclass(kw_only=True)
 class QuantSpec(Method):
     """QuantSpec over keys after RoPE; G is the group of its keys (``quantizer.key.group_size``).
@@ -38,7 +46,8 @@ class QuantSpec(Method):
         draft: ``upper`` (QuantSpec); ``full``: the target's own codes, for the weights' share alone (Fig. 5); or the
             name of any other method, which gets a cache of its own and the same prompt: ``streamingllm``, ``snapkv``
             (the paper's baselines), ``kivi``, ``logquant``, ...
-        draft_options: hyper-parameters of that method, and ``quantizer``: the preset of its formats.
+        draft_options: hyper-parameters of that method, and ``quantizer``: the preset of its formats. Sparse drafts have
+            a quarter of the context and MagicDec's settings (:data:`SPARSE`) unless said otherwise.
         draft_weights: ``same``; ``int4``: the feed-forward layers in 4 bits for the draft; ``int4_all``: every linear
             layer of the decoder.
         target: ``int8``: both nibbles (QuantSpec); ``fp16``: nothing is packed, as the sparse baselines verify.
@@ -77,7 +86,7 @@ class QuantSpec(Method):
         """The method of the draft's own cache."""
         from kvbench.methods.load import load_method
 
-        return load_method(self.draft, **self.draft_options)
+        return load_method(self.draft, **{**SPARSE.get(self.draft, {}), **self.draft_options})
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Keys per channel in two nibbles, a draft that exists and differs from its target, gamma below G."""

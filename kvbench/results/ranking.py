@@ -16,8 +16,12 @@ Metrics = Mapping[str, Any]
 def best_first(runs: Sequence[Metrics]) -> list[Metrics]:
     """Highest mean score first, then lowest perplexity; equal ones by the bytes of their cache, then as they came.
 
-    A run that is not ``ok`` stands behind all others: its mean is over other samples than theirs.
+    A run that is not ``ok`` stands behind all others: its mean is over other samples than theirs. Runs that all
+    speculate stand by their time per token: what comes out is their target's whatever the draft (a search for gamma).
     """
+    done = [run for run in runs if run["status"] == "ok"]
+    if done and all(run.get("speculation") and run["tpot_s"]["median"] for run in done):
+        return sorted(runs, key=lambda run: (run["status"] != "ok", run["tpot_s"]["median"] or math.inf))
     return sorted(runs, key=_rank)
 
 

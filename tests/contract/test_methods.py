@@ -38,6 +38,8 @@ VARIANTS = {
     "streamingllm:original": {"budget": 0.25, "position": "original"},
     "h2o:prefill": {"evict": "prefill", "budget": 60, "recent": 8},
     "h2o:max": {"group": "max", "per_query": True},
+    "quantspec:plain": {"gamma": 0},
+    "quantspec:draft": {"draft": "kivi", "draft_options": {"residual": 64}, "sensitive_layers": 1},
     "cocktail:in_place": {"encoder": "bm25", "chunk_size": 8, "reorder": False, "key_axis": "token"},
 }
 

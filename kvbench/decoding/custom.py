@@ -1,0 +1,97 @@
+"""kvbench's loops inside transformers' own ``generate``: ``model.generate(..., custom_generate=custom_generate)``.
+
+    method = kvbench.load_method("quantspec", gamma=4)
+    cache = method.new_cache(model)
+    model.generate(input_ids, past_key_values=cache, custom_generate=custom_generate, max_new_tokens=90)
+
+Token selection follows the generation config (``do_sample``, ``temperature``, ``top_p``, ``eos_token_id``,
+``max_new_tokens``); whatever else would change the logits is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from kvbench.cache import KVCache
+from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.sampling import Sampling
+from kvbench.errors import ModelError
+
+#: logits processors that :class:`Sampling` covers
+COVERED = ("TemperatureLogitsWarper", "TopPLogitsWarper")
+
+
+def custom_generate(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    generation_config: GenerationConfig,
+    logits_processor: Any = (),
+    seed: int = 0,
+    report: list[Generation] | None = None,
+    **model_kwargs: Any,
+) -> Tensor:
+    """What ``generate`` calls.
+
+    Args:
+        input_ids: prompts ``[B, T]``, padded on the left.
+        seed: of the draws where ``do_sample``.
+        report: the :class:`Generation` is appended to it (rounds, times).
+        model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which says whether and how it speculates;
+            ``attention_mask`` ``[B, T]``; the rest is not needed. (Were they named here, transformers would take them
+            for this function's alone.)
+
+    Returns:
+        Prompts and new tokens ``[B, T + n]``, filled up with the pad token behind a row's end.
+
+    Raises:
+        ModelError: no kvbench cache, beams, or a processor of logits that kvbench's loops do not have.
+    """
+    cache = model_kwargs.get("past_key_values")
+    if not isinstance(cache, KVCache):
+        raise ModelError(
+            "custom_generate needs a kvbench cache: generate(..., past_key_values=method.new_cache(model))"
+        )
+    names = [type(processor).__name__ for processor in logits_processor]
+    unknown = [name for name in names if name not in COVERED]
+    # generate() sets a top_k of 50 by default where it samples; a top_k that was asked for is no default
+    if unknown == ["TopKLogitsWarper"] and generation_config.top_k == 50:
+        unknown = []
+    if unknown or (generation_config.num_beams or 1) > 1:
+        what = ", ".join(unknown) or f"num_beams={generation_config.num_beams}"
+        raise ModelError(f"custom_generate decodes greedily or samples with temperature and top_p; it has no {what}")
+    sampling = Sampling()
+    if generation_config.do_sample:
+        sampling = Sampling(generation_config.temperature or 1.0, generation_config.top_p or 1.0, seed)
+    ends = generation_config.eos_token_id
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else [int(e) for e in ends]
+    pad = generation_config.pad_token_id
+    pad = int(pad) if pad is not None else (ends[0] if ends else 0)
+    generation = generate(
+        model,
+        cache,
+        input_ids,
+        model_kwargs.get("attention_mask"),
+        max_new_tokens=int(generation_config.max_length) - input_ids.shape[1],
+        sampling=sampling,
+        eos_token_ids=ends,
+        pad_token_id=pad,
+    )
+    if report is not None:
+        report.append(generation)
+    return with_prompts(input_ids, generation, ends, pad)
+
+
+def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad: int) -> Tensor:
+    """Prompts and answers as ``generate`` returns them; the end-of-sequence token is put back where a row met it."""
+    answers = [
+        [*tokens, *(ends[:1] if finish == "eos" else [])]
+        for tokens, finish in zip(generation.tokens, generation.finish, strict=True)
+    ]
+    longest = max(map(len, answers))
+    rows = [answer + [pad] * (longest - len(answer)) for answer in answers]
+    return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], 1)

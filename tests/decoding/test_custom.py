@@ -1,0 +1,64 @@
+"""kvbench's loops inside transformers' generate."""
+
+import pytest
+import torch
+
+from kvbench.decoding.custom import custom_generate
+from kvbench.errors import ModelError
+from kvbench.methods import load_method
+from tests import zoo
+from tests.methods.test_quantspec import small
+
+
+def test_generate_gives_what_stock_greedy_decoding_gives_with_speculation_inside():
+    model, method = zoo.restless(), small(32, draft="fp16", target="fp16")
+    ids, mask = zoo.padded_batch([90, 70])
+    method.detach(model)
+    stock = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+    report = []
+    found = model.generate(
+        ids,
+        attention_mask=mask,
+        max_new_tokens=20,
+        do_sample=False,
+        past_key_values=method.new_cache(model),
+        custom_generate=custom_generate,
+        report=report,
+    )
+    assert torch.equal(found, stock)
+    assert len(report[0].rounds) < 19
+
+
+def test_rows_that_end_are_filled_up_and_sampling_follows_the_config():
+    model, method = zoo.restless(), small(32)
+    ids, _ = zoo.padded_batch([40])
+
+    def run(**kwargs):
+        return model.generate(
+            ids.repeat(2, 1),
+            max_new_tokens=12,
+            past_key_values=method.new_cache(model),
+            custom_generate=custom_generate,
+            **kwargs,
+        )[:, 40:]
+
+    drawn = run(do_sample=True, temperature=0.9, top_p=0.9, seed=3)
+    assert torch.equal(drawn, run(do_sample=True, temperature=0.9, top_p=0.9, seed=3))
+    assert not torch.equal(drawn[0], drawn[1])  # each row has its own draws
+    assert not torch.equal(drawn, run(do_sample=True, temperature=0.9, top_p=0.9, seed=4))
+    greedy = run(do_sample=False)
+    end = int(greedy[0, 5])
+    first = greedy[0].tolist().index(end)
+    ended = run(do_sample=False, eos_token_id=end, pad_token_id=0)
+    assert ended[0].tolist() == greedy[0, : first + 1].tolist()
+
+
+@pytest.mark.parametrize("kwargs", [{"repetition_penalty": 1.3}, {"do_sample": True, "top_k": 3}, {"num_beams": 2}])
+def test_what_the_loops_do_not_have_is_refused(kwargs):
+    model = zoo.restless()
+    ids, _ = zoo.padded_batch([20])
+    cache = load_method("quantspec").new_cache(model)
+    with pytest.raises(ModelError, match="custom_generate"):
+        model.generate(ids, max_new_tokens=4, past_key_values=cache, custom_generate=custom_generate, **kwargs)
+    with pytest.raises(ModelError, match="kvbench cache"):
+        model.generate(ids, max_new_tokens=4, custom_generate=custom_generate)

@@ -1,0 +1,138 @@
+"""QuantSpec's buffer: what is packed when, through any rejections, and what it costs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvbench.cache import KVCache
+from kvbench.errors import ConfigError
+from kvbench.methods import load_method
+from tests import zoo
+
+BUFFER = json.loads((Path(__file__).parents[1] / "golden" / "quantspec_buffer.json").read_text())
+ALL = slice(None)
+
+
+def small(group: int, **options):
+    """QuantSpec with a group of few tokens, so that flushes come often."""
+    form = {"bits": 8, "kind": "hierarchical"}
+    key, value = {**form, "group_size": group, "axis": "channel"}, {**form, "group_size": "head_dim", "axis": "token"}
+    return load_method("quantspec", quantizer={"name": "hierarchical", "key": key, "value": value}, **options)
+
+
+@pytest.mark.parametrize("row", BUFFER["rows"], ids=lambda row: str(row["L"]))
+def test_the_prompt_is_packed_as_by_the_authors_code(row):
+    method = load_method("quantspec")
+    assert method.border(row["L"]) == row["quantized"]
+    if row["L"] <= 1000:
+        layer = zoo.new_layer(method)
+        zoo.feed(layer, *zoo.random_kv(row["L"], channels=16))
+        for store in layer.stores():
+            assert (store.packed.length(ALL), store.tail.length(ALL)) == (row["quantized"], row["residual"])
+
+
+def test_after_any_rejections_the_buffer_keeps_its_bounds_and_nothing_is_quantized_twice():
+    """Three rows that accept differently; codes are those of the whole sequence quantized once, group by group."""
+    G, gamma, rounds = 16, 5, 60
+    method = small(G, gamma=gamma)
+    cache = KVCache(method, 1)
+    layer, generator = cache.layers[0], torch.Generator().manual_seed(3)
+    prompt = 4 * G + 5
+    keys, values = zoo.random_kv(prompt + rounds * (gamma + 1), batch=3, channels=16)
+    zoo.feed(layer, keys[:, :, :prompt], values[:, :, :prompt])
+    held = [prompt] * 3
+    seen_sizes = set()
+
+    def new(count: int):
+        rows = [torch.arange(n, n + count) for n in held]
+        return (torch.stack([x[row][:, index] for row, index in enumerate(rows)]) for x in (keys, values))
+
+    for _ in range(rounds):
+        cache.settle()
+        assert all(G <= store.tail.lengths[row] < 2 * G for store in layer.stores() for row in range(3))
+        cache.progress.held = True
+        for _ in range(gamma):  # drafts, whose keys and values are not those of the target
+            zoo.feed(layer, *(x + 1 for x in new(1)))
+        cache.crop(-gamma)
+        cache.progress.held = False
+        zoo.feed(layer, *new(gamma + 1))
+        sizes = [store.tail.lengths[row] for store in layer.stores() for row in range(3)]
+        assert max(sizes) <= 2 * G + gamma
+        seen_sizes.update(sizes)
+        kept = torch.randint(1, gamma + 2, (3,), generator=generator).tolist()
+        cache.take_back([gamma + 1 - k for k in kept])
+        held = [n + k for n, k in zip(held, kept, strict=True)]
+        assert [layer.real_tokens(row) for row in range(3)] == held
+        assert min(store.tail.lengths[row] for store in layer.stores() for row in range(3)) >= G
+    assert max(seen_sizes) == 2 * G + gamma  # the bound is reached
+    cache.settle()
+    for row in range(3):
+        one = slice(row, row + 1)
+        for store, x in zip(layer.stores(), (keys, values), strict=True):
+            count = store.packed.length(one)
+            assert count == held[row] // G * G - G
+            codes = store.packed.quantizer.quantize(x[one, :, :count]).codes()
+            assert torch.equal(store.packed.codes(one, 0, count).to(torch.uint8), codes)
+            assert torch.equal(store.tail.view(one), x[one, :, count : held[row]])
+
+
+def test_a_prompt_below_two_groups_stays_exact_and_the_next_step_flushes_from_two_on():
+    method = small(16)
+    for length, packed in ((16, 0), (31, 0), (32, 16), (33, 16)):
+        layer = zoo.new_layer(method)
+        keys, values = zoo.random_kv(length + 1, channels=16)
+        zoo.feed(layer, keys[:, :, :length], values[:, :, :length])
+        zoo.feed(layer, keys[:, :, length:], values[:, :, length:])
+        assert layer.stores()[0].packed.length(ALL) == packed
+
+
+def test_the_bill_is_the_formula():
+    method, n = load_method("quantspec", gamma=6), 700
+    layer = zoo.new_layer(method)
+    cache = KVCache(method, 1)
+    layer = cache.layers[0]
+    zoo.feed(layer, *(x.half() for x in zoo.random_kv(n, channels=64)))
+    H, D, G, q, P, S = 2, 64, 128, 512, 2, 4
+    bill = cache.bill()
+    assert bill.used.codes == 2 * H * q * D
+    assert bill.used.scales == S * H * D * q // G + S * H * q * D // D
+    assert bill.used.window == 2 * H * (n - q) * D * P
+    assert bill.reserved.window == 2 * H * (2 * G + 6 + 1) * D * P
+
+
+def test_sensitive_layers_and_an_fp16_target_pack_nothing():
+    keys, values = zoo.random_kv(400, channels=16)
+    for options, packed in (({"sensitive_layers": 1}, [0, 256]), ({"target": "fp16", "draft": "kivi"}, [0, 0])):
+        cache = KVCache(load_method("quantspec", **options), 2)
+        for layer, expected in zip(cache.layers, packed, strict=True):
+            zoo.feed(layer, keys, values)
+            store = layer.stores()[0]
+            assert sum(s.length(ALL) for s in store.segments if s.packed) == expected
+            assert store.length(ALL) == 400
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"gamma": 65}, "method.gamma"),
+        ({"draft": "kivvi"}, "method"),
+        ({"draft": "quantspec"}, "method.draft"),
+        ({"draft": "full"}, "method.draft"),
+        ({"target": "fp16"}, "method.target"),
+        ({"draft_options": {"residual": 64}}, "method.draft_options"),
+        ({"draft": "kivi", "draft_options": {"residual": 33}}, "method.residual"),
+        ({"draft": "kivi", "draft_options": 3}, "method.draft_options"),
+        ({"quantizer": "int4"}, "quantizer"),
+    ],
+)
+def test_what_cannot_run_is_refused(options, key):
+    with pytest.raises(ConfigError) as caught:
+        load_method("quantspec", **options)
+    assert key in str(caught.value)
+
+
+def test_gamma_stays_below_the_group():
+    with pytest.raises(ConfigError, match="gamma"):
+        small(8, gamma=8)
