@@ -1,0 +1,145 @@
+"""``python -m experiments.mini.chunks``: what Cocktail's search finds in mini's one-hop tasks; no model is run.
+
+A sample counts as found where the chunk that holds the queried key lies above INT2. A chunk's border may cut the key:
+then ``key`` asks for one of the chunks that hold a part of it, ``whole key`` for all of them. ``answer begins`` is the
+chunk in which the answer begins. Where a task has several places (multi_value), a sample's figure is the share of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments.mini.fold import error
+from kvbench.confdir import conf_dir
+from kvbench.models.load import load_tokenizer
+from kvbench.models.spec import ModelConfig
+from kvbench.prompting import encode
+from kvbench.retrieval.chunks import Chunked, cut
+from kvbench.retrieval.encoders import encoder
+from kvbench.retrieval.search import Widths, by_threshold
+from kvbench.schema import build
+from kvbench.tasks.base import Sample
+from kvbench.tasks.mini import Mini
+
+#: the queried key in a question, by task
+KEYS = {
+    "passkey": r"the (pass key)",
+    "needle": r"for (\S+)\?",
+    "needle_words": r"for (\S+)\?",
+    "multi_value": r"for (\S+),",
+    "key_value": r"key (\S+)\?",
+    "key_value_hex": r"key (\S+)\?",
+    "facts": r"(?:does|was|of) ([A-Z]\w+ [A-Z]\w+)",
+}
+COLUMNS = ("key", "whole key", "answer", "cut")
+
+
+def held(offsets: Sequence[tuple[int, int]], chunks: Chunked, start: int, stop: int) -> list[int]:
+    """Chunks that hold tokens of the characters ``[start, stop)``; the number after the last is the exact remainder."""
+    tokens = [i for i, (a, b) in enumerate(offsets) if a < stop and start < b]
+    return sorted({min((token - chunks.first) // chunks.size, len(chunks.texts)) for token in tokens})
+
+
+def places(sample: Sample) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Characters of the queried key and of its value, for each place of the text that the question asks about."""
+    found = re.search(KEYS[sample.task], sample.query)
+    assert found is not None, sample.query
+    key = found.group(1)
+    spans = sample.meta["answer_spans"]
+    if sample.task == "passkey":  # said twice in one record, with one key before the first
+        spans = spans[:1]
+    pairs = []
+    for start, stop in spans:
+        at = sample.prompt.rindex(key, 0, start)
+        pairs.append(((at, at + len(key)), (start, stop)))
+    return pairs
+
+
+def judge(sample: Sample, offsets: Sequence[tuple[int, int]], chunks: Chunked, widths: Widths) -> dict[str, float]:
+    """The figures of one sample (:data:`COLUMNS`), and the share of chunks of each width."""
+
+    def above(chunk: int) -> bool:
+        return chunk == len(widths.bits) or widths.bits[chunk] > 2
+
+    sums = dict.fromkeys(COLUMNS, 0.0)
+    pairs = places(sample)
+    for key, answer in pairs:
+        parts = held(offsets, chunks, *key)
+        sums["key"] += any(map(above, parts))
+        sums["whole key"] += all(map(above, parts))
+        sums["cut"] += len(parts) > 1
+        sums["answer"] += above(held(offsets, chunks, *answer)[0])
+    shares = {f"{bits}": widths.count(bits) / max(1, len(widths.bits)) for bits in (2, 4, 16)}
+    return {name: value / len(pairs) for name, value in sums.items()} | shares
+
+
+def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_words: bool) -> list[dict[str, float]]:
+    """The figures of all samples of one task."""
+    found = []
+    for sample in Mini(tasks=(task,), lengths=(arguments.length,), limit=arguments.limit).samples():
+        prompt = encode(sample, tokenizer)
+        offsets = tokenizer(sample.prompt, return_offsets_mapping=True)["offset_mapping"]
+        assert len(offsets) == len(prompt.ids)
+        size = arguments.chunk_size
+        chunks = cut(prompt.ids, tokenizer.decode, size, prompt.context_span, sample.query, None, whole_words)
+        scores = encoder(arguments.encoder).scores(chunks.query, chunks.texts)
+        found.append(judge(sample, offsets, chunks, by_threshold(scores, arguments.alpha, arguments.beta)))
+    return found
+
+
+def markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) -> str:
+    """A line for each task and each way to read a chunk's text."""
+    lines = [
+        "| task | chunk's text | key | whole key | answer begins | keys cut by a border | INT2 / INT4 / FP16 |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (task, whole_words), samples in results.items():
+        cells = []
+        for column in COLUMNS:
+            values = [sample[column] for sample in samples]
+            cells.append(f"{sum(values) / len(values):.3f} ±{error(values):.3f}")
+        shares = [100 * sum(sample[bits] for sample in samples) / len(samples) for bits in ("2", "4", "16")]
+        text = "whole words" if whole_words else "tokens, decoded"
+        lines.append(f"| {task} | {text} | {' | '.join(cells)} | {' / '.join(f'{s:.1f} %' for s in shares)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Measure all tasks with both ways to read a chunk's text."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.mini.chunks", description=__doc__)
+    parser.add_argument("--limit", type=int, default=200, help="samples a task")
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a prompt")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(KEYS), default=tuple(KEYS))
+    parser.add_argument("--encoder", default="bm25")
+    parser.add_argument("--alpha", type=float, default=0.6)
+    parser.add_argument("--beta", type=float, default=0.1)
+    parser.add_argument("--chunk-size", type=int, default=32)
+    parser.add_argument("--out", type=Path, default=Path("results/mini/chunks.md"))
+    arguments = parser.parse_args()
+    tokenizer = load_tokenizer(
+        build(ModelConfig, yaml.safe_load((conf_dir() / "model" / "tiny.yaml").read_text()), "model")
+    )
+    results = {
+        (task, whole_words): measure(task, arguments, tokenizer, whole_words)
+        for task in arguments.tasks
+        for whole_words in (True, False)
+    }
+    said = (
+        f"{arguments.encoder}, alpha {arguments.alpha}, beta {arguments.beta}, chunks of {arguments.chunk_size} tokens,"
+        f" prompts of {arguments.length} tokens, n = {arguments.limit} a task; ± standard error over samples.\n"
+    )
+    text = markdown(results) + "\n" + said
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(text, encoding="utf-8")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
