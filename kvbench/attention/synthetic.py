@@ -1,0 +1,146 @@
+"""Random layers in any mix of formats, with attention to them in fp32: what kernels are checked and timed on.
+
+Nothing here is a method: buffers are filled with random codes and parameters directly, so a layer of 256k tokens is
+made in milliseconds. What lies outside of the tokens of a full-precision buffer is NaN, so that a kernel which reads
+it is found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.phases import Format, Part, Work, pairs_of_row
+from kvbench.cache.layout import TILE, TileLayout
+from kvbench.quantizers.packing import PLANES, join_planes
+
+FULL = Format("full", 16)
+
+
+@dataclass
+class Piece:
+    """One segment of one side.
+
+    Args:
+        format: how its tokens are stored.
+        lengths: tokens of each row of the batch.
+        scale: of the random steps between codes (spread evenly over half to three halves of it, times 4 / levels).
+        room: tokens that its buffers can hold beyond the longest row's.
+    """
+
+    format: Format
+    lengths: Sequence[int]
+    scale: float = 1.0
+    room: int = 0
+
+
+def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
+    """Buffers of a segment, filled at random; rows of exact tokens begin a few tokens into their buffer."""
+    form, batch, device = piece.format, len(piece.lengths), rng.device
+    longest = max(piece.lengths) + piece.room
+    if form.kind == "full":
+        buffer = torch.full((batch, heads, longest + batch + 3, channels), float("nan"), dtype=dtype, device=device)
+        for row, count in enumerate(piece.lengths):
+            live = torch.randn(heads, count, channels, generator=rng, device=device) * piece.scale
+            buffer[row, :, row : row + count] = live.to(dtype)
+        return Part(form, buffer=buffer)
+    tiles = max(-(-longest // TILE), 1)
+    words = []
+    for plane in PLANES[form.bits]:
+        shape = (batch, heads, *TileLayout(plane, "key" if side == "key" else "value").shape(tiles, channels))
+        words.append(torch.randint(-(2**15), 2**15, shape, generator=rng, device=device, dtype=torch.int16))
+    tokens = tiles * TILE
+    grid = (tokens // form.group, channels) if form.axis == "channel" else (tokens, channels // form.group)
+    levels = 15 if form.kind == "hierarchical" else 2**form.bits - 1
+    step = (torch.rand(batch, heads, *grid, generator=rng, device=device) + 0.5) * (4 * piece.scale / levels)
+    shift = torch.rand(step.shape, generator=rng, device=device)
+    if form.kind == "atom":
+        second = (shift * levels).round()
+    else:
+        second = -step * levels * (0.4 + 0.2 * shift)
+    return Part(form, words, (step.half(), second.half()))
+
+
+def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
+    """Values of tokens ``[first, first + count)`` of one row in fp32, ``[heads, count, channels]``."""
+    form = held.format
+    if held.buffer is not None:
+        return held.buffer[row, heads, first : first + count].float()
+    planes = [
+        TileLayout(width, "key" if side == "key" else "value").read(words[row, heads], first, first + count)
+        for width, words in zip(PLANES[form.bits], held.words, strict=True)
+    ]
+    codes = join_planes(planes, form.bits).float()
+    if form.axis == "channel":
+        groups = torch.arange(first, first + count, device=codes.device) // form.group
+        step, second = (param[row, heads].index_select(1, groups).float() for param in held.params)
+    else:
+        step, second = (
+            param[row, heads, first : first + count].float().repeat_interleave(form.group, -1)[..., :channels]
+            for param in held.params
+        )
+    if form.kind == "atom":
+        return (codes - second) * step
+    if form.kind == "hierarchical":
+        return (codes - 8) * (step / 16) + second
+    return codes * step + second
+
+
+def layer(
+    keys: Sequence[Piece],
+    values: Sequence[Piece],
+    *,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype = torch.float16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> Work:
+    """Phases of a layer with these segments; the last segment of each side must be exact."""
+    rng = torch.Generator(device).manual_seed(seed)
+    parts_k = [part(piece, "key", heads, key_dim, dtype, rng) for piece in keys]
+    parts_v = [part(piece, "value", heads, value_dim, dtype, rng) for piece in values]
+    rows = []
+    for row in range(len(keys[0].lengths)):
+        found = pairs_of_row([p.lengths[row] for p in keys], [p.lengths[row] for p in values])
+        for (k, v), (first_k, first_v, count) in found.items():
+            first_k += row if keys[k].format.kind == "full" else 0
+            first_v += row if values[v].format.kind == "full" else 0
+            found[k, v] = (first_k, first_v, count)
+        rows.append(found)
+    order = sorted({(len(keys) - 1, len(values) - 1)}.union(*rows))
+    counts = [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
+    table = torch.tensor(counts, dtype=torch.int32, device=device)
+    return Work([(parts_k[k], parts_v[v]) for k, v in order], table, counts, heads, key_dim, value_dim)
+
+
+def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None) -> Tensor:
+    """Attention in fp32 on the dequantized tokens, ``[B, q, Hq, Dv]`` fp32 (query heads of the KV heads asked for)."""
+    batch, query_heads, count, _ = query.shape
+    group = query_heads // work.heads
+    chosen = range(*(heads or slice(None)).indices(work.heads))
+    out = torch.zeros(batch, count, len(chosen) * group, work.value_dim, device=query.device)
+    for row in range(batch):
+        total = sum(line[2] for line in work.counts[row])
+        ages = torch.arange(total, device=query.device) - (total - count)
+        hidden = ages[None, :] > torch.arange(count, device=query.device)[:, None]
+        for n, head in enumerate(chosen):
+            one = slice(head, head + 1)
+            lines = list(zip(work.phases, work.counts[row], strict=True))
+            k = torch.cat([read(p, "key", row, one, a, c, work.key_dim) for (p, _), (a, _, c) in lines if c], 1)
+            v = torch.cat([read(p, "value", row, one, b, c, work.value_dim) for (_, p), (_, b, c) in lines if c], 1)
+            mine = query[row, head * group : (head + 1) * group].float() * scaling
+            scores = (mine @ k.transpose(-1, -2)).masked_fill(hidden, float("-inf"))
+            out[row, :, n * group : (n + 1) * group] = (scores.softmax(-1) @ v).transpose(0, 1)
+    return out
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """Relative error: norm of the difference over norm of what is right; infinite where something is not finite."""
+    if not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-30))

@@ -1,0 +1,193 @@
+"""Codes out of words inside a Triton kernel: one AND for two codes, which tensor cores then multiply as they are.
+
+``word & 0x000f000f`` of two neighbouring int16 words is a pair of fp16 numbers of value code * 2**-24 (subnormals,
+which matrix units multiply exactly at full speed); codes that lie higher in the word come out larger by a power of two,
+which the factor of the scores or of the weights takes back. LLVM splits 16-bit operations into single halves, so the
+AND is written in PTX; the same in plain operations serves Triton's interpreter (``ASM=False``).
+
+A format (:class:`kvbench.attention.phases.Format`) stands in a kernel as one integer: :func:`number`.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+KINDS, AXES = ("full", "affine", "atom", "hierarchical"), ("channel", "token")
+FULL, AFFINE, ATOM, HIERARCHICAL = (tl.constexpr(kind) for kind in range(4))
+CHANNEL, TOKEN = (tl.constexpr(axis) for axis in range(2))
+
+_AND = "and.b32 $0, $1, {};"
+_SHIFT_AND = "{{ .reg .b32 t; shr.b32 t, $1, 8; and.b32 $0, t, {}; }}"
+_EVEN = "shl.b32 t, $1, 4; lop3.b32 t, t, $2, 0x0f0f0f0f, 0xd8;"
+_ODD = "shr.b32 t, $2, 4; lop3.b32 t, $1, t, 0x0f0f0f0f, 0xd8;"
+_LOW, _HIGH = "and.b32 $0, t, 0x00ff00ff;", "prmt.b32 $0, t, 0, 0x4341;"
+#: PTX for each field of two words: $1, or $1 and $2 for the upper and lower nibbles of 8 bits
+ASM2 = tl.constexpr(tuple(form.format(f"0x{0x00030003 << p:08x}") for form in (_AND, _SHIFT_AND) for p in (0, 2, 4, 6)))
+ASM4 = tl.constexpr(tuple(form.format(f"0x{0x000F000F << p:08x}") for form in (_AND, _SHIFT_AND) for p in (0, 4)))
+ASM8 = tl.constexpr(
+    tuple("{ .reg .b32 t; " + a + b + " }" for a, b in ((_EVEN, _LOW), (_ODD, _LOW), (_EVEN, _HIGH), (_ODD, _HIGH)))
+)
+#: the same for a field that is known at run time only: its first bit is in both halves of the last operand
+ASM_AT2 = tl.constexpr("{ .reg .b32 s; and.b32 s, $2, 15; shr.b32 s, $1, s; and.b32 $0, s, 0x00030003; }")
+ASM_AT4 = tl.constexpr("{ .reg .b32 s; and.b32 s, $2, 15; shr.b32 s, $1, s; and.b32 $0, s, 0x000f000f; }")
+ASM_AT8 = tl.constexpr(
+    "{ .reg .b32 s, u, l; and.b32 s, $3, 15; shr.b32 u, $1, s; shr.b32 l, $2, s; and.b32 l, l, 0x000f000f; "
+    "shl.b32 u, u, 4; and.b32 u, u, 0x00f000f0; or.b32 $0, u, l; }"
+)
+
+
+def number(kind: str, bits: int, axis: str = "channel", group: int = 0) -> int:
+    """A format as a kernel is given it."""
+    return KINDS.index(kind) | (AXES.index(axis or "channel") << 2) | (bits << 4) | (group << 12)
+
+
+@triton.constexpr_function
+def kind(form):
+    """KINDS, AXES = ("full", "affine", "atom", "hierarchical"), ("channel", "token")
+    FULL, AFFINE, ATOM or HIERARCHICAL."""
+    return form & 3
+
+
+@triton.constexpr_function
+def axis(form):
+    """CHANNEL or TOKEN."""
+    return form >> 2 & 1
+
+
+@triton.constexpr_function
+def bits(form):
+    """Bits of a code."""
+    return form >> 4 & 31
+
+
+@triton.constexpr_function
+def group(form):
+    """Tokens or channels that share parameters."""
+    return form >> 12
+
+
+@triton.constexpr_function
+def width(form):
+    """Bits of a field of a word."""
+    return min(bits(form), 4)
+
+
+@triton.constexpr_function
+def fields(form):
+    """Fields of a word."""
+    return 16 // width(form)
+
+
+@triton.constexpr_function
+def rows(form):
+    """Word rows of a tile of 128 tokens: tokens of a field."""
+    return 8 * width(form)
+
+
+@triton.constexpr_function
+def planes(form):
+    """Buffers of words, or the one buffer of exact tokens."""
+    return 2 if bits(form) == 8 else 1
+
+
+@triton.constexpr_function
+def blocks(form, channels):
+    """Groups of channels with parameters of their own (axis ``token``), else 1."""
+    return channels // group(form) if kind(form) and axis(form) else 1
+
+
+@triton.constexpr_function
+def run(form):
+    """Consecutive fields of a tile that share parameters (axis ``channel``)."""
+    return min(group(form) // rows(form), fields(form))
+
+
+@triton.constexpr_function
+def lift(form, i):
+    """What the codes of :func:`field` are to be multiplied with to be code * step / (step of one code)."""
+    place = 0 if bits(form) == 8 or i is None else i * bits(form) % 8
+    return 2.0 ** (24 - place) * (1 / 16 if kind(form) == 3 else 1.0)
+
+
+@triton.jit
+def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
+    """Codes of field `i` of word tiles (a tuple: a tile a plane) as fp16 of value code * 2**(place - 24)."""
+    if bits(FORM) == 8:
+        if ASM:
+            codes = tl.inline_asm_elementwise(ASM8[i], "=r,r,r", [words[0], words[1]], tl.float16, True, 2)
+        else:
+            whole = (((words[0] >> (4 * i)) & 15) << 4) | ((words[1] >> (4 * i)) & 15)
+            codes = whole.to(tl.float16, bitcast=True)
+    elif bits(FORM) == 4:
+        if ASM:
+            codes = tl.inline_asm_elementwise(ASM4[i], "=r,r", [words[0]], tl.float16, True, 2)
+        else:
+            codes = ((words[0] >> (i // 2 * 8)) & (15 << (i % 2 * 4))).to(tl.float16, bitcast=True)
+    else:
+        if ASM:
+            codes = tl.inline_asm_elementwise(ASM2[i], "=r,r", [words[0]], tl.float16, True, 2)
+        else:
+            codes = ((words[0] >> (i // 4 * 8)) & (3 << (i % 4 * 2))).to(tl.float16, bitcast=True)
+    return codes
+
+
+@triton.jit
+def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
+    """:func:`field` for an `i` known at run time only; code * 2**-24 whatever the field."""
+    shift = (i * width(FORM)).to(tl.int16)
+    if bits(FORM) == 8:
+        if ASM:
+            codes = tl.inline_asm_elementwise(ASM_AT8, "=r,r,r,r", [words[0], words[1], shift], tl.float16, True, 2)
+        else:
+            whole = (((words[0] >> shift) & 15) << 4) | ((words[1] >> shift) & 15)
+            codes = whole.to(tl.float16, bitcast=True)
+    elif bits(FORM) == 4:
+        if ASM:
+            codes = tl.inline_asm_elementwise(ASM_AT4, "=r,r,r", [words[0], shift], tl.float16, True, 2)
+        else:
+            codes = ((words[0] >> shift) & 15).to(tl.float16, bitcast=True)
+    else:
+        if ASM:
+            codes = tl.inline_asm_elementwise(ASM_AT2, "=r,r,r", [words[0], shift], tl.float16, True, 2)
+        else:
+            codes = ((words[0] >> shift) & 3).to(tl.float16, bitcast=True)
+    return codes
+
+
+@triton.jit
+def meaning(FORM: tl.constexpr, scale, second):
+    """Step between codes (of the upper nibble for hierarchical ones: :func:`lift`) and value of code 0, fp32."""
+    scale = scale.to(tl.float32)
+    second = second.to(tl.float32)
+    if kind(FORM) == ATOM:
+        second = -second * scale
+    if kind(FORM) == HIERARCHICAL:
+        second -= 0.5 * scale
+    return scale, second
+
+
+@triton.jit
+def of_tokens(PARAMS, NB: tl.constexpr, tokens):
+    """Stored parameters of `tokens` (axis ``token``): all `NB` groups of a token in one integer."""
+    if NB == 1:
+        stored = (tl.load(PARAMS[0] + tokens), tl.load(PARAMS[1] + tokens))
+    elif NB == 2:
+        whole: tl.constexpr = tl.pointer_type(tl.int32)
+        stored = (tl.load(PARAMS[0].to(whole) + tokens), tl.load(PARAMS[1].to(whole) + tokens))
+    else:
+        long: tl.constexpr = tl.pointer_type(tl.int64)
+        stored = (tl.load(PARAMS[0].to(long) + tokens), tl.load(PARAMS[1].to(long) + tokens))
+    return stored
+
+
+@triton.jit
+def group_of(stored, FORM: tl.constexpr, NB: tl.constexpr, c: tl.constexpr):
+    """:func:`meaning` of group `c` of channels of what :func:`of_tokens` loaded."""
+    scale = stored[0]
+    second = stored[1]
+    if NB > 1:
+        scale = (scale >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True)
+        second = (second >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True)
+    return meaning(FORM, scale, second)

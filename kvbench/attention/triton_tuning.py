@@ -1,0 +1,62 @@
+"""What the Triton kernel is launched with, by format: measured choices in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvbench.attention.phases import Format
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Launch choices for one list of phases.
+
+    Args:
+        warps: of a program. stages: of the loop over whole tiles. part_stages: of the loop over parts of tiles.
+        full_step: tokens of a step where keys and values are exact.
+        max_rows: query rows of a program; more are spread over several programs, whose second reads come from L2.
+        fused: partial results that the last program merges at most; more go to a second kernel.
+        resident: programs that a multiprocessor holds; 0: from the registers and the shared memory of the kernel.
+    """
+
+    warps: int = 2
+    stages: int = 3
+    part_stages: int = 3
+    full_step: int = 32
+    max_rows: int = 16
+    fused: int = 16
+    resident: int = 0
+
+
+#: by the width of a field of the heaviest packed phase: 2, 4 (also 8 bits: two planes of 4), 16 (nothing packed)
+TABLE: dict[int, Tuning] = {
+    2: Tuning(warps=2, stages=4),
+    4: Tuning(warps=2, stages=3),
+    8: Tuning(warps=2, stages=3),
+    16: Tuning(warps=2, stages=4),
+}
+
+#: relative time of one token's key or value in a whole tile; an exact one has its bytes, 16. Two bits cost more than
+#: their bytes: unpacking bounds them.
+COST = {2: 3, 4: 4, 8: 8, 16: 16}
+#: groups of 32 and 64 read more parameters
+PARAMETERS = {32: 1.25, 64: 1.1, 128: 1.0, 0: 1.0}
+
+
+def tuning(heaviest: int) -> Tuning:
+    """Choices for a layer whose heaviest phase has codes of so many bits."""
+    return TABLE[heaviest]
+
+
+def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
+    """Cost of a whole tile, and of `part` tokens of one, in a common unit."""
+    token = sum(COST[form.bits] * PARAMETERS[form.group] for form in (key, value))
+    # words of a part of a tile are read again for each part, and its parameters one step at a time
+    return max(round(token * 128 / 16), 1), max(
+        round(token * part / 16 * (1.5 if key.bits + value.bits < 32 else 1)), 1
+    )
+
+
+def changed(**choices: int) -> dict[int, Tuning]:
+    """The table with `choices` in every line (to try variants: ``TABLE.update(changed(warps=1))``)."""
+    return {bits: replace(line, **choices) for bits, line in TABLE.items()}
