@@ -1,4 +1,4 @@
-"""Decode attention by the CUDA kernel in ``cuda/decode.cu``: compiled at first use for the formats of a layer.
+"""Decode attention by the CUDA kernel in ``cuda/``: compiled at first use for the formats of a layer.
 
 nvrtc, which comes with every CUDA build of torch, compiles it in about a second; no nvcc and no host compiler are
 needed. One kernel serves all phases of :class:`kvbench.attention.phases.Work` in one launch.
@@ -6,11 +6,16 @@ needed. One kernel serves all phases of :class:`kvbench.attention.phases.Work` i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
+import os
 import struct
+import threading
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +24,17 @@ from kvbench.attention.phases import Format, Part, Work
 
 KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
 AXES = {"": 0, "channel": 0, "token": 1}
-SOURCE = Path(__file__).with_name("cuda") / "decode.cu"
+#: the parts of the source, in their order
+PARTS = (
+    "header.cuh",
+    "instructions.cuh",
+    "storage.cuh",
+    "loads.cuh",
+    "scores.cuh",
+    "softmax.cuh",
+    "values.cuh",
+    "decode.cu",
+)
 #: shared memory of a multiprocessor and of a CTA that may be used, bytes (sm_90)
 SHARED = 227 * 1024
 
@@ -28,21 +43,26 @@ Signature = tuple[tuple[Format, Format], ...]
 
 @dataclass(frozen=True)
 class Build:
-    """What the kernel is compiled for; the macros of ``decode.cu``."""
+    """What the kernel is compiled for; the macros of ``cuda/header.cuh``."""
 
     channels: int
-    blocks: int
+    team: int
     one_column: bool
     bf16: bool
     phases: Signature
-    warps: int
+    teams: int
     stages: int
     resident: int
 
     @property
     def rows(self) -> int:
         """Query rows that a CTA serves."""
-        return 4 if self.one_column else 8 * self.blocks
+        return 4 if self.one_column else 8 * self.team
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return self.team * self.teams
 
     @property
     def slot(self) -> int:
@@ -55,8 +75,8 @@ class Build:
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        queries = (2 if self.bf16 else 1) * self.blocks * self.channels // 16 * 256
-        return max(queries + self.warps * self.stages * self.slot, self.warps * self.rows * self.channels * 4, 16384)
+        queries = (2 if self.bf16 else 1) * self.team * self.channels // 16 * 256
+        return max(queries + self.teams * self.stages * self.slot, self.teams * self.rows * self.channels * 4, 16384)
 
     def macros(self) -> str:
         """The lines that stand before the source."""
@@ -66,10 +86,10 @@ class Build:
         )
         values = {
             "D": self.channels,
-            "NT": self.blocks,
+            "TEAM": self.team,
             "ONECOL": int(self.one_column),
             "BF16": int(self.bf16),
-            "WARPS": self.warps,
+            "TEAMS": self.teams,
             "STAGES": self.stages,
             "MINB": self.resident,
             "SLOT": self.slot,
@@ -88,24 +108,25 @@ def slot_bytes(form: Format, channels: int) -> int:
 
 
 def build(phases: Signature, channels: int, rows: int, bf16: bool, tuning: tuple[tuple[str, int], ...] = ()) -> Build:
-    """The configuration for `rows` query rows of a KV head; `tuning` overrides warps, stages, resident."""
-    blocks = min(-(-rows // 8), 3)
-    while blocks > 1 and -(-rows // (8 * (blocks - 1))) == -(-rows // (8 * blocks)):
-        blocks -= 1  # as many CTAs with fewer rows each
+    """The configuration for `rows` query rows of a KV head; `tuning` overrides teams, stages, resident."""
+    team = min(-(-rows // 8), 3)
+    while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
+        team -= 1  # as many CTAs with fewer rows each
+    # as measured on an H200: two CTAs a multiprocessor where the rings of both fit, else one with more teams
+    options = [(4, 2, 1), (2, 2, 1)] if team > 1 else [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1)]
     chosen = dict(tuning)
-    options = [(4, 3, 2), (4, 3, 1)] if blocks == 1 else [(4, 4, 1), (3, 4, 1), (2, 4, 1)]
-    for warps, stages, resident in options:
+    for teams, stages, resident in options:
         made = Build(
             channels,
-            blocks,
+            team,
             rows <= 4,
             bf16,
             phases,
-            chosen.get("warps", warps),
+            chosen.get("teams", teams),
             chosen.get("stages", stages),
             chosen.get("resident", resident),
         )
-        if (made.shared + 2048) * made.resident <= SHARED + 1024 * made.resident:
+        if (made.shared + 1024) * made.resident <= (SHARED if team > 1 or resident == 1 else 160 * 1024):
             break
     return made
 
@@ -118,20 +139,12 @@ class Kernel:
     """
 
     def __init__(self, made: Build, device: int) -> None:
-        from cuda.bindings import driver, nvrtc
+        from cuda.bindings import driver
 
         self.made = made
         major, minor = torch.cuda.get_device_capability(device)
-        source = made.macros() + SOURCE.read_text(encoding="utf-8")
-        program = ask(nvrtc.nvrtcCreateProgram(source.encode(), b"decode.cu", 0, [], []))
-        options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--std=c++17", b"-lineinfo"]
-        if nvrtc.nvrtcCompileProgram(program, len(options), options)[0]:
-            log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
-            nvrtc.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"nvrtc could not compile {SOURCE.name} for {made}: {log.decode(errors='replace')}")
-        binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
-        ask(nvrtc.nvrtcGetCUBIN(program, binary))
-        self.module = ask(driver.cuModuleLoadData(bytes(binary)))
+        binary = compiled(made.macros() + source(), f"sm_{major}{minor}")
+        self.module = ask(driver.cuModuleLoadData(binary))
         self.function = ask(driver.cuModuleGetFunction(self.module, b"decode"))
         attribute = driver.CUfunction_attribute
         ask(
@@ -164,11 +177,47 @@ class Kernel:
         )
 
 
-def ask(answer: tuple) -> object:  # type: ignore[type-arg]
+def compiled(source: str, architecture: str) -> bytes:
+    """The machine code of `source`, from the disk where it was compiled before.
+
+    Raises:
+        RuntimeError: nvrtc refused; the message holds its words.
+    """
+    from cuda.bindings import nvrtc
+
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
+    words = "\n".join([repr(nvrtc.nvrtcVersion()), *options, source])
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = base / "kvbench" / "kernels" / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    program = ask(nvrtc.nvrtcCreateProgram(source.encode(), b"decode.cu", 0, [], []))
+    if nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0].value:
+        log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"nvrtc could not compile the decode kernel: {log.decode(errors='replace')}")
+    binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
+    ask(nvrtc.nvrtcGetCUBIN(program, binary))
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+        part.write_bytes(binary)
+        part.replace(path)
+    return bytes(binary)
+
+
+def ask(answer: tuple[Any, ...]) -> Any:
     """The value of a call of cuda.bindings, which answers (error, value); raises RuntimeError with its name."""
-    if answer[0]:
+    if answer[0].value:
         raise RuntimeError(f"CUDA: {answer[0]!r}")
     return answer[1] if len(answer) == 2 else answer[1:]
+
+
+@cache
+def source() -> str:
+    """The kernel's source, without the macros."""
+    folder = Path(__file__).with_name("cuda")
+    return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
 
 
 @lru_cache(maxsize=256)
@@ -223,7 +272,7 @@ def attend(
         query: ``[B, Hq, q, D]``, fp16 or bf16, channels contiguous.
         work: the layer (:func:`kvbench.attention.phases.work`).
         scaling: factor on the scores.
-        tuning: overrides of warps, stages, resident (benchmarks).
+        tuning: overrides of teams, stages, resident (benchmarks).
         splits: CTAs that share a head; None: as many as the GPU holds at once.
 
     Returns:
@@ -235,11 +284,11 @@ def attend(
     group = heads_q // work.heads
     rows = group * count
     device = query.device.index or 0
-    compiled = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning)
-    made = compiled.made
+    made_for = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning)
+    made = made_for.made
     blocks = -(-rows // made.rows)
     if splits is None:
-        splits = best_splits(batch * work.heads * blocks, compiled.resident, most_splits(work, made.warps))
+        splits = best_splits(batch * work.heads * blocks, made_for.resident, most_splits(work, made.teams))
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
     stream = torch.cuda.current_stream(query.device).cuda_stream
     lines = batch * work.heads * blocks
@@ -261,7 +310,7 @@ def attend(
         scaling * 1.4426950408889634,
         0,
     )
-    compiled.launch((splits, batch * work.heads, blocks), arguments, stream)
+    made_for.launch((splits, batch * work.heads, blocks), arguments, stream)
     return out
 
 
@@ -280,10 +329,10 @@ def pack(key: Part, value: Part) -> bytes:
     return struct.pack("8P2i", *fields, *capacity)
 
 
-def most_splits(work: Work, warps: int) -> int:
-    """CTAs of a head beyond which warps would find no tile."""
+def most_splits(work: Work, teams: int) -> int:
+    """CTAs of a head beyond which teams would find no tile."""
     tiles = [sum(-(-count // 128) for _, _, count in row) for row in work.counts]
-    return max(1, -(-max(tiles) // warps), -(-max(tiles) // 2) if max(tiles) < 64 else 1)
+    return max(1, -(-max(tiles) // teams))
 
 
 @lru_cache(maxsize=4096)

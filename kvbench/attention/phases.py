@@ -155,6 +155,8 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     Raises:
         NotServed: a segment has a format that no kernel reads, or packed keys and values are not aligned.
     """
+    if layer.rotation is not None:
+        raise NotServed("keys are stored before RoPE")
     keys, values = layer.stores()
     rows = []
     for row in range(layer.batch):

@@ -1,0 +1,84 @@
+// ---- loads: global memory to a slot of the ring, 16 bytes a thread of the team at a time
+// -----------------------------
+// One address for a thread's whole share, so that each copy needs no arithmetic of its own.
+__device__ __forceinline__ const u8* opaque(const u8* p) {
+  asm volatile("" : "+l"(p));
+  return p;
+}
+
+// Unit c of `UNITS` goes to place(c); a thread takes every (32 TEAM)-th.
+template <int UNITS, class Fn>
+__device__ __forceinline__ void spread(const u8* from, int id, Fn&& place) {
+  const u8* mine = opaque(from + id * 16);
+#pragma unroll
+  for (int i = 0; i < (UNITS + 32 * TEAM - 1) / (32 * TEAM); i++) {
+    const int c = i * 32 * TEAM + id;
+    if (UNITS % (32 * TEAM) == 0 || c < UNITS) copy16(place(i, c), mine + i * 512 * TEAM);
+  }
+}
+
+template <int BYTES>
+__device__ __forceinline__ void copy_run(u32 to, const u8* from, int id) {
+  spread<BYTES / 16>(from, id, [&](int i, int c) { return to + c * 16; });
+}
+
+// 32 exact tokens from `begin` of a phase on; tokens outside of the phase become zeros.
+__device__ __forceinline__ void copy_exact(u32 slot, const u8* from, int begin, int count, int id) {
+  constexpr int UNITS = D / 8;
+#pragma unroll
+  for (int i = 0; i < (UNITS + TEAM - 1) / TEAM; i++) {
+    const int c = i * 32 * TEAM + id, token = begin + c / UNITS;
+    const bool there = token >= 0 && token < count;
+    if (UNITS % TEAM == 0 || c < 32 * UNITS)
+      copy16_if(slot + wide(c / UNITS, c % UNITS), from + (there ? (i64)token * (2 * D) + c % UNITS * 16 : 0), there);
+  }
+}
+
+// Rows of a tile's words. KEYS: rows of 2 D bytes, else rows of value words.
+template <bool KEYS, int BITS>
+__device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
+  constexpr int UNITS = KEYS ? D / 8 : rows_of(BITS) / 8;  // 16-byte units of a row
+  if constexpr (TEAM == 1) {
+    // the swizzle of a thread's units: constant for values, and for keys it changes by a constant from unit to unit
+    const u32 first = slot + (KEYS ? wide(id / UNITS, id % UNITS) : narrow<BITS>(id / UNITS, id % UNITS));
+    constexpr int STEP = 32 / UNITS;  // rows from one unit of a thread to its next
+    u32 turned[KEYS ? 8 / STEP : 1];
+#pragma unroll
+    for (int i = 0; i < (KEYS ? 8 / STEP : 1); i++)
+      turned[i] = slot + (KEYS ? (first - slot) ^ ((i * STEP) << 4) : first - slot);
+    spread<plane_bytes(BITS) / 16>(from, id, [&](int i, int c) { return turned[KEYS ? i % (8 / STEP) : 0] + i * 512; });
+  } else {
+    spread<plane_bytes(BITS) / 16>(from, id, [&](int i, int c) {
+      return slot + (KEYS ? wide(c / UNITS, c % UNITS) : narrow<BITS>(c / UNITS, c % UNITS));
+    });
+  }
+}
+
+// Item PART of a tile: its keys (one item, or four runs of 32 exact ones), then its values.
+template <int P, int PART>
+__device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, int tile, u32 slot, int id) {
+  using S = Shape<P>;
+  if constexpr (PART < S::KI) {
+    if constexpr (S::KP) {
+      const i64 t = bh * ph.kcap + r.first_k / 128 + tile;
+      copy_plane<true, S::KB>(slot, ph.kw + t * plane_bytes(S::KB), id);
+      if constexpr (S::KB == 8) copy_plane<true, 8>(slot + plane_bytes(8), ph.kw2 + t * plane_bytes(8), id);
+      copy_run<S::KPARAM>(slot + S::KCODES, ph.ks + t * S::KPARAM, id);
+      copy_run<S::KPARAM>(slot + S::KCODES + S::KPARAM, ph.km + t * S::KPARAM, id);
+    } else {
+      const int begin = S::VP ? tile * 128 + PART * 32 - (r.first_v & 127) : tile * 32;
+      copy_exact(slot, ph.kw + (bh * ph.kcap + r.first_k) * (2 * D), begin, r.count, id);
+    }
+  } else {
+    if constexpr (S::VP) {
+      const i64 t = bh * ph.vcap + r.first_v / 128 + tile;
+      copy_plane<false, S::VB>(slot, ph.vw + t * plane_bytes(S::VB), id);
+      if constexpr (S::VB == 8) copy_plane<false, 8>(slot + plane_bytes(8), ph.vw2 + t * plane_bytes(8), id);
+      copy_run<S::VPARAM>(slot + S::VCODES, ph.vs + t * S::VPARAM, id);
+      copy_run<S::VPARAM>(slot + S::VCODES + S::VPARAM, ph.vm + t * S::VPARAM, id);
+    } else {
+      const int begin = S::KP ? tile * 128 + (PART - S::KI) * 32 - (r.first_k & 127) : tile * 32;
+      copy_exact(slot, ph.vw + (bh * ph.vcap + r.first_v) * (2 * D), begin, r.count, id);
+    }
+  }
+}

@@ -1,0 +1,77 @@
+// each<A, B>(f): f(Number<A>{}), ..., f(Number<B - 1>{})
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+template <int A, int B, class Fn>
+__device__ __forceinline__ void each(Fn&& fn) {
+  if constexpr (A < B) {
+    fn(Number<A>{});
+    each<A + 1, B>(fn);
+  }
+}
+
+// ---- storage -------------------------------------------------------------------------------------------------------
+CONST int fields_of(int bits) { return bits == 2 ? 8 : 4; }    // 8 bits: two planes of 4
+CONST int rows_of(int bits) { return 128 / fields_of(bits); }  // word rows of a tile
+CONST int plane_bytes(int bits) { return rows_of(bits) * D * 2; }
+CONST int planes_of(int bits) { return bits == 8 ? 2 : 1; }
+// bits below a field's code once the word is shifted: the code is read as code * 2^(low - 24)
+CONST int low_of(int bits, int f) { return bits == 2 ? 2 * (f & 3) : bits == 4 ? 4 * (f & 1) : 0; }
+CONST float pow2(int e) { return e >= 0 ? (float)(1ll << e) : 1.f / (float)(1ll << -e); }
+
+template <int BITS, int F>
+__device__ __forceinline__ u32 field(u32 w, u32 lower) {
+  if constexpr (BITS == 2) return (F < 4 ? w : w >> 8) & (0x00030003u << (2 * (F & 3)));
+  if constexpr (BITS == 4) return (F < 2 ? w : w >> 8) & (0x000f000fu << (4 * (F & 1)));
+  // upper nibble from w, lower nibble from `lower`; fields 0 and 2 share a select, so do 1 and 3
+  u32 both =
+      F & 1 ? ((w & 0xf0f0f0f0u) | ((lower >> 4) & 0x0f0f0f0fu)) : (((w << 4) & 0xf0f0f0f0u) | (lower & 0x0f0f0f0fu));
+  return __byte_perm(both, 0, F < 2 ? 0x4240 : 0x4341);
+}
+// offset of a 16-byte unit of a row of exact keys or values, or of key words: rows of 2 D bytes
+__device__ __forceinline__ u32 wide(int row, int unit) { return row * (2 * D) + ((unit ^ (row & 7)) << 4); }
+// the same for value words: rows of 2 NW bytes
+template <int BITS>
+__device__ __forceinline__ u32 narrow(int row, int unit) {
+  if constexpr (BITS == 2) return row * 32 + ((unit ^ ((row >> 2) & 1)) << 4);
+  return row * 64 + ((unit ^ ((row >> 1) & 3)) << 4);
+}
+
+// most groups of channels that the values of a phase have: what row g of State::low counts
+CONST int most_groups() {
+  int most = 1;
+  for (int i = 0; i < NPHASES; i++)
+    if (PH[i][4] != FULL && D / PH[i][7] > most) most = D / PH[i][7];
+  return most;
+}
+constexpr int LOWS = most_groups();
+
+// what a warp knows of its query rows; lane (g, t) holds columns 2t and 2t + 1
+struct State {
+  float top[NC], total[NC];  // largest log2 score; sum of probabilities
+  float low[NC];             // sum of probability * minimum of value group g
+  float acc[KS][4];          // sum of probability * scale * code, times 2^-24: channels 16 a + {g, g + 8}
+  float sl[NC];              // scaling * log2(e) * 2^exponent of the query
+};
+
+// What of a tile goes into one slot of the ring. Exact parts of a tile of 128 tokens come 32 tokens at a time.
+template <int P>
+struct Shape {
+  static constexpr int KK = PH[P][0], KB = PH[P][1], KA = PH[P][2], KG = PH[P][3];
+  static constexpr int VK = PH[P][4], VB = PH[P][5], VG = PH[P][7];
+  static constexpr bool KP = KK != FULL, VP = VK != FULL;
+  static constexpr int TOKENS = KP || VP ? 128 : 32;
+  static constexpr int KI = KP ? 1 : TOKENS / 32, VI = VP ? 1 : TOKENS / 32, ITEMS = KI + VI;
+  static constexpr int MT = TOKENS / 16;
+  static constexpr int KGROUPS = KP && KA == CHANNEL ? 128 / KG : 1;  // groups of tokens in a tile
+  static constexpr int KPARAM = KP ? (KA == CHANNEL ? KGROUPS * D * 2 : 128 * (D / KG) * 2) : 0;
+  static constexpr int KCODES = KP ? planes_of(KB) * plane_bytes(KB) : 0;
+  static constexpr int VGROUPS = VP ? D / VG : 1;  // groups of channels in a token
+  static constexpr int VPARAM = VP ? 128 * VGROUPS * 2 : 0;
+  static constexpr int VCODES = VP ? planes_of(VB) * plane_bytes(VB) : 0;
+};
+
+struct Range {
+  int first_k, first_v, count;
+};
