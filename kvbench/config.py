@@ -65,6 +65,8 @@ class RuntimeConfig:
         memory_limit_gb: GiB of device memory that the process may take; None: no limit.
         device_map: ``auto`` spreads the model over several devices; None: one device.
         retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
+        kernels: what serves decode attention on a GPU: ``auto`` (the fastest that can), ``cuda``, ``triton`` or
+            ``reference`` (plain torch).
         results_dir: one folder per run is made in here.
     """
 
@@ -75,6 +77,7 @@ class RuntimeConfig:
     memory_limit_gb: float | None = bounded(None, above=0.0)
     device_map: Literal["auto"] | None = None
     retry: Literal["oom"] | None = None
+    kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
     results_dir: str = "results/runs"
 
     def check(self) -> None:

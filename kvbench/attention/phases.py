@@ -33,8 +33,8 @@ class Format:
     """What a kernel is compiled for.
 
     Args:
-        kind: ``full``; ``affine``: code * scale + minimum; ``atom``: (code - zero) * scale; ``hierarchical``: QuantSpec's
-            16 U + L + 8, whose value is scale * (code - 8) / 16 + minimum.
+        kind: ``full``; ``affine``: code * scale + minimum; ``atom``: (code - zero) * scale; ``hierarchical``:
+            QuantSpec's 16 U + L + 8, whose value is scale * (code - 8) / 16 + minimum.
         bits: of a code; 16 for ``full``.
         axis: ``channel`` or ``token``; empty for ``full``.
         group: tokens (``channel``) or channels (``token``) that share parameters; 0 for ``full``.
@@ -124,7 +124,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 def kind_of(quantizer: AffineQuantizer) -> str:
     """:attr:`Format.kind` of a quantizer."""
     if isinstance(quantizer, WindowedQuantizer):
-        if not quantizer.even or quantizer.window % TILE and TILE % quantizer.window:
+        if not quantizer.even or (quantizer.window % TILE and TILE % quantizer.window):
             raise NotServed(f"windows of {quantizer.window} tokens, which do not fit tiles of {TILE}")
         return "affine"
     kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))

@@ -1,0 +1,123 @@
+"""Which kernel serves a decode step: CUDA, Triton, or the reference path with the reason why.
+
+A kernel serves what it can exactly: causal attention to everything in the stores, on a GPU. What it cannot serve (a
+sliding window, a method that observes attention, formats that no kernel reads) goes to
+:mod:`kvbench.attention.reference`, and the layer's path says so: nothing falls back in silence.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.phases import NotServed, Work, work
+from kvbench.cache.layer import KVLayer
+
+Kernels = Literal["auto", "cuda", "triton", "reference"]
+
+_chosen: list[Kernels] = ["auto"]
+
+
+def choose(kernels: Kernels) -> None:
+    """Let this process use the fastest path that serves a step (``auto``), or only the one named."""
+    _chosen[0] = kernels
+
+
+def chosen() -> Kernels:
+    """What :func:`choose` said last."""
+    return _chosen[0]
+
+
+def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor | None:
+    """Attention of the newest tokens to everything in the stores by a kernel.
+
+    Args:
+        layer: holds the stores; the new tokens have been appended.
+        query: ``[B, Hq, q, D]``.
+        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
+        scaling: factor on the scores.
+
+    Returns:
+        ``[B, q, Hq, Dv]``, or None where the reference path must serve.
+    """
+    wanted = chosen()
+    if wanted == "reference" or query.device.type != "cuda":
+        return None
+    if not any(segment.packed for store in layer.stores() for segment in store.segments):
+        return None  # torch's own SDPA serves what is exact
+    try:
+        check(layer, mask, query.shape[2])
+        described = work(layer, upper=bool(getattr(layer.progress, "upper", False)))
+        name, module = pick(query, described, wanted)
+    except NotServed as reason:
+        layer.paths.update((f"reference ({reason})", "packed"))
+        return None
+    layer.paths.update((name, "packed"))
+    return module.attend(query, described, scaling)
+
+
+def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:
+    """The first kernel that serves `described`, with its name.
+
+    Raises:
+        NotServed: none does; the message has each one's reason.
+    """
+    reasons = []
+    for name in ("cuda", "triton") if wanted == "auto" else (wanted,):
+        module = load(name)
+        reason = module if isinstance(module, str) else module.refuses(query, described)
+        if reason is None:
+            assert isinstance(module, ModuleType)
+            return name, module
+        reasons.append(f"{name}: {reason}")
+    raise NotServed("; ".join(reasons))
+
+
+def load(name: str) -> ModuleType | str:
+    """The module of a kernel, or why it cannot be imported."""
+    try:
+        if name == "cuda":
+            from kvbench.attention import cuda_decode
+
+            return cuda_decode
+        from kvbench.attention import triton_decode
+
+        return triton_decode
+    except ImportError as error:
+        return f"{error.name or error} is not installed"
+
+
+def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
+    """Raise NotServed where a step is not plain causal attention over the stores as they lie."""
+    method = layer.method
+    if method.observe_steps:
+        raise NotServed(f"{type(method).__name__.lower()} observes attention")
+    if getattr(layer, "rotation", None):
+        raise NotServed("keys are stored before RoPE")
+    if getattr(method, "eager", False) and count > 1:
+        raise NotServed("several new tokens, packed before they attend")
+    if method.reading_order(layer, slice(0, 1)) is not None:
+        raise NotServed("chunks are visited where they stand")
+    if not plain(layer, mask, count):
+        raise NotServed("the mask is not plain causal")
+
+
+def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
+    """Whether `mask` hides nothing but padding and the future; asked of the device once a step, not once a layer."""
+    if mask is None:
+        return True
+    seen = (id(mask), layer.seen, count)
+    known = layer.progress.__dict__.get("plain_mask")
+    if known is None or known[0] != seen:
+        width = mask.shape[-1]
+        columns = torch.arange(width, device=mask.device)
+        starts = torch.tensor([layer.start(row) for row in range(layer.batch)], device=mask.device)
+        newest = width - count + torch.arange(count, device=mask.device)
+        expected = (columns >= starts[:, None, None, None]) & (columns <= newest[:, None])
+        visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        # the mask is kept: its id must not be another tensor's while the answer is remembered
+        known = layer.progress.__dict__["plain_mask"] = (seen, bool((visible == expected).all()), mask)
+    return bool(known[1])
