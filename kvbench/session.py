@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from kvbench.attention.fused import choose
 from kvbench.config import RunConfig
 from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.drafting import prepare
 from kvbench.decoding.questions import ask
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.speculative import figures, token_seconds
@@ -37,7 +39,9 @@ class Session:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config, self.task = config, task
+        choose(config.runtime.kernels)
         self.loaded: Any = load(config.model, config.runtime)
+        prepare(self.loaded.model, config.method.speculation)
         self.device = self.loaded.device
         self.device_name = device_name(self.device) or cpu_name()
         self.dtype = str(self.loaded.dtype).removeprefix("torch.")
@@ -46,9 +50,14 @@ class Session:
     def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Batches of the samples in their order, but for the one with the longest prompt, which comes first.
 
-        The first batch warms up and carries the memory census, so it should be the one that needs most.
+        The first batch warms up and carries the memory census, so it should be the one that needs most. Where the task
+        has samples to warm up with, those come before.
         """
         planned = list(batches(samples, self.config.runtime.batch_size))
+        warming = [batch for batch in planned if batch[0].meta.get("warm_up")]
+        planned = [batch for batch in planned if not batch[0].meta.get("warm_up")]
+        if warming or not planned:
+            return [*warming, *planned]
         longest = max(range(len(planned)), key=lambda i: max(len(sample.prompt) for sample in planned[i]))
         return [planned[longest], *planned[:longest], *planned[longest + 1 :]]
 
@@ -73,7 +82,8 @@ class Session:
             return window_rows(self, samples, row_bill)
         if "questions" in samples[0].meta:
             return [self._several(sample) for sample in samples]
-        warm_up = not self._warm
+        census = not self._warm
+        warm_up = census or bool(samples[0].meta.get("warm_up"))
         decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
         new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
         room = prompt_limit(None, self.loaded.max_length, new_tokens)
@@ -91,7 +101,7 @@ class Session:
         sources = [sample.meta.get("query_source") for sample in samples]
         input_ids, mask, told = pad(prompts, queries, pad_id, self.device, tokenizer.decode, sources)
         cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
-        peaks = PhasePeaks(self.device, census=warm_up)
+        peaks = PhasePeaks(self.device, census=census)
         with peaks.run():
             generation = generate(
                 self.loaded.model,
@@ -218,6 +228,7 @@ class Session:
             "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
             "kv_bytes": bill,
             **speculated,
+            **({"warm_up": True} if sample.meta.get("warm_up") else {}),
             # the first token comes from the prefill; the rest, and the EOS, took a decode step each or came of a round
             MEASURED: measured,
         }
@@ -237,7 +248,11 @@ def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 def _ending(sample: Sample) -> tuple[Any, ...]:
-    return sample.max_new_tokens, sample.stop, sample.meta.get("end_text"), sample.meta.get("say_something")
+    return (
+        sample.max_new_tokens,
+        sample.stop,
+        *(sample.meta.get(key) for key in ("end_text", "say_something", "warm_up")),
+    )
 
 
 def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
@@ -261,8 +276,11 @@ def sample_seed(seed: int, sample: Sample) -> int:
 def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
     """Token ids of the first reference answer as it follows the prompt; empty where there is none.
 
-    ``meta["target"]`` is the exact continuation where the answer needs a leading space or a line break.
+    ``meta["target"]`` is the exact continuation where the answer needs a leading space or a line break,
+    ``meta["answer_ids"]`` the token ids themselves.
     """
+    if "answer_ids" in sample.meta:
+        return list(sample.meta["answer_ids"])
     text = sample.meta.get("target", sample.answers[0] if sample.answers else "")
     return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 

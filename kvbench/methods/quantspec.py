@@ -146,6 +146,13 @@ class QuantSpec(Method):
             cache.lead(self.draft_method().new_cache(model, prompts, max_length))
         return cache
 
+    def detach(self, model: PreTrainedModel) -> None:
+        """Also take the draft's 4-bit weights away."""
+        from kvbench.models import int4
+
+        super().detach(model)
+        int4.detach(model)
+
     def exact(self, layer: KVLayer) -> bool:
         """Whether a layer packs nothing."""
         return self.target == "fp16" or layer.index < self.sensitive_layers

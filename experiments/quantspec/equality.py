@@ -1,0 +1,172 @@
+"""``python -m experiments.quantspec.equality``: greedy speculation against the target alone, token for token, in fp32.
+
+The target is replayed one token at a time and flushed exactly when the speculative run was flushed. Prompts end a few
+tokens before a flush is due, so that every answer passes one. Half of them are books, half tasks of mini (all are
+Python's texts where ``KVBENCH_DATA`` names no books). Where two tokens' logits differ by less than 1e-4, fp32 does not
+decide between them; such places are listed. 1 where any run differs at another place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.quantspec.prompts import Prompt, books, tasks
+from kvbench.cache import KVCache
+from kvbench.decoding import Sampling
+from kvbench.decoding.passes import prefill
+from kvbench.decoding.replay import replay
+from kvbench.decoding.speculative import Round, decode, figures
+from kvbench.decoding.stopping import Stopping
+from kvbench.methods import load_method
+from kvbench.methods.speculation import Speculation, Weights
+from kvbench.models.load import load
+from kvbench.models.spec import ModelConfig
+
+#: a smaller difference between the two best logits is a tie in fp32
+TIE = 1e-4
+
+
+class Setup:
+    """The bundled model in fp32 and the method."""
+
+    def __init__(self, device: str, group: int, weights: Weights) -> None:
+        from kvbench.config import RuntimeConfig
+
+        found = ModelConfig(name="tiny", path="kvbench:tiny", dtype="float32", max_length=4096)
+        loaded: Any = load(found, RuntimeConfig(device=device))
+        self.model, self.tokenizer, self.device = loaded.model, loaded.tokenizer, loaded.device
+        form = {"bits": 8, "kind": "hierarchical"}
+        key = {**form, "group_size": group, "axis": "channel"}
+        value = {**form, "group_size": "head_dim", "axis": "token"}
+        self.group, self.weights = group, weights
+        self.method = load_method("quantspec", quantizer={"name": "hierarchical", "key": key, "value": value})
+
+    def speculate(self, cache: KVCache, first: torch.Tensor, gamma: int, tokens: int) -> tuple[list[int], list[Round]]:
+        """Tokens and rounds of one answer from the cache that the prompt left."""
+        stopping = Stopping(1, (), (), None)
+        sampling = Sampling()
+        speculation = Speculation(gamma=gamma, weights=self.weights)
+        rounds = decode(self.model, cache, first, stopping, sampling, sampling.generators(1), tokens, 0, speculation)
+        return stopping.tokens[0], rounds
+
+
+def flushes(rounds: Sequence[Round], prompt: int, group: int, border: int) -> tuple[int, ...]:
+    """Of the points at which a run settled, those where something was flushed."""
+    packed, found = border, []
+    for each in rounds:
+        while each.settled[0] - packed >= 2 * group:
+            packed += group
+            found.append(each.settled[0])
+    return tuple(found)
+
+
+def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) -> list[dict[str, Any]]:
+    """One record for each gamma."""
+    ids = torch.tensor([prompt.ids], device=setup.device)
+    cache = setup.method.new_cache(setup.model, max_length=ids.shape[1] + tokens)
+    with torch.inference_mode():
+        first = prefill(setup.model, cache, ids, None).argmax(-1)
+    border = setup.method.border(ids.shape[1])  # type: ignore[attr-defined]
+    replayed: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+    records = []
+    for gamma in gammas:
+        found, rounds = setup.speculate(cache.clone(), first, gamma, tokens)
+        points = flushes(rounds, ids.shape[1], setup.group, border)
+        if points not in replayed:
+            fresh = setup.method.new_cache(setup.model, max_length=ids.shape[1] + tokens)
+            replayed[points] = replay(setup.model, fresh, ids, set(points), tokens)
+        alone, gaps = replayed[points]
+        differs = next((i for i, (a, b) in enumerate(zip(found, alone, strict=True)) if a != b), None)
+        records.append(
+            {
+                "prompt": prompt.id,
+                "length": ids.shape[1],
+                "gamma": gamma,
+                "equal": differs is None,
+                "differs_at": differs,
+                "gap_there": None if differs is None else gaps[differs],
+                "smallest_gap": min(gaps),
+                "ties": [[i, gap] for i, gap in enumerate(gaps) if gap < TIE],
+                "flushes": list(points),
+                **figures(rounds, 0),
+            }
+        )
+    return records
+
+
+def lengths(group: int, count: int) -> list[int]:
+    """Prompt lengths whose next flush is 4 to 23 tokens away, on 3 to 6 groups."""
+    return [group * (3 + i % 4) - 4 - (i * 7) % 20 for i in range(count)]
+
+
+def summary(records: Sequence[dict[str, Any]]) -> list[str]:
+    """A line a gamma, and what differed."""
+    lines = [
+        "| gamma | prompts | equal | differ at a tie | differ elsewhere | flushes | accepted |",
+        "|--:|" + "--:|" * 6,
+    ]
+    for gamma in sorted({r["gamma"] for r in records}):
+        mine = [r for r in records if r["gamma"] == gamma]
+        wrong = [r for r in mine if not r["equal"]]
+        tied = sum(r["gap_there"] < TIE for r in wrong)
+        rate = sum(r["accepted"] for r in mine) / sum(r["drafted"] for r in mine)
+        lines.append(
+            f"| {gamma} | {len(mine)} | {sum(r['equal'] for r in mine)} | {tied} | {len(wrong) - tied} | "
+            f"{sum(len(r['flushes']) for r in mine)} | {rate:.3f} |"
+        )
+    ties = sorted({(r["prompt"], i, gap) for r in records for i, gap in r["ties"]})
+    lines += ["", f"Smallest gap between the two best logits: {min(r['smallest_gap'] for r in records):.2e}."]
+    lines += [f"Near-ties (below {TIE:g}) of the target alone: {len(ties)}."]
+    lines += [f"- {prompt}, token {place}: {gap:.2e}" for prompt, place, gap in ties]
+    return lines
+
+
+def main() -> int:
+    """Compare; 0 where nothing but ties differs."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.quantspec.equality", description=__doc__)
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens a prompt")
+    parser.add_argument("--gammas", type=int, nargs="+", default=list(range(1, 9)))
+    parser.add_argument("--group", type=int, default=128, help="G; half of the buffer")
+    parser.add_argument("--weights", default="int4_all", choices=("same", "int4", "int4_all"), help="of the draft")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", default="results/quantspec", help="folder of equality.md and equality.json")
+    arguments = parser.parse_args()
+    setup = Setup(arguments.device, arguments.group, arguments.weights)
+    wanted = lengths(arguments.group, arguments.prompts)
+    records: list[dict[str, Any]] = []
+    started = time.perf_counter()
+    half = arguments.prompts // 2
+    pool = [*books(setup.tokenizer, max(wanted) + 1, arguments.prompts - half), *tasks(setup.tokenizer, 1024, half)]
+    for prompt, length in zip(pool, wanted, strict=True):
+        # the last tokens of a task's prompt hold its question
+        cut = prompt.ids[:length] if not prompt.stop else (prompt.ids[0], *prompt.ids[1 - length :])
+        records += compare(setup, Prompt(prompt.id, cut, None, "", False), arguments.gammas, arguments.tokens)
+        print(f"{len(records)} runs, {sum(r['equal'] for r in records)} equal", end="\r", flush=True)
+    out = Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
+    head = [
+        "# Greedy speculation against the target alone",
+        "",
+        f"Bundled model, fp32, {arguments.device}; QuantSpec with G = {arguments.group}, upper nibbles as the draft, its "
+        f"weights: {arguments.weights}; {arguments.prompts} prompts of {min(wanted)} to {max(wanted)} tokens (half books, "
+        f"half tasks of mini, all cut 4 to 23 tokens before a flush), {arguments.tokens} new ones each; the "
+        "target replayed one token a step with the recorded flush points.",
+        "",
+    ]
+    body = "\n".join([*head, *summary(records), ""])
+    (out / "equality.md").write_text(body, encoding="utf-8")
+    (out / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
+    print(f"\n{body}\n{time.perf_counter() - started:.0f} s")
+    return 0 if all(r["equal"] or r["gap_there"] < TIE for r in records) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+"""Prompts of the experiments: books, and the tasks of mini."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.tasks import texts
+from kvbench.tasks.mini import Mini
+
+#: tokens at a book's beginning that are left out (front matter and contents; MagicDec, QuantSpec)
+SKIP = 8000
+#: tasks of mini whose answers are long enough to be drafted
+TASKS = ("key_value", "key_value_hex", "multi_value", "copy_long", "repeat", "code_line", "arithmetic")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Args:
+        id: names it, the same whatever else is asked for.
+        ids: token ids.
+        text: decoded, where a draft searches it.
+        span, query: context and question in it (Cocktail), or None: all but the last 64 tokens, and those.
+        stop: whether a line's end ends the answer (tasks) or nothing does (books).
+    """
+
+    id: str
+    ids: tuple[int, ...]
+    span: tuple[int, int] | None
+    query: str
+    stop: bool
+
+
+def books(tokenizer: Any, length: int, count: int, folder: str | None = None) -> list[Prompt]:
+    """`count` prompts of `length` tokens from PG-19-like books in turn, each one further into its book.
+
+    Without a folder (or ``KVBENCH_DATA/pg19``) the texts that come with Python stand in.
+    """
+    folder = folder or default_folder()
+    documents = texts.files(folder) if folder else texts.python()
+    names = sorted(p.name.split(".")[0] for p in Path(folder).glob("*.txt*")) if folder else [""] * len(documents)
+    encoded: list[list[int]] = [
+        tokenizer(text[: 12 * (SKIP + length * (count // len(documents) + 1))], add_special_tokens=False)["input_ids"]
+        for text in documents
+    ]
+    start = SKIP if folder else 0
+    found: list[Prompt] = []
+    turn = 0
+    while len(found) < count:
+        before = len(found)
+        for name, ids in zip(names, encoded, strict=True):
+            first = start + turn * length
+            part = ids[first : first + length - 1]
+            if len(part) == length - 1 and len(found) < count:
+                whole = (
+                    (tokenizer.bos_token_id, *part) if tokenizer.bos_token_id is not None else (ids[first - 1], *part)
+                )
+                found.append(Prompt(f"{name or 'python'}@{length}/{turn}", whole, None, "", stop=False))
+        if len(found) == before:
+            raise SystemExit(f"the texts hold {len(found)} prompts of {length} tokens, not {count}")
+        turn += 1
+    return found
+
+
+def tasks(tokenizer: Any, length: int, count: int, names: tuple[str, ...] = TASKS) -> list[Prompt]:
+    """`count` prompts of mini's tasks in turn, of nominally `length` tokens."""
+    made = Mini(tasks=names, lengths=(length,), limit=-(-count // len(names)))
+    found = []
+    for index in range(made.limit):
+        for name in names[: count - len(found)]:
+            sample = made.sample(name, length, index)
+            ids = tokenizer(sample.prompt)["input_ids"]
+            begin, end = sample.context_span
+            before = len(tokenizer(sample.prompt[:begin])["input_ids"])
+            span = (before, len(tokenizer(sample.prompt[:end])["input_ids"]))
+            found.append(Prompt(sample.id, tuple(ids), span, sample.query, stop=True))
+    return found
+
+
+def default_folder() -> str | None:
+    """Where the books lie, if anywhere."""
+    folder = Path(os.environ.get("KVBENCH_DATA", "")) / "pg19"
+    return str(folder) if os.environ.get("KVBENCH_DATA") and folder.is_dir() else None
