@@ -1,0 +1,128 @@
+"""Which kernel serves a step, and that a served step is the reference path's."""
+
+import pytest
+import torch
+
+from kvbench.attention import fused, reference
+from kvbench.attention.phases import NotServed, pairs_of_row
+from kvbench.cache import Prompts
+from kvbench.methods import load_method
+from tests import zoo
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SERVED = {
+    "kivi int2": ("kivi", {"quantizer": "int2"}),
+    "kivi int4": ("kivi", {"quantizer": "int4", "residual": 32}),
+    "kivi with sinks": ("kivi", {"quantizer": "int4", "sinks": 4}),
+    "kivi, keys per token": ("kivi", {"quantizer": "int2", "key_axis": "token"}),
+    "atom": ("atom", {"quantizer": "int4_token"}),
+    "logquant": ("logquant", {"window": 64}),
+    "logquant, keys per token": ("logquant", {"window": 64, "key_axis": "token"}),
+    "partial_logquant": ("partial_logquant", {"window": 64}),
+    "cocktail": ("cocktail", {"encoder": "bm25"}),
+    "quantspec": ("quantspec", {}),
+}
+
+
+def test_phases_of_a_row_follow_both_stores():
+    # KIVI after 300 tokens with R = 128: 256 packed keys, 172 packed values
+    assert pairs_of_row([256, 44], [172, 128]) == {
+        (0, 0): (0, 0, 172),
+        (0, 1): (172, 0, 84),
+        (1, 1): (0, 84, 44),
+    }
+    assert pairs_of_row([4, 0, 6], [4, 0, 6]) == {(0, 0): (0, 0, 4), (2, 2): (0, 0, 6)}
+    assert pairs_of_row([0, 5], [3, 2]) == {(1, 0): (0, 0, 3), (1, 1): (3, 0, 2)}
+
+
+def test_no_kernel_is_asked_on_a_cpu():
+    method = load_method("kivi", quantizer="int4")
+    model = zoo.model("llama")
+    ids = torch.arange(200)[None] % 90 + 3
+    cache = method.new_cache(model)
+    model(ids, past_key_values=cache)
+    model(ids[:, :1], past_key_values=cache)
+    assert cache.path == "reference"
+    method.detach(model)
+
+
+class Layer:
+    """What :func:`fused.plain` asks of a layer."""
+
+    def __init__(self, starts, seen):
+        self.batch, self.seen, self.progress = len(starts), seen, type("Progress", (), {})()
+        self.start = starts.__getitem__
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_mask_is_plain_when_it_hides_padding_and_the_future_alone(count):
+    starts, width = [0, 3], 12
+    mask = torch.ones(2, 1, count, width, dtype=torch.bool).tril(width - count)
+    mask[1, ..., :3] = False
+    assert fused.plain(Layer(starts, width), mask, count)
+    additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+    assert fused.plain(Layer(starts, width), additive, count)
+    window = mask.clone()
+    window[..., 4] = False
+    assert not fused.plain(Layer(starts, width), window, count)
+
+
+def test_the_reason_is_said_when_no_kernel_is_left():
+    with pytest.raises(NotServed, match="cuda: .*; triton: "):
+        fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), "auto")
+
+
+def _nothing():
+    from kvbench.attention.phases import Work
+
+    return Work([], torch.zeros(1, 0, 3, dtype=torch.int32), [[]], 1, 8, 8)
+
+
+def errors(name, kernels, count, dtype, lengths, monkeypatch):
+    """Relative errors of a kernel's outputs, by layer and step, against the reference path on the same stores."""
+    method_name, options = SERVED[name]
+    method = load_method(method_name, **options)
+    model = zoo.model("llama", dtype).cuda()
+    ids, mask = zoo.padded_batch(lengths)
+    ids, mask = ids.cuda(), mask.cuda()
+    found, real = [], fused.attend
+
+    def both(layer, query, mask, scaling):
+        out = real(layer, query, mask, scaling)
+        assert out is not None, layer.paths
+        expected = reference.attend(None, layer, query.float(), mask, scaling)
+        found.append(float((out - expected).norm() / expected.norm()))
+        return out
+
+    monkeypatch.setattr(fused, "attend", both)
+    fused.choose(kernels)
+    try:
+        prompts = Prompts.from_batch(ids, mask, decode=lambda row: " ".join(map(str, row)))
+        cache = method.new_cache(model, prompts)
+        with torch.no_grad():
+            model(ids, attention_mask=mask, past_key_values=cache)
+            for step in range(6):
+                new = (ids[:, -count:] * 7 + step) % 90 + 3
+                mask = torch.cat([mask, torch.ones_like(new)], 1)
+                model(new, attention_mask=mask, past_key_values=cache)
+        return found
+    finally:
+        fused.choose("auto")
+        method.detach(model)
+
+
+@pytest.mark.parametrize("kernels", ["cuda", "triton"])
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("name", SERVED)
+class TestOnAGpu:
+    pytestmark = gpu
+
+    def test_a_kernel_gives_what_the_reference_path_gives(self, name, count, kernels, monkeypatch):
+        for dtype, lengths in ((torch.bfloat16, [700]), (torch.float16, [431, 620, 431])):
+            found = errors(name, kernels, count, dtype, lengths, monkeypatch)
+            assert len(found) == 12
+            assert max(found) < 3e-3
