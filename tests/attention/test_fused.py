@@ -72,7 +72,7 @@ def test_a_mask_is_plain_when_it_hides_padding_and_the_future_alone(count):
 
 
 def test_the_reason_is_said_when_no_kernel_is_left():
-    with pytest.raises(NotServed, match="cuda: .*; triton: "):
+    with pytest.raises(NotServed, match=r"cuda: .*; triton: "):
         fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), "auto")
 
 
