@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from kvbench.cache import watch
 from kvbench.cache.bill import Bill, Parts
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
@@ -144,6 +145,7 @@ class KVCache(Cache):
         """Bring every layer into the state that the method prescribes for the tokens seen so far."""
         for layer in self.layers:
             layer.settle()
+        watch.check(self.progress)
 
     def bill(self, row: int | None = None) -> Bill:
         """Bytes held by part, for the whole batch or for one row (`reserved` is always the whole batch's).

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from kvbench.cache import watch
 from kvbench.cache.progress import Progress
 from kvbench.cache.segments import FullSegment, uniform_rows
 from kvbench.cache.store import Store
@@ -103,6 +104,8 @@ class KVLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.sealed and not self.progress.held:
+            if self.index == 0:
+                watch.poll(self.progress)
             self.settle()
         handle = Handle(self, (key_states, value_states))
         self.seen += key_states.shape[2]
@@ -209,8 +212,7 @@ class KVLayer(CacheLayerMixin):
             self.follower.place(keys, values)
         scores, self.observed = self.observed, None
         keys, values = keys.detach(), values.detach()
-        self.keys_store = self.method.make_store(self, "key")
-        self.values_store = self.method.make_store(self, "value")
+        self._make_stores()
         width = keys.shape[2]
         starts = self.progress.starts or [0] * self.batch
         for rows in uniform_rows(starts):
@@ -227,6 +229,11 @@ class KVLayer(CacheLayerMixin):
                 raise self._located(error, rows, keys, values, torch.arange(width)) from None
         self.prompt = None
         self.sealed = True
+
+    def _make_stores(self) -> None:
+        self.keys_store = self.method.make_store(self, "key")
+        self.values_store = self.method.make_store(self, "value")
+        watch.attach(self)
 
     def seal(self) -> None:
         """Place an open prompt that is held exactly (end of a chunked prefill)."""
@@ -268,6 +275,8 @@ class KVLayer(CacheLayerMixin):
     def row_groups(self) -> list[slice]:
         """Runs of rows that hold equally many tokens in every segment and begin at the same column."""
         keys, values = self.stores()
+        if self.batch == 1:
+            return [slice(0, 1)]
         starts = self.progress.starts or [0] * self.batch
         return list(
             uniform_rows([(starts[row], keys.signature(row), values.signature(row)) for row in range(self.batch)])
@@ -315,6 +324,8 @@ class KVLayer(CacheLayerMixin):
         twin.values_store = self.values_store and self.values_store.clone()
         if self.prompt is not None:
             twin.prompt = (self.prompt[0].clone(), self.prompt[1].clone())
+        if twin.keys_store is not None:
+            watch.attach(twin)
         return twin
 
     def _located_in_tails(self, error: NonFiniteError, rows: slice) -> NonFiniteError:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.layout import TILE, TileLayout
+from kvbench.cache.pack import Form, pack, served
+from kvbench.cache.watch import Watch
 from kvbench.quantizers.affine import AffineQuantizer, param_dtype
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes
@@ -50,6 +52,10 @@ class Segment(ABC):
     def append(self, rows: slice, x: Tensor) -> None:
         """Add ``x`` ``[rows, H, n, D]`` (full precision) at the end."""
 
+    def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
+        """Add the tokens `index` (``[n]``, on the device of `x`) of ``x`` ``[rows, H, T, D]``, in this order."""
+        self.append(rows, x.index_select(2, index))
+
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Values of tokens ``[start, stop)`` in `dtype`, ``[rows, H, stop - start, D]``."""
@@ -57,6 +63,10 @@ class Segment(ABC):
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """:meth:`read` from the upper nibbles alone, where codes have two."""
         return self.read(rows, start, stop, dtype)
+
+    def drop_back(self, row: int, count: int) -> None:
+        """Forget the newest `count` tokens of one row (rollback)."""
+        raise TypeError(f"tokens cannot leave a {type(self).__name__}")
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
@@ -225,6 +235,8 @@ class PackedSegment(Segment):
     ) -> None:
         super().__init__(batch, heads, channels, dtype, device)
         self.quantizer, self.side = quantizer, side
+        #: where a kernel notes NaN and Inf, and the number it notes with them; None: it is looked at after each call
+        self.watch: tuple[Watch, int] | None = None
         self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
         self.words: list[Tensor] = []
         self.params: list[Tensor] = []
@@ -252,14 +264,26 @@ class PackedSegment(Segment):
             target[:, :, : source.shape[2]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
-        count, start = x.shape[2], self.lengths[rows][0]
+        self._append(rows, x, None)
+
+    def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
+        self._append(rows, x, index)
+
+    def _append(self, rows: slice, x: Tensor, index: Tensor | None) -> None:
+        start = self.lengths[rows][0]
+        count = x.shape[2] if index is None else len(index)
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
-        per = self.quantizer.block_tokens
-        block = max(ENCODED // per, 1) * per
-        for first in range(0, count, block):
-            self._encode(rows, start + first, x[:, :, first : first + block])
+        how = served(self, x)
+        if isinstance(how, Form):
+            pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
+        else:
+            x = x if index is None else x.index_select(2, index)
+            per = self.quantizer.block_tokens
+            block = max(ENCODED // per, 1) * per
+            for first in range(0, count, block):
+                self._encode(rows, start + first, x[:, :, first : first + block])
         for row in range(*rows.indices(len(self.lengths))):
             self.lengths[row] = start + count
 
@@ -304,6 +328,12 @@ class PackedSegment(Segment):
         params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)
         values = quantizer.decode(codes(rows, first * per, last * per), params, dtype)
         return values[:, :, start - first * per : stop - first * per]
+
+    def drop_back(self, row: int, count: int) -> None:
+        """Forget the newest `count` tokens of one row; only for per-token groups."""
+        if self.quantizer.axis != "token":
+            raise TypeError("tokens of a per-channel group cannot leave it one by one")
+        self.lengths[row] -= count
 
     def permute(self, rows: slice, start: int, index: Tensor) -> None:
         """Reorder tokens ``[start, start + n)`` by ``index`` ``[n]``; codes and parameters move as they are.

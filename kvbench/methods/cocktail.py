@@ -41,9 +41,26 @@ class ChunkPlan:
 
     def order(self, length: int) -> tuple[list[int], list[int], list[int]]:
         """Tokens of a prompt of `length` by segment: INT2 chunks, INT4 chunks, and everything that stays exact."""
-        two, four = self.tokens(2), self.tokens(4)
-        packed = {*two, *four}
-        return two, four, [token for token in range(length) if token not in packed]
+        known = self.__dict__.setdefault("_orders", {})  # asked for by every layer
+        if length not in known:
+            two, four = self.tokens(2), self.tokens(4)
+            packed = {*two, *four}
+            known[length] = two, four, [token for token in range(length) if token not in packed]
+        made: tuple[list[int], list[int], list[int]] = known[length]
+        return made
+
+    def placed(self, length: int, device: torch.device) -> list[torch.Tensor]:
+        """:meth:`order` as indices (int32) on `device`; made once for all layers."""
+        import torch
+
+        known = self.__dict__.setdefault("_placed", {})
+        if (length, device) not in known:
+            with torch.inference_mode(False):
+                known[length, device] = [
+                    torch.tensor(part, dtype=torch.int32, device=device) for part in self.order(length)
+                ]
+        made: list[torch.Tensor] = known[length, device]
+        return made
 
 
 @dataclass(kw_only=True)
@@ -211,13 +228,14 @@ class Cocktail(Method):
 
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
-            parts = self.plans(layer)[row].order(keys.shape[2])
+            parts = self.plans(layer)[row].placed(keys.shape[2], keys.device)
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
                 mine = x[row - first : row - first + 1]
                 for segment, tokens in zip(store.segments, parts, strict=True):
-                    segment.append(one, mine.index_select(2, torch.tensor(tokens, dtype=torch.long, device=x.device)))
-            layer.order[row] = torch.tensor([t for part in parts for t in part], dtype=torch.long) + layer.start(row)
+                    segment.append_chosen(one, mine, tokens)
+            order = self.plans(layer)[row].placed(keys.shape[2], torch.device("cpu"))
+            layer.order[row] = torch.cat(order).long() + layer.start(row)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Without module II: chunk by chunk as they stand in the text, then the exact rest."""

@@ -60,6 +60,25 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
     return torch.cat(demoted), torch.cat([log, everything[first:]])
 
 
+@lru_cache(maxsize=4)
+def placed(n: int, W: int, sinks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`plan` of the tokens after `sinks`, counted from the prompt's first, on `device`: once for all layers."""
+    import torch
+
+    with torch.inference_mode(False):
+        demoted, kept = plan(n - sinks, W)
+        return (demoted + sinks).to(device), (kept + sinks).to(device)
+
+
+@lru_cache(maxsize=16)
+def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
+    """What a flush leaves of `length` exact tokens: every second of the oldest 2 W, and the rest; on `device`."""
+    import torch
+
+    with torch.inference_mode(False):
+        return torch.tensor([*range(0, 2 * W, 2), *range(2 * W, length)], device=device)
+
+
 @dataclass(kw_only=True)
 class LogQuant(Method):
     """LogQuant over keys after RoPE.
@@ -125,18 +144,16 @@ class LogQuant(Method):
     ) -> None:
         """The state that decoding the prompt token by token would have left."""
         sinks = min(self.sinks, keys.shape[2])
-        demoted, kept = (p.to(keys.device) for p in plan(keys.shape[2] - sinks, self.W))
+        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device)
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
             if not self.evict:
-                store.packed.append(rows, x.index_select(2, demoted + sinks))
-            store.tail.append(rows, x.index_select(2, kept + sinks))
+                store.packed.append_chosen(rows, x, demoted)
+            store.tail.append_chosen(rows, x, kept)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Demote W tokens for as long as 3 W or more are exact."""
-        import torch
-
         for store in layer.stores():
             if self.sinks:
                 store.fill_sinks(rows, self.sinks)
@@ -145,8 +162,7 @@ class LogQuant(Method):
                 exact = tail.view(rows)
                 if not self.evict:
                     store.packed.append(rows, exact[:, :, 1 : 2 * W : 2])
-                stay = [*range(0, 2 * W, 2), *range(2 * W, tail.length(rows))]
-                tail.keep(rows, torch.tensor(stay))
+                tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Sinks, demoted tokens in the order of demotion, exact tokens; recomputed from how many flushes there were."""

@@ -6,15 +6,25 @@ Source: LogQuant (see :mod:`kvbench.methods.logquant`), sec. 3.3, and PartialLog
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.logquant import LogQuant, plan
+from kvbench.methods.logquant import LogQuant, placed, remaining
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
+
+
+@lru_cache(maxsize=16)
+def thinned(W: int, device: torch.device) -> torch.Tensor:
+    """Order of the oldest 2 W values after a flush of keys: the demoted ones first; on `device`."""
+    import torch
+
+    with torch.inference_mode(False):
+        return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
 
 
 @dataclass(kw_only=True)
@@ -55,19 +65,17 @@ class PartialLogQuant(LogQuant):
 
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
-        demoted, kept = plan(n, self.W)
-        order = torch.cat([demoted, kept]).to(keys.device) + sinks
+        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device)
+        order = torch.cat([demoted, kept])
         borders = (len(demoted), n - self.exact_values(n))
         for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
-            store.packed.append(rows, x.index_select(2, order[:border]))
-            store.tail.append(rows, x.index_select(2, order[border:]))
+            store.packed.append_chosen(rows, x, order[:border])
+            store.tail.append_chosen(rows, x, order[border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Values by age first; then keys by the log rule, and the values' codes move along into the keys' order."""
-        import torch
-
         keys, values = layer.stores()
         for store in (keys, values):
             if self.sinks:
@@ -78,10 +86,8 @@ class PartialLogQuant(LogQuant):
             values.packed.append(rows, values.tail.view(rows)[:, :, :excess])
             values.tail.drop_front(rows, excess)
         W, tail = self.W, keys.tail
-        thinned = torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)])
         while tail.length(rows) >= 3 * W:
             # at least the newest W keys are exact here, and no more values: these 2 W values are packed
-            values.packed.permute(rows, keys.packed.length(rows), thinned)
+            values.packed.permute(rows, keys.packed.length(rows), thinned(W, layer.device))
             keys.packed.append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
-            stay = [*range(0, 2 * W, 2), *range(2 * W, tail.length(rows))]
-            tail.keep(rows, torch.tensor(stay))
+            tail.keep(rows, remaining(W, tail.length(rows), layer.device))

@@ -104,31 +104,45 @@ class AffineQuantizer:
         low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
         if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
-        codes, params = self.encode_groups(grouped, low, high)
+        # -0 becomes 0, as it is open which of the two is the least or the greatest
+        codes, params = self.encode_groups(grouped, low + 0.0, high + 0.0)
         return codes.to(torch.uint8).view(x.shape), tuple(p.squeeze(dim) for p in params)
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Codes (floating, integral) and parameters of grouped `x`, given each group's extremes (kept dimension)."""
+        levels = self.whole(self.levels, low)
         if x.dtype == torch.float16:
-            scale = (high - low) / self.levels
-            if torch.isinf(scale).any():  # high - low passed 65504; the scale itself fits
-                exact = (high.float() - low.float()) / self.levels
-                scale = torch.where(torch.isinf(scale), exact.clamp(max=FP16_MAX).half(), scale)
-            minimum = low
+            fit = quarter(torch.isinf(high - low))  # high - low may pass 65504; the scale itself fits
+            scale, minimum = (high * fit - low * fit) / levels / fit, low
         else:
-            minimum, scale = low.float(), (high.float() - low.float()) / self.levels
+            minimum, scale = low.float(), (high.float() - low.float()) / levels
             if x.dtype != torch.float32:
                 minimum = minimum.clamp(-FP16_MAX, FP16_MAX).half()
-                scale = ((high.float() - minimum.float()) / self.levels).clamp(0.0, FP16_MAX).half()
+                scale = ((high.float() - minimum.float()) / levels).clamp(0.0, FP16_MAX).half()
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
-        step, base = scale.to(work), minimum.to(work)
+        step, base, x = scale.to(work), minimum.to(work), x.to(work)
+        part = self.share(step, base, high)
         # A constant group (or one whose scale underflows) has code 0 throughout: x^ is its minimum.
         safe = torch.where(step == 0, torch.ones_like(step), step)
-        offset = x.to(work) - base
-        if work == torch.float16 and torch.isinf(offset).any():  # only here can x - minimum pass the dtype's range
-            offset, safe = x.float() - base.float(), safe.float()
-        codes = (offset / safe).clamp_(0, self.levels).round_()
+        if part is None:
+            codes = (x - base) / safe
+        else:
+            codes = (x * part - base * part) / (safe * part)
+        codes = codes.clamp_(0, self.levels).round_()
         return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
+
+    def share(self, step: Tensor, base: Tensor, high: Tensor) -> Tensor | None:
+        """What groups are multiplied by so that fp16 offsets stay below 65504: 1, or 1/4; None where all may be 1."""
+        if step.dtype != torch.float16:
+            return None
+        wide = torch.isinf(high - base) | torch.isinf(step * self.levels)
+        return quarter(wide) if bool(wide.any()) else None
+
+    @staticmethod
+    def whole(number: int, like: Tensor) -> Tensor:
+        """`number` as a divisor. CUDA multiplies by the reciprocal of a Python number, which may differ in a bit."""
+        dtype = torch.float16 if like.dtype == torch.float16 else torch.float32
+        return torch.full((), number, dtype=dtype, device=like.device)
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Values ``[..., T, D]`` of codes in `dtype`; fp16 rounds after each operation, bf16 goes through fp32."""
@@ -174,6 +188,11 @@ class AffineQuantizer:
     def block_params(self) -> int:
         """Rows of parameters of such a block."""
         return 1
+
+
+def quarter(wide: Tensor) -> Tensor:
+    """fp16 factors: 1/4 where `wide`, else 1."""
+    return torch.where(wide, 0.25, 1.0).half()
 
 
 def param_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -27,12 +27,13 @@ class AtomQuantizer(AffineQuantizer):
         store = param_dtype(x.dtype)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
         low, high, x = low.to(work), high.to(work), x.to(work)
-        scale = (high - low).clamp(min=1e-5) / self.levels
+        levels = self.whole(self.levels, low)
+        scale = (high - low).clamp(min=1e-5) / levels
         if store == torch.float16:
             # Stay inside what fp16 can hold: neither a division by 0 nor an infinite step.
-            exact = (high.float() - low.float()).clamp(min=1e-5) / self.levels
+            exact = (high.float() - low.float()).clamp(min=1e-5) / levels.float()
             scale = torch.where(torch.isinf(scale), exact, scale.float()).clamp(2.0**-24, FP16_MAX).half().to(work)
-        zero = (-low / scale).round().clamp(0, self.levels)
+        zero = (-low / scale).round().clamp(0, self.levels).abs()  # no -0
         codes = ((x / scale).round() + zero).clamp(0, self.levels)
         return codes, (scale.to(store), zero.to(store))
 

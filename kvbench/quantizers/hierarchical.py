@@ -48,10 +48,12 @@ class HierarchicalQuantizer(AffineQuantizer):
         """Codes ``16 U + Lw + 8`` (floating, integral) and ``(scale, minimum)``; dtypes as :class:`AffineQuantizer`."""
         upper, params = super().encode_groups(x, low, high)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
-        scale, base, x = params[0].to(work), params[1].to(work), x.to(work)
-        rest, step = x - (upper.to(work) * scale + base), scale / 16
-        if work == torch.float16 and not bool(torch.isfinite(rest).all()):  # U * scale alone passed 65504
-            rest, step = x.float() - (upper.float() * scale.float() + base.float()), scale.float() / 16
+        scale, base, x, number = params[0].to(work), params[1].to(work), x.to(work), upper.to(work)
+        part, step = self.share(scale, base, high), scale / 16
+        if part is None:
+            rest = x - (number * scale + base)
+        else:
+            rest, step = x * part - (number * (scale * part) + base * part), step * part
         # A constant group, or one whose step underflows, has no rest to hold: U alone decodes it.
         safe = torch.where(step == 0, torch.ones_like(step), step)
         lower = (rest / safe).clamp_(-8, 7).round_()

@@ -1,0 +1,183 @@
+"""Quantize and pack in one launch: what the host does (the kernel: :mod:`kvbench.cache.pack_kernel`, Triton).
+
+Served are fp16 and bf16 tokens on a CUDA device of compute capability 8.0 or newer in codes of 2, 4 and 8 bits, affine,
+hierarchical or Atom's, in groups of a power of two. Three bits, odd windows (W = 42) and fp32 take torch's way
+(:meth:`kvbench.cache.segments.PackedSegment.append`), with the same result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.layout import TILE
+from kvbench.cache.watch import Watch, words
+from kvbench.quantizers.affine import AffineQuantizer
+from kvbench.quantizers.atom import AtomQuantizer
+from kvbench.quantizers.hierarchical import HierarchicalQuantizer
+from kvbench.quantizers.packing import PLANES
+from kvbench.quantizers.windowed import WindowedQuantizer
+
+if TYPE_CHECKING:
+    from kvbench.cache.segments import PackedSegment
+
+#: class of a quantizer -> name of its arithmetic; subclasses have arithmetic of their own
+KINDS = {
+    AffineQuantizer: "affine",
+    WindowedQuantizer: "affine",
+    HierarchicalQuantizer: "hierarchical",
+    AtomQuantizer: "atom",
+}
+#: elements of a program
+ELEMENTS = 8192
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the kernel is compiled for, beside the dtype.
+
+    Args:
+        kind, bits, by_channel, group: of the quantizer.
+        rows, channels: word rows and channels of a program.
+        parts: programs of a tile.
+    """
+
+    kind: str
+    bits: int
+    by_channel: bool
+    group: int
+    rows: int
+    channels: int
+    parts: int
+
+
+@lru_cache(maxsize=256)
+def form(kind: str, bits: int, by_channel: bool, group: int, channels: int) -> Form | str:
+    """How the kernel serves a format for heads of `channels`, or why it does not."""
+    if bits not in (2, 4, 8):
+        return f"{bits}-bit codes"
+    if group & (group - 1) or not 8 <= group <= TILE:
+        return f"groups of {group}"
+    word_rows = TILE * max(PLANES[bits]) // 16
+    if by_channel:
+        rows = word_rows
+        wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
+    else:
+        wide = max((w for w in (group, 32, 64, 128) if w >= group and channels % w == 0), default=0)
+        rows = min(word_rows, max(ELEMENTS * word_rows // (TILE * wide), 1)) if wide else 0
+    if not wide:
+        return f"heads of {channels} channels"
+    return Form(kind, bits, by_channel, group, rows, wide, word_rows // rows * (channels // wide))
+
+
+@cache
+def missing() -> str | None:
+    """Why the kernel cannot run here at all, or None."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "triton is not installed"
+    return None
+
+
+@cache
+def _interpreted() -> bool:
+    """Whether Triton runs kernels on the CPU, operation by operation (TRITON_INTERPRET=1: tests)."""
+    if missing():
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+@cache
+def _too_old(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) < (8, 0)
+
+
+def served(segment: PackedSegment, x: Tensor) -> Form | str:
+    """The form in which the kernel packs tokens ``x`` ``[rows, H, n, D]`` into `segment`, or why it does not."""
+    if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:
+        return f"tokens in {str(x.dtype).removeprefix('torch.')}"
+    reason = missing()
+    if reason is not None:
+        return reason
+    if x.device.type != "cuda" and not _interpreted():
+        return f"tensors on {x.device.type}"
+    if x.device.type == "cuda" and (_too_old(x.device) or _interpreted()):
+        return "a GPU older than compute capability 8.0, or TRITON_INTERPRET=1"
+    quantizer = segment.quantizer
+    kind = KINDS.get(type(quantizer))
+    if kind is None:
+        return f"codes of {type(quantizer).__name__}"
+    if isinstance(quantizer, WindowedQuantizer) and not quantizer.even:
+        return f"windows of {quantizer.window} tokens, which make uneven groups"
+    channels = x.shape[-1]
+    group = quantizer.group_size or channels
+    found = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels)
+    if isinstance(found, Form) and any(s % 2 for s in x.stride()[:-1]) | (x.stride(-1) != 1) | (x.data_ptr() % 4 != 0):
+        return "channels that are not contiguous"
+    return found
+
+
+def pack(segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: int, index: Tensor | None = None) -> None:
+    """Encode tokens into ``[start, start + n)`` of rows ``first_row, ...`` of `segment`, whose buffers have room.
+
+    Args:
+        how: from :func:`served`.
+        x: ``[rows, H, n, D]``, or any number of tokens where `index` is given.
+        index: which tokens of `x` to take, in this order (int64 or int32 ``[n]``, on the device of `x`).
+    """
+    from kvbench.cache.pack_kernel import pack_tiles
+
+    rows, heads, count, channels = x.shape
+    if index is not None:
+        count = len(index)
+    if count == 0:
+        return
+    watch, tag = segment.watch or alone(x.device)
+    tiles = -(-(start + count) // TILE) - start // TILE
+    with torch.cuda.device_of(x):
+        pack_tiles[(rows * heads, tiles * how.parts)](
+            x,
+            x if index is None else index,
+            segment.words[0],
+            segment.words[-1],
+            segment.params[0],
+            segment.params[1],
+            watch.record,
+            x.stride(0) // 2,
+            x.stride(1) // 2,
+            x.stride(2) // 2,
+            start,
+            count,
+            first_row,
+            heads,
+            segment.words[0].shape[2],
+            segment.params[0].shape[2],
+            tag,
+            how.kind,
+            how.bits,
+            how.by_channel,
+            how.group,
+            channels,
+            segment.side == "value",
+            how.rows,
+            how.channels,
+            index is not None,
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
+    if segment.watch is None:
+        watch.check()
+
+
+@lru_cache(maxsize=16)
+def alone(device: torch.device) -> tuple[Watch, int]:
+    """The watch of segments that belong to no layer: it is read after every call."""
+    watch = Watch(device)
+    return watch, watch.tag(words)

@@ -1,0 +1,148 @@
+"""NaN and Inf among tokens that a kernel packs: noted on the device, reported where the host waits anyway.
+
+The kernel that packs finds NaN and Inf on its way, but an answer to the host at every call would stall the device. It
+notes the first place in a record in device memory instead. The host reads the record once a prefill, at the first step
+after it (by then it has waited for the first token); when a cache is settled as a whole (``bill()``); and during
+decoding from a copy that is made beside the steps: an error then shows one or two steps late. Nothing is lost by that,
+as the token that held it spoils its own step already.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvbench.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.progress import Progress
+
+#: int32 numbers of a record: found, tag, row, head, token, channel
+FIELDS = 6
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a NaN or Inf was found: row of the batch, KV head, token of the segment, channel."""
+
+    row: int
+    head: int
+    token: int
+    channel: int
+
+
+#: says in words where a place of one segment is
+Words = Callable[[Place], str]
+
+
+class Watch:
+    """The record of one device, for any number of segments.
+
+    Args:
+        device: where the segments lie.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.record = torch.zeros(FIELDS, dtype=torch.int32, device=device)
+            self._copy = torch.zeros(FIELDS, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._event: torch.cuda.Event | None = None
+        self._words: list[Words] = []
+        #: whether a prompt was packed since the host last waited
+        self.fresh = False
+
+    def tag(self, words: Words) -> int:
+        """A number for a segment; `words` is asked when something was found in it."""
+        self._words.append(words)
+        return len(self._words) - 1
+
+    def check(self) -> None:
+        """Wait for the device.
+
+        Raises:
+            NonFiniteError: something was noted.
+        """
+        self.fresh = False
+        self._report(self.record)
+
+    def poll(self) -> None:
+        """Look at the copy that an earlier call asked for, if it is here, and ask for another.
+
+        It waits after a prefill only.
+
+        Raises:
+            NonFiniteError: something was noted.
+        """
+        if self.record.device.type != "cuda" or self.fresh:
+            return self.check()
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        if self._event is not None:
+            if not self._event.query():
+                return None
+            self._report(self._copy)
+        self._event = self._event or torch.cuda.Event()
+        self._copy.copy_(self.record, non_blocking=True)
+        self._event.record(torch.cuda.current_stream(self.record.device))
+        return None
+
+    def _report(self, record: Tensor) -> None:
+        found, tag, *place = record.tolist()
+        if found:
+            self.record.zero_()
+            self._event = None
+            raise NonFiniteError(self._words[tag](Place(*place)))
+
+
+def words(place: Place) -> str:
+    """For a segment that belongs to no layer."""
+    index = (place.row, place.head, place.token, place.channel)
+    return f"NaN or Inf at index {index} of a segment"
+
+
+def attach(layer: KVLayer) -> None:
+    """Give the packed segments of `layer`, new ones, the watch of their cache and device; nothing on a CPU."""
+    if layer.device.type != "cuda":
+        return
+    watches: dict[torch.device, Watch] = layer.progress.__dict__.setdefault("watches", {})
+    watch = watches.get(layer.device) or watches.setdefault(layer.device, Watch(layer.device))
+    watch.fresh = True
+    for side, store in zip(("key", "value"), layer.stores(), strict=True):
+        for number, segment in enumerate(store.segments):
+            if hasattr(segment, "watch"):
+                tag = watch.tag(partial(located, weakref.ref(layer), layer.index, side, number))
+                segment.watch = (watch, tag)
+
+
+def check(progress: Progress) -> None:
+    """:meth:`Watch.check` of all devices of a cache."""
+    for watch in progress.__dict__.get("watches", {}).values():
+        watch.check()
+
+
+def poll(progress: Progress) -> None:
+    """:meth:`Watch.poll` of all devices of a cache."""
+    for watch in progress.__dict__.get("watches", {}).values():
+        watch.poll()
+
+
+def located(owner: weakref.ref[KVLayer], index: int, side: str, number: int, place: Place) -> str:
+    """What the user is told; `number` is that of the segment in its store."""
+    layer, position = owner(), ""
+    if layer is not None:
+        store = layer.stores()[side == "value"]
+        slot = sum(store.signature(place.row)[:number]) + place.token
+        positions = layer.positions(place.row)
+        if slot < positions.shape[-1]:
+            position = f" at position {int(positions.expand(layer.heads, -1)[place.head, slot])}"
+    return (
+        f"layer {index}: NaN or Inf in the {side}{position} (row {place.row}, KV head {place.head}, "
+        f"channel {place.channel}). Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
+    )
