@@ -155,9 +155,9 @@ def main() -> int:
     head = [
         "# Greedy speculation against the target alone",
         "",
-        f"Bundled model, fp32, {arguments.device}; QuantSpec with G = {arguments.group}, upper nibbles as the draft, its "
-        f"weights: {arguments.weights}; {arguments.prompts} prompts of {min(wanted)} to {max(wanted)} tokens (half books, "
-        f"half tasks of mini, all cut 4 to 23 tokens before a flush), {arguments.tokens} new ones each; the "
+        f"Bundled model, fp32, {arguments.device}; QuantSpec with G = {arguments.group}, upper nibbles as the draft, "
+        f"its weights: {arguments.weights}; {arguments.prompts} prompts of {min(wanted)} to {max(wanted)} tokens (half "
+        f"books, half tasks of mini, all cut 4 to 23 tokens before a flush), {arguments.tokens} new ones each; the "
         "target replayed one token a step with the recorded flush points.",
         "",
     ]
