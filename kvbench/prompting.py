@@ -51,6 +51,8 @@ def encode(
         DataError: the prompt is too long and its task refuses truncation, or the wrapper alone is too long.
         ModelError: the tokenizer has no offsets or no chat template.
     """
+    if "ids" in sample.meta:
+        return _as_given(sample, limit if room is None else room)
     if sample.truncation == "longbench" and limit is not None:
         return _longbench(sample, tokenizer, chat, limit, room)
     before, after, special = wrapper(
@@ -74,6 +76,17 @@ def encode(
         raise DataError(f"sample {sample.id}: {limit} tokens do not even hold the chat wrapper (model.prompt_limit).")
     cut = (body[0] + kept // 2, body[1] - (kept - kept // 2))
     return EncodedPrompt(tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0])
+
+
+def _as_given(sample: Sample, room: int | None) -> EncodedPrompt:
+    """A prompt that its task made of tokens."""
+    ids, context = tuple(sample.meta["ids"]), sample.meta.get("ids_context")
+    if room is not None and len(ids) > room:
+        raise DataError(
+            f"sample {sample.id}: the prompt has {len(ids)} tokens, and the model takes {room} beside the answer.\n"
+            f"  hint: dataset.lengths=[{room // 1024 * 1024 or room}], or a model with a longer context"
+        )
+    return EncodedPrompt(ids, context and tuple(context))
 
 
 def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:

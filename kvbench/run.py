@@ -199,7 +199,7 @@ class _Run:
             self.config,
             status=status,
             rows=[self.rows[sample.id] for sample in self.samples if sample.id in self.rows],
-            requested=len(self.samples),
+            requested=sum(not sample.meta.get("warm_up") for sample in self.samples),
             task_version=int(self.task.version),
             environment=self.environment,
             device=self.device,

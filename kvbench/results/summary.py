@@ -34,8 +34,9 @@ def build(
         store: the run.
         config: the resolved configuration.
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
-        rows: the rows of the samples that were asked for, as far as they are done.
-        requested: how many samples were asked for.
+        rows: the rows of the samples that were asked for, as far as they are done. Those of a task's warm-up samples
+            count for the peak of memory alone.
+        requested: how many samples were asked for, without those.
         task_version: the data set's version.
         environment: see :mod:`kvbench.results.environment`.
         device: name of the device whose timings stand at the top; None: the one with the most samples.
@@ -43,6 +44,8 @@ def build(
         errors: ``{sample, type, message, traceback}`` of each failed sample.
         data: ``{identity, notes}`` of the data set: checksums, scorers' back ends.
     """
+    peak = aggregate.peak_bytes(rows)
+    rows = [row for row in rows if not row.get("warm_up")]
     pair = None if is_baseline(config) else baseline(store)
     by_task = aggregate.scores(rows, pair.samples().rows if pair else None, task_version)
     devices = aggregate.timings(rows)
@@ -78,7 +81,7 @@ def build(
         "mean": aggregate.overall(by_task),
         "baseline": pair.run_id if pair else None,
         "kv_bytes": aggregate.kv_bytes(rows),
-        "peak_bytes": aggregate.peak_bytes(rows),
+        "peak_bytes": peak,
         "ttft_s": times["ttft_s"],
         "tpot_s": times["tpot_s"],
         "tokens_per_s": times["tokens_per_s"],
@@ -122,7 +125,8 @@ def pair_siblings(store: RunStore) -> int:
         if metrics is None or other.run_id == store.run_id:
             continue
         with suppress(KvbenchError, DiskError), other.hold(timeout_s=0, quiet=True):
-            paired = aggregate.scores(other.samples().rows.values(), rows)
+            counted = [row for row in other.samples().rows.values() if not row.get("warm_up")]
+            paired = aggregate.scores(counted, rows)
             for key, entry in metrics["scores"].items():
                 if key not in paired:
                     continue

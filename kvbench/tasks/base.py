@@ -30,7 +30,9 @@ class Sample:
             runner reads, where they are there: ``chat`` (False: no chat wrapper), ``system`` (text of a system turn),
             ``target`` (the answer as it follows the prompt), ``query_source`` (what stands for an empty query),
             ``end_text`` (a text whose last token ends the answer), ``say_something`` (its first token is no end),
-            ``prompt_limit`` and ``prompt_limits`` (most tokens of the prompt, in place of the model's).
+            ``prompt_limit`` and ``prompt_limits`` (most tokens of the prompt, in place of the model's), ``ids`` (the
+            prompt in token ids, used as they are; ``ids_context``: token range of the context in them), ``answer_ids``
+            (the reference in token ids), ``warm_up`` (run before the others; of its row the peak of memory alone counts).
     """
 
     id: str

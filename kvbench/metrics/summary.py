@@ -1,0 +1,32 @@
+"""ROUGE of summaries as HELMET and InfiniteBench score them: the package rouge-score with stemming.
+
+LongBench's ROUGE is another one (:mod:`kvbench.metrics.rouge`): its numbers must not stand beside these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+#: what is computed; the score of a summary is the F measure of the last
+KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+
+
+@cache
+def _scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(list(KINDS), use_stemmer=True)
+
+
+def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
+    """F measures 0..1 by :data:`KINDS`, each the best over the references.
+
+    Raises:
+        ValueError: there are no references.
+    """
+    if not references:
+        raise ValueError("ROUGE needs at least one reference")
+    found = [_scorer().score(target=reference, prediction=prediction) for reference in references]
+    return {kind: max(float(scores[kind].fmeasure) for scores in found) for kind in KINDS}

@@ -1,0 +1,158 @@
+"""Long texts to go on with: prompts of a fixed number of the model's tokens, cut out of books or of any files.
+
+Source: the speed runs of QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) and MagicDec, whose
+``convert_pg19_dataset`` this follows: the first 8,000 tokens of a book are left out, the rest is cut into prompts of
+the same length, and the first token of each becomes the beginning-of-sequence token. 90 tokens are generated. The
+text's own next tokens are the reference whose likelihood stands in the row; a free continuation has no other score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from kvbench import data
+from kvbench.data import HubSource
+from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.schema import bounded
+from kvbench.tasks.base import Sample
+from kvbench.tasks.texts import DOCUMENTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """Pieces of texts as prompts.
+
+    Args:
+        name: of the data set, for the results.
+        text: ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (Python's own).
+        path: a local file or folder; None: the hub.
+        source: the hub's file.
+        lengths: tokens of a prompt, the beginning-of-sequence token included.
+        limit: counted prompts of each length; None: all.
+        warm_up: prompts before them whose rows count nowhere.
+        per_document: prompts of each document; None: all of it, piece after piece (the authors' code).
+        skip: tokens left out at the beginning of each document.
+        max_new_tokens: tokens to generate.
+        bos: the first token of each prompt is replaced by the beginning-of-sequence token.
+    """
+
+    version: ClassVar[int] = 1
+    scorer_version: ClassVar[int] = 1
+
+    name: str = "pg19"
+    text: Literal["pg19", "text", "mini_text"] = "pg19"
+    path: str | None = None
+    source: HubSource = field(default_factory=HubSource)
+    lengths: tuple[int, ...] = (4096,)
+    limit: int | None = bounded(10, minimum=1)
+    warm_up: int = bounded(3, minimum=0)
+    per_document: int | None = bounded(1, minimum=1)
+    skip: int = bounded(8000, minimum=0)
+    max_new_tokens: int = bounded(90, minimum=1)
+    bos: bool = True
+
+    def check(self) -> None:
+        """Raise ConfigError for prompts that are none."""
+        self.source.check()
+        check_lengths(self.lengths)
+
+    @cached_property
+    def documents(self) -> list[str]:
+        """The texts. Raises DataError where they cannot be had."""
+        return DOCUMENTS[self.text](self.source, self.path)
+
+    @cached_property
+    def checksum(self) -> str:
+        """sha256 of the texts."""
+        return data.fingerprint(({"text": text} for text in self.documents), ("text",))
+
+    def files(self) -> Iterator[tuple[HubSource, str]]:
+        """What has to be fetched."""
+        return iter(() if self.source.hub_id is None else ((self.source, "test"),))
+
+    def bind(self, tokenizer: Any) -> None:
+        """Tell the task the model's tokenizer, of whose tokens the prompts are made; before :meth:`samples`."""
+        self.__dict__["tokenizer"] = tokenizer
+
+    def samples(self) -> Iterator[Sample]:
+        """For each length its warm-up prompts, then the counted ones."""
+        if "tokenizer" not in self.__dict__:
+            raise KvbenchError(f"{self.name}: prompts are tokens: bind(tokenizer) comes before samples()")
+        for length in self.lengths:
+            count = 0
+            for count, sample in enumerate(self._pieces(length), start=1):
+                yield warmed(sample, count <= self.warm_up)
+                if self.limit is not None and count == self.warm_up + self.limit:
+                    break
+            if count <= self.warm_up:
+                raise DataError(
+                    f"{self.name}: {count} prompts of {length} tokens in {len(self.documents)} documents (after "
+                    f"dataset.skip={self.skip}), and dataset.warm_up={self.warm_up} of them do not count.\n"
+                    "  hint: smaller dataset.lengths, dataset.skip or dataset.warm_up, or dataset.per_document=null"
+                )
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the prompts but for how many there are and the tokenizer (the model's)."""
+        settings = ("text", "warm_up", "per_document", "skip", "max_new_tokens", "bos")
+        return {
+            "target": "continuation",
+            "version": self.version,
+            "sha256": self.checksum,
+            "lengths": list(self.lengths),
+            **{key: getattr(self, key) for key in settings},
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """What a result says about the data beside the identity."""
+        return {"documents": len(self.documents), "warm_up": self.warm_up}
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """Nothing: the likelihood of the text's own continuation stands in the row."""
+        return {}
+
+    def _pieces(self, length: int) -> Iterator[Sample]:
+        for number in range(len(self.documents)):
+            text, (ids, offsets) = self.documents[number], self._tokens(number)
+            starts = range(self.skip, len(ids) - length - self.max_new_tokens + 1, length)
+            for piece, start in enumerate(starts[: self.per_document]):
+                stop = start + length
+                prompt = ids[start:stop]
+                if self.bos and self.__dict__["tokenizer"].bos_token_id is not None:
+                    prompt[0] = self.__dict__["tokenizer"].bos_token_id
+                following = ids[stop : stop + self.max_new_tokens]
+                end = offsets[stop + self.max_new_tokens - 1][1]
+                yield Sample(
+                    id=f"{self.text}@{length}/{number}.{piece}",
+                    task=self.text,
+                    length=length,
+                    prompt=text[offsets[start][0] : offsets[stop - 1][1]],
+                    answers=(text[offsets[stop - 1][1] : end],),
+                    max_new_tokens=self.max_new_tokens,
+                    truncation="refuse",
+                    meta={"ids": prompt, "answer_ids": following},
+                )
+
+    def _tokens(self, number: int) -> tuple[list[int], list[tuple[int, int]]]:
+        known = self.__dict__.setdefault("tokens", {})
+        if number not in known:
+            tokenizer = self.__dict__["tokenizer"]
+            encoded = tokenizer(self.documents[number], return_offsets_mapping=True, verbose=False)
+            known[number] = list(encoded["input_ids"]), list(encoded["offset_mapping"])
+        ids, offsets = known[number]
+        return list(ids), offsets
+
+
+def check_lengths(lengths: tuple[int, ...]) -> None:
+    """Raise ConfigError for prompt lengths that cannot be."""
+    if not lengths or min(lengths) < 16 or len(set(lengths)) < len(lengths):
+        raise ConfigError(
+            "dataset.lengths", list(lengths), "must be lengths of prompts in tokens", allowed="[4096,8192]"
+        )
+
+
+def warmed(sample: Sample, warm_up: bool) -> Sample:
+    """`sample`, marked where it only warms up."""
+    return replace(sample, meta={**sample.meta, "warm_up": True}) if warm_up else sample

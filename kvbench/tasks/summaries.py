@@ -1,0 +1,212 @@
+"""Long documents to summarize: Multi-LexSum and InfiniteBench's books, prompts of a fixed number of model tokens.
+
+Source: QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) takes both from HELMET (Yen et al. 2024); this follows
+the first author's converter (summaries.json holds the templates): the end of the documents is cut off so that a prompt
+has exactly the length asked for, records that are too short for it are left out, there is no chat wrapper, and 90
+tokens are generated. Scores are HELMET's: ROUGE-Lsum with stemming (rouge-score).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from kvbench import data
+from kvbench.data import HubSource, Record
+from kvbench.errors import DataError, KvbenchError
+from kvbench.metrics.summary import rouge
+from kvbench.schema import bounded
+from kvbench.tasks.base import Sample
+from kvbench.tasks.continuation import check_lengths, warmed
+
+Kind = Literal["multi_lexsum", "infinitebench_sum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summaries:
+    """Documents with reference summaries.
+
+    Args:
+        name: of the data set, for the results.
+        kind: which template and which form of records.
+        path: a folder or file; None: the hub.
+        source: the hub's file.
+        split: of the data: what ``{task}`` in the source's file stands for, and the name of a local file.
+        lengths: tokens of a prompt.
+        limit: counted prompts of each length; None: all.
+        warm_up: prompts before them whose rows count nowhere.
+        max_new_tokens: tokens to generate.
+    """
+
+    version: ClassVar[int] = 1
+    scorer_version: ClassVar[int] = 1
+
+    name: str = "multi_lexsum"
+    kind: Kind = "multi_lexsum"
+    path: str | None = None
+    source: HubSource = field(default_factory=HubSource)
+    split: str = "test"
+    lengths: tuple[int, ...] = (8192,)
+    limit: int | None = bounded(10, minimum=1)
+    warm_up: int = bounded(3, minimum=0)
+    max_new_tokens: int = bounded(90, minimum=1)
+
+    def check(self) -> None:
+        """Raise ConfigError for prompts that are none."""
+        self.source.check()
+        check_lengths(self.lengths)
+
+    @cached_property
+    def records(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Text and reference summaries of each record that has both. Raises DataError where they cannot be had."""
+        what = f"dataset {self.name}"
+        found = data.find(self.source, self.split, self.path, what)
+        records = data.read_records(found, ("context", "answer") if self.kind == "infinitebench_sum" else ())
+        documents: Mapping[str, Any] = {}
+        if records and "case_documents" in records[0]:
+            documents = self._documents(what)
+        pairs = [pair(record, documents, str(found)) for record in records]
+        return [(text, answers) for text, answers in pairs if text and answers]
+
+    def _documents(self, what: str) -> Mapping[str, Any]:
+        """Court documents by id: Multi-LexSum's releases keep them in a file of their own."""
+        source = HubSource(
+            hub_id=self.source.hub_id,
+            revision=self.source.revision,
+            file=self.source.file.replace("{task}", "sources"),
+        )
+        path = None if self.path is None else str(Path(self.path).parent if data.is_single(self.path) else self.path)
+        found = data.find(source, "sources", path, what)
+        try:
+            documents = json.loads(found.content())
+        except ValueError as error:
+            raise DataError(f"{found}: not JSON ({error}).") from error
+        if not isinstance(documents, dict):
+            raise DataError(f"{found}: no documents by id but a {type(documents).__name__}.")
+        return documents
+
+    @cached_property
+    def checksum(self) -> str:
+        """sha256 of texts and summaries."""
+        return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
+
+    def files(self) -> Iterator[tuple[HubSource, str]]:
+        """What has to be fetched."""
+        yield self.source, self.split
+        if self.kind == "multi_lexsum":
+            yield self.source, "sources"
+
+    def bind(self, tokenizer: Any) -> None:
+        """Tell the task the model's tokenizer, of whose tokens the prompts are made; before :meth:`samples`."""
+        self.__dict__["tokenizer"] = tokenizer
+
+    def samples(self) -> Iterator[Sample]:
+        """For each length its warm-up prompts, then the counted ones, of the records that are long enough."""
+        if "tokenizer" not in self.__dict__:
+            raise KvbenchError(f"{self.name}: prompts are tokens: bind(tokenizer) comes before samples()")
+        for length in self.lengths:
+            count = 0
+            for number in range(len(self.records)):
+                sample = self._sample(number, length)
+                if sample is None:
+                    continue
+                count += 1
+                yield warmed(sample, count <= self.warm_up)
+                if self.limit is not None and count == self.warm_up + self.limit:
+                    break
+            if count <= self.warm_up:
+                raise DataError(
+                    f"{self.name}: {count} of {len(self.records)} records fill a prompt of {length} tokens, and "
+                    f"dataset.warm_up={self.warm_up} of them do not count.\n"
+                    "  hint: smaller dataset.lengths, or dataset.warm_up=0"
+                )
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the prompts but for how many there are and the tokenizer (the model's)."""
+        return {
+            "target": self.kind,
+            "version": self.version,
+            "sha256": self.checksum,
+            "lengths": list(self.lengths),
+            "warm_up": self.warm_up,
+            "max_new_tokens": self.max_new_tokens,
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """What a result says about the data beside the identity."""
+        return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """``score`` (ROUGE-Lsum), and the other kinds."""
+        scores = rouge(prediction, sample.answers)
+        return {"score": scores["rougeLsum"], **scores}
+
+    def _sample(self, number: int, length: int) -> Sample | None:
+        """A record's prompt of exactly `length` tokens, or None where it is shorter."""
+        tokenizer, template = self.__dict__["tokenizer"], templates()[self.kind]
+        text, answers = self.records[number]
+        before = template["before"]
+        tail = list(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
+        kept = length - len(tail)
+        whole = before + text + template["after_context"]
+        # what lies far beyond the cut need not be tokenized: at 12 characters a token it is not reached
+        for head in (whole[: 12 * length], whole):
+            encoded = tokenizer(head, return_offsets_mapping=True, verbose=False)
+            ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
+            if len(ids) >= kept:
+                break
+        if len(ids) < kept or kept < 2:
+            return None
+        last = min(len(before) + len(text), offsets[kept - 1][1])
+        inside = [i for i, (a, b) in enumerate(offsets[:kept]) if len(before) <= a < b <= last]
+        return Sample(
+            id=f"{self.kind}@{length}/{number}",
+            task=self.kind,
+            length=length,
+            prompt=head[: offsets[kept - 1][1]] + template["after"],
+            answers=answers,
+            max_new_tokens=self.max_new_tokens,
+            truncation="refuse",
+            meta={
+                "ids": ids[:kept] + tail,
+                "ids_context": (inside[0], inside[-1] + 1) if inside else None,
+                "target": f" {answers[0]}",
+            },
+        )
+
+
+def templates() -> dict[str, dict[str, str]]:
+    """Kind -> text before the documents, right after them and at the end."""
+    path = Path(__file__).with_name("summaries.json")
+    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+    """Text and reference summaries of a record; either may be empty (cases without a short summary).
+
+    Forms: InfiniteBench (``context``, ``answer``), the hub's Multi-LexSum (``sources``, ``summary/short``), its release
+    files (``case_documents``, ``summary/short``), and ``document``, ``summary``.
+
+    Raises:
+        DataError: it has none of these forms, or names a document that is not there.
+    """
+    if "context" in record and "answer" in record:
+        answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
+        return record["context"], tuple(answers)
+    if "case_documents" in record or "sources" in record:
+        try:
+            texts = record.get("sources") or [documents[i]["doc_text"] for i in record["case_documents"]]
+        except KeyError as error:
+            raise DataError(f"{where}: document {error} is not in sources.json.") from error
+        return "\n\n".join(texts), tuple(filter(None, [record.get("summary/short")]))
+    if "document" in record and "summary" in record:
+        return record["document"], tuple(filter(None, [record["summary"]]))
+    raise DataError(
+        f"{where}: records need context and answer, sources and summary/short, case_documents and summary/short, or "
+        f"document and summary (they have: {', '.join(record)})."
+    )

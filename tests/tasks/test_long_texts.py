@@ -1,0 +1,224 @@
+"""Prompts of a fixed number of tokens: texts to go on with, documents to summarize; OpenBookQA; what only warms up."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from kvbench import tasks
+from kvbench.confdir import conf_dir
+from kvbench.errors import ConfigError, DataError
+from kvbench.metrics.summary import rouge
+from kvbench.prompting import encode
+from kvbench.run import run
+from kvbench.tasks.summaries import templates
+from tests.data_support import data_dir, read_lines
+from tests.run_support import config
+
+
+class Words(SimpleNamespace):
+    """A tokenizer of a token a word, which comes with the blanks before it, after a beginning-of-sequence token."""
+
+    bos_token_id = 1
+
+    def __call__(self, text: str, add_special_tokens: bool = True, **kwargs: Any) -> dict[str, Any]:
+        spans = [found.span() for found in re.finditer(r"\s*\S+", text)]
+        ids = [2 + sum(map(ord, text[a:b])) % 997 for a, b in spans]
+        if add_special_tokens:
+            ids, spans = [1, *ids], [(0, 0), *spans]
+        return {"input_ids": ids, "offset_mapping": spans}
+
+
+def load(name: str, **overrides: Any) -> Any:
+    """The task of a data set's YAML, bound to :class:`Words`."""
+    made: Any = tasks.load({**yaml.safe_load((conf_dir() / "dataset" / f"{name}.yaml").read_text()), **overrides})
+    if hasattr(made, "bind"):
+        made.bind(Words())
+    return made
+
+
+def words(first: int, count: int) -> str:
+    return " ".join(f"w{n}" for n in range(first, first + count))
+
+
+# -- continuation ----------------------------------------------------------------------------------------------------
+
+
+def test_prompts_skip_the_beginning_and_have_the_length_asked_for(tmp_path: Path) -> None:
+    for book, size in (("a", 260), ("b", 139), ("c", 500)):
+        (tmp_path / f"{book}.txt").write_text(words(0, size))
+    task = load("pg19", path=str(tmp_path), lengths=[40], skip=80, max_new_tokens=10, limit=None, warm_up=1)
+    samples = list(task.samples())
+    assert [s.id for s in samples] == ["pg19@40/0.0", "pg19@40/1.0", "pg19@40/2.0"]
+    assert [s.meta.get("warm_up", False) for s in samples] == [True, False, False]
+    ids = Words()((tmp_path / "c.txt").read_text())["input_ids"]
+    assert samples[2].meta["ids"] == [1, *ids[81:120]]  # the first is the beginning-of-sequence token
+    assert samples[2].meta["answer_ids"] == ids[120:130]
+    assert samples[2].answers == (f" {words(119, 10)}",)
+    assert samples[2].prompt == f" {words(79, 40)}"
+    prompt = encode(samples[2], None, chat="template", limit=100, room=100)  # no wrapper: the tokens are the prompt
+    assert prompt.ids == tuple(samples[2].meta["ids"])
+    with pytest.raises(DataError, match=r"40 tokens, and the model takes 39 .*\n.*dataset.lengths=\[39\]"):
+        encode(samples[2], None, limit=39)
+    # the authors' code takes all of a book, piece after piece: 139 + 1 tokens are one prompt and too little for another
+    whole = load("pg19", path=str(tmp_path), lengths=[40], skip=80, max_new_tokens=10, per_document=None, limit=6)
+    assert [s.id.split("/")[1] for s in whole.samples()] == [
+        *(f"0.{i}" for i in range(4)),
+        "1.0",
+        "2.0",
+        "2.1",
+        "2.2",
+        "2.3",
+    ]
+    assert task.identity()["sha256"] == whole.identity()["sha256"] and task.identity() != whole.identity()
+
+
+def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(words(0, 50))
+    with pytest.raises(DataError, match=r"0 prompts of 40 tokens in 1 documents .*\n.*dataset.skip"):
+        list(load("text", path=str(tmp_path), lengths=[40], skip=20, max_new_tokens=5).samples())
+    with pytest.raises(DataError, match=r"dataset.path=FILE_OR_FOLDER"):
+        list(load("text").samples())
+    with pytest.raises(ConfigError, match=r"dataset\.lengths"):
+        load("pg19", lengths=[])
+
+
+def test_real_books_give_ten_prompts_and_three_to_warm_up() -> None:
+    task = load("pg19", path=str(data_dir("pg19")), lengths=[4096, 8192])
+    samples = list(task.samples())
+    counted = [s for s in samples if "warm_up" not in s.meta]
+    assert len(samples) == 26 and [s.length for s in counted] == [4096] * 10 + [8192] * 10
+    assert all(len(s.meta["ids"]) == s.length and len(s.meta["answer_ids"]) == 90 for s in samples)
+    assert len({s.id.split("/")[1].split(".")[0] for s in counted[:10]}) == 10  # of ten books
+
+
+# -- summaries -------------------------------------------------------------------------------------------------------
+
+
+def test_documents_lose_their_end_and_short_ones_are_left_out(tmp_path: Path) -> None:
+    records = [{"document": words(0, n), "summary": f"about {n}"} for n in (500, 20, 300)] + [
+        {"document": words(0, 900), "summary": None}
+    ]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, records)))
+    task = load("multi_lexsum", path=str(tmp_path), lengths=[128], limit=None, warm_up=1)
+    samples = list(task.samples())
+    assert [s.id for s in samples] == ["multi_lexsum@128/0", "multi_lexsum@128/2"]
+    template = templates()["multi_lexsum"]
+    tail = Words()(template["after"], add_special_tokens=False)["input_ids"]
+    ids = Words()(template["before"] + words(0, 500))["input_ids"]
+    for sample in samples:
+        assert len(sample.meta["ids"]) == 128 and sample.meta["ids"][-len(tail) :] == tail
+        assert sample.meta["ids"][: 128 - len(tail)] == ids[: 128 - len(tail)]
+        first, last = sample.meta["ids_context"]
+        assert sample.prompt.endswith(template["after"]) and last == 128 - len(tail)
+        assert sample.meta["ids"][first:last] == ids[first:last] and ids[first - 1] != ids[first]
+    assert task.score(samples[0], "about 500") == dict.fromkeys(
+        ("score", "rouge1", "rouge2", "rougeL", "rougeLsum"), 1.0
+    )
+    with pytest.raises(DataError, match="0 of 3 records fill a prompt of 4096 tokens"):
+        list(load("multi_lexsum", path=str(tmp_path), lengths=[4096]).samples())
+
+
+def test_forms_of_records(tmp_path: Path) -> None:
+    """A release of Multi-LexSum with its documents beside it, the hub's joined form, InfiniteBench, and others."""
+    release = {"case_id": "1", "case_documents": ["d2", "d1"], "summary/short": "s", "summary/long": "l"}
+    (tmp_path / "test.json").write_text(json.dumps(release) + "\n" + json.dumps({**release, "summary/short": None}))
+    (tmp_path / "sources.json").write_text(json.dumps({"d1": {"doc_text": "one"}, "d2": {"doc_text": "two"}}, indent=1))
+    expected = [("two\n\none", ("s",))]
+    assert load("multi_lexsum", path=str(tmp_path)).records == expected
+    assert load("multi_lexsum", path=str(tmp_path / "test.json")).records == expected
+    (tmp_path / "sources.json").write_text(json.dumps({"d1": {"doc_text": "one"}}))
+    with pytest.raises(DataError, match=r"'d2' is not in sources\.json"):
+        list(load("multi_lexsum", path=str(tmp_path)).samples())
+    (tmp_path / "joined.jsonl").write_text(json.dumps({"id": "1", "sources": ["two", "one"], "summary/short": "s"}))
+    assert load("multi_lexsum", path=str(tmp_path / "joined.jsonl")).records == expected
+    book = {"id": 0, "context": "once", "input": "", "answer": ["a", "b"], "options": []}
+    (tmp_path / "longbook_sum_eng.jsonl").write_text(json.dumps(book))
+    assert load("infinitebench_sum", path=str(tmp_path)).records == [("once", ("a", "b"))]
+    (tmp_path / "odd.jsonl").write_text(json.dumps({"text": "x"}))
+    with pytest.raises(DataError, match=r"records need context and answer.*they have: text"):
+        load("multi_lexsum", path=str(tmp_path / "odd.jsonl")).records  # noqa: B018
+
+
+def test_rouge_is_the_packages_stemmed_and_the_best_reference_counts() -> None:
+    found = rouge("The cats sat.", ["Dogs ran.", "The cat sat on a mat."])
+    assert found["rouge1"] == pytest.approx(2 * 3 / (3 + 6))  # cats is cat
+    assert found["rougeLsum"] == found["rougeL"] == found["rouge1"] and 0 < found["rouge2"] < found["rouge1"]
+    assert rouge("", ["x"]) == dict.fromkeys(("rouge1", "rouge2", "rougeL", "rougeLsum"), 0.0)
+
+
+def test_real_cases_are_read_and_cut() -> None:
+    task = load("multi_lexsum", path=str(data_dir("multi_lexsum")), lengths=[512])
+    samples = list(task.samples())
+    assert len(task.records) > 500 and len(samples) == 13 and all(len(s.meta["ids"]) == 512 for s in samples)
+    assert 0.2 < task.score(samples[5], samples[5].answers[0][:300])["score"] < 1.0
+
+
+# -- OpenBookQA ------------------------------------------------------------------------------------------------------
+
+
+def test_openbookqa_in_both_forms(tmp_path: Path) -> None:
+    texts = ["a moon", "a bed", "a fish", "a sun"]
+    choices = [{"text": text, "label": label} for text, label in zip(texts, "ABCD", strict=True)]
+    theirs = {"id": "7", "question": {"stem": "What shines?", "choices": choices}, "answerKey": "D"}
+    hub = {
+        "id": "7",
+        "question_stem": "What shines?",
+        "choices": {"text": texts, "label": list("ABCD")},
+        "answerKey": "D",
+    }
+    for folder, record in (("theirs", theirs), ("hub", hub)):
+        (tmp_path / folder).mkdir()
+        for split in ("train", "test"):
+            (tmp_path / folder / f"{split}.jsonl").write_text(json.dumps(record))
+    one, other = (load("openbookqa", path=str(tmp_path / folder)) for folder in ("theirs", "hub"))
+    (sample,) = one.samples()
+    assert [sample] == list(other.samples()) and one.identity() == other.identity()
+    question = "Question: What shines?\nA. a moon\nB. a bed\nC. a fish\nD. a sun\nAnswer:"
+    assert sample.prompt == f"{question} D\n\n{question}"
+    scores = {" D": 1.0, "D. a sun": 1.0, "The answer is D": 1.0, " A": 0.0, "Dd": 0.0, "": 0.0}
+    assert {text: one.score(sample, text)["score"] for text in scores} == scores
+    (tmp_path / "hub" / "test.jsonl").write_text(json.dumps({"question": "?"}))
+    with pytest.raises(DataError, match="record 0: is no question of OpenBookQA"):
+        list(load("openbookqa", path=str(tmp_path / "hub")).samples())
+
+
+def test_real_questions_are_read() -> None:
+    task = load("openbookqa", path=str(data_dir("openbookqa")))
+    samples = list(task.samples())
+    assert len(samples) == 500 and samples[0].prompt.count("Answer:") == 6
+    assert samples[0].answers[0] == read_lines(data_dir("openbookqa", "test.jsonl.gz"))[0]["answerKey"]
+
+
+# -- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(words(0, 900))
+    dataset = {
+        **yaml.safe_load((conf_dir() / "dataset/text.yaml").read_text()),
+        "path": str(tmp_path / "a.txt"),
+        "lengths": [64],
+        "limit": 2,
+        "warm_up": 2,
+        "max_new_tokens": 4,
+    }
+    made = config(tmp_path / "runs", "fp16", runtime={"batch_size": 4})
+    metrics = run({**made, "dataset": dataset})
+    rows = [json.loads(line) for line in Path(metrics["run_dir"], "samples.jsonl").read_text().splitlines()]
+    assert [row.get("warm_up", False) for row in rows] == [True, True, False, False]
+    assert {row["prompt_tokens"] for row in rows} == {64}
+    assert metrics["samples"]["requested"] == metrics["samples"]["done"] == 2
+    (entry,) = metrics["scores"].values()
+    assert entry["n"] == 0 and entry["nll"]["n"] == 2  # no score, but the likelihood of the text's own next tokens
+    assert rows[2]["nll"]["n"] == 4
+    assert metrics["ttft_s"]["n"] == 2  # the first counted batch is not the session's first
+    assert metrics["peak_bytes"]["prefill"] > 0
+    again = run({**made, "dataset": dataset})
+    assert again["samples"]["done"] == 2 and len(Path(again["run_dir"], "samples.jsonl").read_text().splitlines()) == 4
