@@ -4,7 +4,15 @@ LogQuant's "KiVi" rows are this cache with quanto. It is not KIVI: the whole pro
 residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual is
 full, the dequantized past is quantized again together with it. Here transformers' own quantizers run under kvbench's
 attention, bill and loop; the states are those of ``QuantizedCache`` (tests compare them).
-Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1; the sinks of its Table 1.
+
+Three caches of LogQuant's repository are this one with other windows; W is their ``window_length``:
+
+* KiViSink (its Table 1): ``sinks=2``;
+* StreamingQuant, a window of W to 2 W - 1 exact tokens: ``sinks=4 recent=W residual=2W``;
+* PartialStreaming, the same for keys, and values as transformers has them: ``value_residual=W`` besides.
+
+Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1 and Table 1;
+Concyclics/LogQuantKV, src/LogQuant.py.
 """
 
 from __future__ import annotations
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments import Segment
 
+#: the stores of a layer, in their order
+SIDES: tuple[Side, Side] = ("key", "value")
 #: bit widths and axes of each backend
 BACKENDS = {"quanto": ((2, 4), (0, -1)), "hqq": ((1, 2, 3, 4, 8), (0, 1))}
 
@@ -33,7 +43,9 @@ class HFQuantized(Method):
     Args:
         backend: ``quanto`` (LogQuant's) or ``hqq``.
         bits: width of the codes.
-        residual: tokens after which the newest are quantized too.
+        residual: so many exact tokens are quantized, but for the newest `recent`.
+        recent: newest tokens that stay exact then, and after the prompt; 0 is transformers' rule.
+        value_residual: the values' own `residual`, their `recent` being 0 then; None: values as keys.
         group_size: elements of a group.
         axis_key, axis_value: the backend's axes on the flattened tensor.
         sinks: first tokens kept exact (LogQuant's Table 1; not in transformers).
@@ -42,6 +54,8 @@ class HFQuantized(Method):
     backend: Literal["quanto", "hqq"] = "quanto"
     bits: int = 2
     residual: int = 128
+    recent: int = 0
+    value_residual: int | None = None
     group_size: int = 64
     axis_key: int = 0
     axis_value: int = 0
@@ -65,8 +79,17 @@ class HFQuantized(Method):
                     "hqq 0.2 cannot unpack 3-bit codes of a 4-D tensor along this axis",
                     allowed=[0],
                 )
-        if self.residual < 1:
-            raise ConfigError("method.residual", self.residual, "must be positive", allowed="1, 2, ..., 128, ...")
+        for name in ("residual", "value_residual"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ConfigError(f"method.{name}", count, "must be positive", allowed="1, 2, ..., 128, ...")
+        if not 0 <= self.recent < self.residual:
+            raise ConfigError(
+                "method.recent",
+                self.recent,
+                f"must leave something of method.residual={self.residual} to quantize",
+                allowed=f"0 to {self.residual - 1}",
+            )
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
         if self.group_size < 1 or (head_dim and self.axis_key == 0 and head_dim % self.group_size):
@@ -107,23 +130,34 @@ class HFQuantized(Method):
             axis=axis,
             multiple=8 if self.backend == "hqq" and axis == 1 else 1,
         )
-        tail = self.full(layer, side, capacity=self.residual + 64)
+        tail = self.full(layer, side, capacity=self.window(side)[0] + 64)
         return [self.full(layer, side, capacity=self.sinks), held, tail] if self.sinks else [held, tail]
+
+    def window(self, side: Side) -> tuple[int, int]:
+        """Exact tokens that are quantized together, and how many of them stay exact."""
+        if side == "value" and self.value_residual is not None:
+            return self.value_residual, 0
+        return self.residual, self.recent
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """The whole prompt is quantized, the newest tokens too."""
-        for store, x in zip(layer.stores(), (keys, values), strict=True):
+        """The whole prompt is quantized but for sinks and `recent`, the newest tokens too where that is 0."""
+        for side, store, x in zip(SIDES, layer.stores(), (keys, values), strict=True):
+            sinks = min(self.sinks, x.shape[2])
+            border = max(sinks, x.shape[2] - self.window(side)[1])
             if self.sinks:
-                store.segments[0].append(rows, x[:, :, : self.sinks])
-            store.segments[-2].append(rows, x[:, :, self.sinks :])
+                store.segments[0].append(rows, x[:, :, :sinks])
+            store.segments[-2].append(rows, x[:, :, sinks:border])
+            store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """A full residual is quantized together with everything before it."""
-        for store in layer.stores():
+        """A full residual is quantized, but for `recent`, together with everything before it."""
+        for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks)
-            if store.tail.length(rows) >= self.residual:
-                store.segments[-2].append(rows, store.tail.view(rows))
-                store.tail.drop_front(rows, store.tail.length(rows))
+            residual, recent = self.window(side)
+            excess = store.tail.length(rows) - recent
+            if store.tail.length(rows) >= residual:
+                store.segments[-2].append(rows, store.tail.view(rows)[:, :, :excess])
+                store.tail.drop_front(rows, excess)
