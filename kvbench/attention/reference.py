@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from kvbench.cache.layer import KVLayer
+from kvbench.cache.rope import rotated_slots
 
 #: packed tokens that are dequantized at a time
 BLOCK = 1024
@@ -50,7 +51,7 @@ def attend_rows(
     """:func:`attend` for rows that hold equally many tokens in every segment; `mask` is over their slots."""
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
-    if full_keys is not None and full_values is not None and not layer.method.observe_steps:
+    if full_keys is not None and full_values is not None and not layer.method.observe_steps and not layer.rotation:
         layer.paths.add("sdpa")
         return sdpa_attention_forward(module, query, full_keys, full_values, mask, scaling=scaling)[0]
     layer.paths.update(("reference", "packed") if full_keys is None or full_values is None else ("reference",))
@@ -79,7 +80,8 @@ def merge_blocks(
     kept: list[Tensor] = []
     upper = layer.progress.upper
     for start, stop in blocks(layer, rows):
-        scores = q @ keys.read(rows, start, stop, torch.float32, upper).transpose(-1, -2)
+        k = keys.read(rows, start, stop, torch.float32, upper)
+        scores = q @ rotated_slots(layer, rows, start, stop, k).transpose(-1, -2)
         if mask is not None:
             visible = mask[..., start:stop]
             grid = scores.view(batch, layer.heads, group, count, stop - start)
@@ -96,7 +98,7 @@ def merge_blocks(
         total = total * shrink + weights.sum(-1, keepdim=True)
         acc = acc * shrink + weights @ values.read(rows, start, stop, torch.float32, upper)
         top = new_top
-    out = (acc / total).view(batch, query_heads, count, layer.value_dim)
+    out = (acc / total.clamp(min=1e-30)).view(batch, query_heads, count, layer.value_dim)
     if not keep:
         return out, None
     probabilities = torch.exp(torch.cat(kept, -1) - top) / total

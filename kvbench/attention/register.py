@@ -17,11 +17,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kvbench.attention import observe, reference
+from kvbench.attention import fused, observe, pre_rope, reference
 from kvbench.cache.layer import Handle, KVLayer
+from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError
 
 NAME = "kvbench"
+
+#: queries of a prompt that are attended at a time where it reads what is stored
+QUERIES = 1024
 
 #: arguments of other models' attention that no store can serve
 UNSERVED = ("softcap", "s_aux", "position_bias")
@@ -50,6 +54,7 @@ def attention(
     Raises:
         CacheError: the model needs something that the stores cannot serve, or padding is not on the left.
     """
+    before = pre_rope.take(module)
     if not isinstance(key, Handle):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name in UNSERVED:
@@ -58,9 +63,21 @@ def attention(
     layer = key.layer
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     fresh_keys, fresh_values = key.claim()
+    if not layer.sealed:
+        see_padding(layer, attention_mask, query.shape[2])
+    stored = pre_rope.stored(layer, fresh_keys, before, module, kwargs.get("position_ids"))
     if layer.sealed:
-        return step(module, layer, query, fresh_keys, fresh_values, attention_mask, scaling), None
-    return prompt(module, layer, query, fresh_keys, fresh_values, attention_mask, scaling, kwargs), None
+        return step(module, layer, query, stored, fresh_values, attention_mask, scaling), None
+    if layer.method.quantized_prefill:
+        return stored_prompt(module, layer, query, stored, fresh_values, attention_mask, scaling), None
+    return prompt(module, layer, query, fresh_keys, stored, fresh_values, attention_mask, scaling, kwargs), None
+
+
+def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
+    """Learn the padding of `count` new prompt tokens, once for all layers."""
+    for each in layer.chain():
+        if each.index == 0:
+            each.progress.see(mask, layer.batch, count)
 
 
 def prompt(
@@ -68,22 +85,49 @@ def prompt(
     layer: KVLayer,
     query: Tensor,
     keys: Tensor,
+    stored: Tensor,
     values: Tensor,
     mask: Tensor | None,
     scaling: float,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Exact attention over the open prompt; the layer is placed when its last token is here."""
-    for each in layer.chain():
-        if each.index == 0:
-            each.progress.see(mask, layer.batch, query.shape[2])
-    keys, values = layer.extend_prompt(keys, values)
+    """Exact attention over the open prompt; the layer is placed when its last token is here.
+
+    Args:
+        stored: the new keys as the layer stores them: `keys` themselves, or what they were before RoPE.
+    """
+    held, values = layer.extend_prompt(stored, values)
+    if held is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
+        keys = rotated_prompt(layer, held)
     out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)
     for each in layer.chain():
         if each.method.observe_prompt:
             each.observed = observe.extend(each, query, keys, mask, scaling)
-    layer.end_chunk(keys, values)
+    layer.end_chunk(held, values)
     return out
+
+
+def stored_prompt(
+    module: torch.nn.Module,
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+) -> Tensor:
+    """Attention of prompt tokens to what the method stores of the prompt so far, themselves included."""
+    layer.place_chunk(keys, values)
+    count, outs = query.shape[2], []
+    for first in range(0, count, QUERIES):
+        last = min(first + QUERIES, count)
+        if mask is None:
+            seen = torch.arange(layer.seen, device=query.device)
+            visible = (seen <= seen[layer.seen - count + first : layer.seen - count + last, None])[None, None]
+        else:
+            visible = mask[..., first:last, :]
+        outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling))
+    return torch.cat(outs, 1)
 
 
 def step(
@@ -99,7 +143,10 @@ def step(
     if layer.index == 0:
         layer.progress.check_step(mask, layer.batch, query.shape[2])
     layer.append(keys, values)
-    return reference.attend(module, layer, query, mask, scaling)
+    if layer.method.eager:
+        layer.settle()
+    out = fused.attend(layer, query, mask, scaling)
+    return reference.attend(module, layer, query, mask, scaling) if out is None else out
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -145,6 +192,7 @@ def attach(model: PreTrainedModel) -> None:
 
 def detach(model: PreTrainedModel) -> None:
     """Give `model` back the attention that it had before :func:`attach`."""
+    pre_rope.detach(model)
     previous = getattr(model, "_kvbench_previous_attention", None)
     if previous is not None:
         model.set_attn_implementation(previous)

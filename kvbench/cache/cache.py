@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from kvbench.cache import watch
+from kvbench.cache import rope, watch
 from kvbench.cache.bill import Bill, Parts
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
@@ -93,6 +93,8 @@ class KVCache(Cache):
         if max(counts) > least:
             starts = self.progress.starts or [0] * len(counts)
             self.progress.starts = [start + count - least for start, count in zip(starts, counts, strict=True)]
+            if self.progress.positions.runs:
+                self.progress.positions.shift([count - least for count in counts])
 
     def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
         """Take over the newest ``counts[row]`` tokens of `leader`, which has them in full precision.
@@ -105,13 +107,17 @@ class KVCache(Cache):
                 for row, count in enumerate(counts):
                     one = slice(row, row + 1)
                     newest = source.tail.view(one)
-                    store.tail.append(one, newest[:, :, newest.shape[2] - count :])
+                    newest = newest[:, :, newest.shape[2] - count :]
+                    if store is mine.keys_store:
+                        newest = rope.handed_on(theirs, one, newest, theirs.seen - count)
+                    store.tail.append(one, newest)
             mine.seen += most
             for row, order in enumerate(mine.order):
                 if order is not None:
                     new = torch.arange(mine.seen - counts[row], mine.seen).expand(*order.shape[:-1], counts[row])
                     mine.order[row] = torch.cat([order + (most - counts[row]), new], -1)
         self.progress.starts = list(leader.progress.starts or [0] * len(counts))
+        self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows `beam_idx` become the batch (beam search)."""
@@ -133,6 +139,7 @@ class KVCache(Cache):
     def reset(self) -> None:
         """Forget everything but the method and what was told of the prompts (make a new cache for other prompts)."""
         self.progress.starts = self.progress.started = None
+        self.progress.positions = rope.RopePositions()
         self.progress.open = False
         for layer in self.layers:
             layer.reset()

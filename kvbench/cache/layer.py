@@ -9,14 +9,14 @@ draft tokens can be rolled back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvbench.cache import watch
+from kvbench.cache import rope, watch
 from kvbench.cache.progress import Progress
 from kvbench.cache.segments import FullSegment, uniform_rows
 from kvbench.cache.store import Store
@@ -65,6 +65,8 @@ class KVLayer(CacheLayerMixin):
         paths: attention paths that have served this layer.
         observed: attention that the method asked to see while the prompt is open (``Method.observe_prompt``).
         follower: the same layer of a draft's own cache, which is handed the same prompt; or None.
+        rotation: the model's RoPE (:meth:`kvbench.attention.rotary.Rotary.rotate`) where keys are stored before it,
+            else None.
     """
 
     is_compileable = False
@@ -75,6 +77,7 @@ class KVLayer(CacheLayerMixin):
         super().__init__()
         self.method, self.index, self.progress = method, index, progress
         self.follower: KVLayer | None = None
+        self.rotation: Callable[..., Tensor] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -146,11 +149,13 @@ class KVLayer(CacheLayerMixin):
         """Take back the newest ``counts[row]`` tokens of each row of a placed prompt; see :meth:`KVCache.take_back`.
 
         Raises:
-            CacheError: one of them has left full precision already.
+            CacheError: one of them has left full precision already, and its method cannot do without it.
         """
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
-            available = min(store.tail.lengths[row] for store in stores)
+            available = min(
+                sum(store.signature(row)) if self.method.by_token else store.tail.lengths[row] for store in stores
+            )
             if count > available:
                 raise CacheError(
                     f"cannot take back {count} tokens: layer {self.index} holds only the newest {available} in full "
@@ -158,7 +163,7 @@ class KVLayer(CacheLayerMixin):
                 )
         for row, count in enumerate(counts):
             for store in stores:
-                store.tail.drop_back(row, count)
+                store.drop_back(row, count)
             order = self.order[row]
             if order is not None:  # the row's columns move to the right by what it gave back more than others
                 self.order[row] = order[..., : order.shape[-1] - count] + (count - least)
@@ -209,7 +214,8 @@ class KVLayer(CacheLayerMixin):
         if self.follower is not None:
             self.follower.lazy_initialization(keys, values)
             self.follower.seen = self.seen
-            self.follower.place(keys, values)
+            self.follower.progress.positions = self.progress.positions.clone()
+            self.follower.place(rope.handed_on(self, ALL, keys, 0), values)
         scores, self.observed = self.observed, None
         keys, values = keys.detach(), values.detach()
         self._make_stores()
@@ -235,10 +241,27 @@ class KVLayer(CacheLayerMixin):
         self.values_store = self.method.make_store(self, "value")
         watch.attach(self)
 
+    def place_chunk(self, keys: Tensor, values: Tensor) -> None:
+        """Hand prompt tokens ``[B, H, q, D]`` to the method as they come (``Method.quantized_prefill``)."""
+        keys, values = keys.detach(), values.detach()
+        if self.keys_store is None:
+            self._make_stores()
+        first = self.seen - keys.shape[2]
+        starts = self.progress.starts or [0] * self.batch
+        for rows in uniform_rows(starts):
+            begin = max(starts[rows][0] - first, 0)
+            if begin < keys.shape[2]:
+                try:
+                    self.method.place(self, rows, keys[rows, :, begin:], values[rows, :, begin:], None)
+                except NonFiniteError as error:
+                    raise self._located(error, rows, keys, values, torch.arange(first, self.seen)) from None
+        self.sealed = self.progress.is_last(self.seen)
+
     def seal(self) -> None:
         """Place an open prompt that is held exactly (end of a chunked prefill)."""
         if not self.sealed and self.prompt is not None:
             self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
+        self.sealed = self.keys_store is not None
 
     # -- decoding ---------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvbench.cache.prompts import Prompts
+from kvbench.cache.rope import RopePositions
 from kvbench.errors import CacheError
 
 
@@ -24,9 +25,10 @@ class Progress:
         plans: what the method decided for each row before the prefill (chunk widths), or None.
         started: for each row, whether a real token was seen already (while the padding is being inferred).
         held: nothing is demoted for now: the newest tokens may still be taken back (speculative decoding).
-        turn: moves keys of this model on by some positions (:meth:`kvbench.attention.rotary.Rotary.turn`), for methods that
-            re-assign positions; or None.
+        turn: moves keys of the model on by some positions (:meth:`kvbench.attention.rotary.Rotary.turn`), for methods
+            that re-assign positions; or None.
         upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
+        positions: rotary positions of the columns, where keys are stored before RoPE.
     """
 
     prompts: Prompts | None = None
@@ -38,6 +40,7 @@ class Progress:
     held: bool = False
     turn: Any = None
     upper: bool = False
+    positions: RopePositions = field(default_factory=RopePositions)
 
     @property
     def prompt_width(self) -> int | None:
@@ -107,6 +110,7 @@ class Progress:
             self.started = [self.started[i] for i in order]
         if self.plans is not None:
             self.plans = [self.plans[i] for i in order]
+        self.positions.select(order)
 
     def clone(self) -> Progress:
         """An independent copy."""
@@ -114,6 +118,7 @@ class Progress:
             self,
             starts=None if self.starts is None else list(self.starts),
             started=None if self.started is None else list(self.started),
+            positions=self.positions.clone(),
         )
 
 

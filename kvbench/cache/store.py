@@ -86,6 +86,14 @@ class Store:
             return held[0].view(rows)
         return None
 
+    def drop_back(self, row: int, count: int) -> None:
+        """Forget the newest `count` tokens of one row; those before the tail must be able to leave their segment."""
+        for segment in reversed(self.segments):
+            here = min(count, segment.lengths[row])
+            if here:
+                segment.drop_back(row, here)
+            count -= here
+
     def signature(self, row: int) -> tuple[int, ...]:
         """Tokens of a row in each segment: rows with equal signatures are handled together."""
         return tuple(segment.lengths[row] for segment in self.segments)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from kvbench.attention import reference
+from kvbench.attention import pre_rope, reference
 from kvbench.attention.register import NAME, attention, mask
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
@@ -22,9 +22,10 @@ def exact_chunk(method: Method, chunk: int) -> int:
     """Tokens a step that give what single tokens give: `chunk` where nothing moves while decoding, else 1.
 
     A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a
-    longer chunk would see some that it should not see exact any more.
+    longer chunk would see some that it should not see exact any more. Methods that store tokens before these are seen
+    (``eager``) leave nothing to demote.
     """
-    still = type(method).settle is Method.settle and not method.observe_steps
+    still = (type(method).settle is Method.settle or method.eager) and not method.observe_steps
     return chunk if still else 1
 
 
@@ -111,6 +112,7 @@ def _simulated(
     keys, values = key.claim()
     if layer.index == 0:
         layer.progress.see(attention_mask, layer.batch, query.shape[2])
+    keys = pre_rope.stored(layer, keys, pre_rope.take(module), module, kwargs.get("position_ids"))
     layer.place(keys, values)
     if attention_mask is None:
         count = query.shape[2]

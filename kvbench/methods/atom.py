@@ -1,14 +1,15 @@
 """Atom's KV quantization: per token and head, at once, nothing exact ("KV only", as Cocktail compares with it).
 
 Source: Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (MLSys 2024), sec. 4.4, and
-efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE and let the prefill read quantized keys and
-values; here both stay exact through the prefill and keys are taken after RoPE.
+efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE and every token attends to quantized keys and
+values, the prompt's and its own: ``rope=pre prefill=quantized``. By default keys are taken after RoPE, and the prompt
+and a step's own tokens are seen exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Side
@@ -22,7 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Atom(Method):
-    """Every token packed as soon as its own step is over; one group a token and head, clamped integer zero point."""
+    """Every token packed as soon as its own step is over; one group a token and head, clamped integer zero point.
+
+    Args:
+        rope: ``post``: keys after RoPE; ``pre``: keys before it (the authors' code), rotated as attention reads them.
+        prefill: ``exact``: the prompt, and each step's own tokens, see exact keys and values; ``quantized``: every
+            token sees what is stored, itself included (the authors' code).
+    """
+
+    rope: Literal["post", "pre"] = "post"
+    prefill: Literal["exact", "quantized"] = "exact"
+
+    by_token: ClassVar[bool] = True
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """As `rope` says."""
+        return self.rope == "pre"
+
+    @property
+    def quantized_prefill(self) -> bool:
+        """As `prefill` says."""
+        return self.prefill == "quantized"
+
+    @property
+    def eager(self) -> bool:
+        """As `prefill` says."""
+        return self.prefill == "quantized"
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Groups must be whole heads of one token."""

@@ -54,6 +54,24 @@ class Method:
         """How the method is decoded speculatively, or None: one token a step."""
         return None
 
+    #: whether a token's stored form depends on that token and its position alone, so that any number may be taken back
+    by_token: ClassVar[bool] = False
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """Whether keys are stored before RoPE, which attention then applies as it reads them."""
+        return False
+
+    @property
+    def quantized_prefill(self) -> bool:
+        """Whether the prompt's tokens attend to what is stored of them, not to exact keys and values."""
+        return False
+
+    @property
+    def eager(self) -> bool:
+        """Whether a step's own tokens are stored before it attends to them (only with :attr:`by_token`)."""
+        return False
+
     # -- to be written by a method ----------------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
@@ -138,7 +156,14 @@ class Method:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.check(head_dim)
         attach(model)
-        return KVCache(self, config.num_hidden_layers, prompts, max_length)
+        cache = KVCache(self, config.num_hidden_layers, prompts, max_length)
+        if self.keys_before_rope:
+            from kvbench.attention import pre_rope
+
+            rotation = pre_rope.attach(model)
+            for layer in cache.layers:
+                layer.rotation = rotation
+        return cache
 
     def detach(self, model: PreTrainedModel) -> None:
         """Give `model` back the attention implementation that it had before :meth:`new_cache`."""
