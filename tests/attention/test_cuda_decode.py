@@ -1,0 +1,184 @@
+"""The CUDA decode kernel against attention in fp32 on the dequantized values, and what it is compiled for."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench.attention import cuda_decode
+from kvbench.attention.phases import Format
+from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
+
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+#: key format, value format; a group of 0 channels is the whole head
+FORMATS = {
+    "int4 G128": (("affine", 4, "channel", 128), ("affine", 4, "token", 0)),
+    "int4 G32 V32": (("affine", 4, "channel", 32), ("affine", 4, "token", 32)),
+    "int2 G64 V64": (("affine", 2, "channel", 64), ("affine", 2, "token", 64)),
+    "int2 G32 V32": (("affine", 2, "channel", 32), ("affine", 2, "token", 32)),
+    "int8 two nibbles": (("hierarchical", 8, "channel", 128), ("hierarchical", 8, "token", 0)),
+    "int8": (("affine", 8, "channel", 64), ("affine", 8, "token", 32)),
+    "atom int4": (("atom", 4, "token", 0), ("atom", 4, "token", 0)),
+    "keys per token": (("affine", 2, "token", 32), ("affine", 2, "token", 64)),
+    "int4 keys, int2 values": (("affine", 4, "channel", 32), ("affine", 2, "token", 0)),
+}
+
+
+def formats(name, channels=128):
+    return [Format(kind, bits, axis, group or channels) for kind, bits, axis, group in FORMATS[name]]
+
+
+def make(name, key_lengths, value_lengths, *, heads=2, channels=128, dtype=torch.bfloat16, scale=1.0, seed=0):
+    """A layer of one packed segment and an exact tail; lengths are (packed, exact) of each row."""
+    key, value = formats(name, channels)
+    return layer(
+        [Piece(key, [a for a, _ in key_lengths], scale), Piece(FULL, [b for _, b in key_lengths])],
+        [Piece(value, [a for a, _ in value_lengths], scale), Piece(FULL, [b for _, b in value_lengths])],
+        heads=heads,
+        key_dim=channels,
+        value_dim=channels,
+        dtype=dtype,
+        device="cuda",
+        seed=seed,
+    )
+
+
+def query(work, group, count, dtype=torch.bfloat16, scale=2.0, seed=1):
+    """``[B, Hq, q, D]`` as models have it: a view of ``[B, q, Hq, D]``."""
+    rng = torch.Generator("cuda").manual_seed(seed)
+    shape = (work.table.shape[0], count, work.heads * group, work.key_dim)
+    return (torch.randn(shape, generator=rng, device="cuda") * scale).to(dtype).transpose(1, 2)
+
+
+def wrong(work, q, **kwargs):
+    scaling = q.shape[-1] ** -0.5
+    return error(cuda_decode.attend(q, work, scaling, **kwargs), exact(q, work, scaling))
+
+
+class TestBuild:
+    def test_query_rows_decide_the_team(self):
+        pair = (tuple(formats("int4 G128")), (FULL, FULL))
+        teams = {rows: cuda_decode.build(pair, 128, rows, True).team for rows in (1, 4, 5, 8, 9, 20, 24, 36, 72)}
+        assert teams == {1: 1, 4: 1, 5: 1, 8: 1, 9: 2, 20: 3, 24: 3, 36: 3, 72: 3}
+        assert cuda_decode.build(pair, 128, 4, True).one_column
+        assert not cuda_decode.build(pair, 128, 5, True).one_column
+
+    @pytest.mark.parametrize("name", FORMATS)
+    @pytest.mark.parametrize("rows", [1, 5, 20])
+    def test_rings_fit_into_shared_memory(self, name, rows):
+        made = cuda_decode.build((tuple(formats(name)), (FULL, FULL)), 128, rows, True)
+        assert (made.shared + 1024) * made.resident <= 228 * 1024
+        assert made.warps * 32 <= 1024
+
+    def test_a_slot_holds_codes_and_parameters(self):
+        # 128 tokens x 128 channels at 4 bits, and scale and minimum of 128 channels: performance notes, 4.1
+        assert cuda_decode.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
+        assert cuda_decode.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
+
+    def test_splits_fill_the_gpu_and_no_last_wave_is_small(self):
+        assert cuda_decode.best_splits(32, 264, 64) == 8
+        assert cuda_decode.best_splits(256, 264, 64) == 1
+        assert cuda_decode.best_splits(8, 264, 1000) == 33
+        assert cuda_decode.best_splits(8, 264, 2) == 2
+
+
+class TestOnAGpu:
+    pytestmark = gpu
+
+    @pytest.mark.parametrize("name", FORMATS)
+    @pytest.mark.parametrize(("group", "count"), [(1, 1), (1, 5), (4, 1), (4, 5)])
+    def test_formats(self, name, group, count):
+        work = make(name, [(640, 40), (384, 59)], [(640, 40), (384, 59)])
+        assert wrong(work, query(work, group, count)) < 3e-3
+
+    @pytest.mark.parametrize("name", ["int4 G32 V32", "int2 G64 V64", "int8 two nibbles", "atom int4"])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_heads_of_64_channels_and_three_query_heads_each(self, name, dtype):
+        if name == "int2 G64 V64":
+            pytest.skip("groups of 64 channels are the whole head here") if dtype == torch.float16 else None
+        work = make(name, [(256, 7)], [(256, 7)], channels=64, dtype=dtype)
+        for count in (1, 2, 9):
+            assert wrong(work, query(work, 3, count, dtype)) < 3e-3
+
+    @pytest.mark.parametrize("name", ["int4 G32 V32", "int2 G32 V32", "int8 two nibbles", "keys per token"])
+    def test_keys_and_values_that_change_format_at_different_tokens(self, name):
+        work = make(name, [(640, 37), (384, 59)], [(540, 137), (425, 18)])
+        assert len(work.phases) == 4
+        for count in (1, 5):
+            assert wrong(work, query(work, 4, count)) < 3e-3
+
+    def test_three_tiers_of_rows_with_different_mixes(self):
+        two, four = formats("int2 G32 V32"), formats("int4 G32 V32")
+        lengths = [[640, 0, 32], [96, 1024, 0], [41, 9, 300]]
+        work = layer(
+            [Piece(two[0], lengths[0]), Piece(four[0], lengths[1]), Piece(FULL, lengths[2])],
+            [Piece(two[1], lengths[0]), Piece(four[1], lengths[1]), Piece(FULL, lengths[2])],
+            heads=2,
+            key_dim=128,
+            value_dim=128,
+            dtype=torch.bfloat16,
+            device="cuda",
+        )
+        assert wrong(work, query(work, 1, 1)) < 3e-3
+
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    @given(
+        packed=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+        tail=st.integers(1, 300),
+        later=st.integers(0, 200),
+        splits=st.one_of(st.none(), st.integers(1, 20)),
+        seed=st.integers(0, 99),
+    )
+    def test_any_lengths(self, packed, tail, later, splits, seed):
+        keys = [(32 * n, tail + later) for n in packed]
+        values = [(32 * n + later, tail) for n in packed]
+        work = make("int4 G32 V32", keys, values, heads=1, seed=seed)
+        assert wrong(work, query(work, 1, 1, seed=seed), splits=splits) < 3e-3
+
+    @pytest.mark.parametrize(("size", "scale"), [(1e3, 1.0), (1e-3, 1.0), (2.0, 1e4), (300.0, 300.0), (2.0, 1e-4)])
+    @pytest.mark.parametrize("name", ["int4 G128", "int2 G32 V32", "int8 two nibbles", "keys per token"])
+    def test_ranges(self, name, size, scale):
+        work = make(name, [(512, 33)], [(512, 33)], scale=1.0)
+        key, value = work.phases[0]
+        key.params[0][..., 5 % key.params[0].shape[-1]] *= min(
+            scale, 3e4
+        )  # one channel, or one group, far off the rest
+        value.params[0].mul_(scale)
+        q = query(work, 1, 1, scale=size)
+        out = cuda_decode.attend(q, work, 128**-0.5)
+        assert bool(torch.isfinite(out).all())
+        assert error(out, exact(q, work, 128**-0.5)) < 3e-3
+
+    def test_constant_groups(self):
+        work = make("int4 G128", [(512, 5)], [(512, 5)])
+        for part in work.phases[0]:
+            part.params[0].zero_()
+        assert wrong(work, query(work, 1, 1)) < 3e-3
+
+    @pytest.mark.parametrize("name", ["int4 G128", "int2 G32 V32", "int8 two nibbles"])
+    @pytest.mark.parametrize(("tokens", "splits"), [(65536, 1), (262144, 4), (262144, None)])
+    def test_long_splits_do_not_drift(self, name, tokens, splits):
+        work = make(name, [(tokens, 3)], [(tokens, 3)], heads=1)
+        assert wrong(work, query(work, 1, 1), splits=splits) < 3e-3
+
+    def test_a_captured_graph_follows_the_table(self):
+        work = make("int4 G32 V32", [(1024, 64)], [(1024, 64)])
+        q = query(work, 1, 1)
+        cuda_decode.attend(q, work, 0.1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = cuda_decode.attend(q, work, 0.1)
+        for packed, tail in ((1024, 64), (512, 1), (96, 20)):
+            work.counts = [[(0, 0, packed), (0, 0, tail)]]
+            work.table.copy_(torch.tensor(work.counts, dtype=torch.int32))
+            graph.replay()
+            assert error(out, exact(q, work, 0.1)) < 3e-3
+
+    def test_what_it_cannot_serve_it_says(self):
+        work = make("int4 G128", [(128, 5)], [(128, 5)])
+        assert cuda_decode.refuses(query(work, 1, 1), work) is None
+        assert "float32" in cuda_decode.refuses(query(work, 1, 1, torch.float32), work)
+        assert "different types" in cuda_decode.refuses(query(work, 1, 1, torch.float16), work)
