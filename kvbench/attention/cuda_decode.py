@@ -338,7 +338,7 @@ def most_splits(work: Work, teams: int) -> int:
 @lru_cache(maxsize=4096)
 def best_splits(lines: int, resident: int, most: int) -> int:
     """Splits that fill the GPU best: the last wave of CTAs should not be a small one, and partial results cost time."""
-    return min(range(1, min(most, 128) + 1), key=lambda s: -(-lines * s // resident) / s + 0.0003 * s)
+    return min(range(1, min(most, 128) + 1), key=lambda s: -(-lines * s // resident) / s * (1 + 0.002 * s))
 
 
 _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
