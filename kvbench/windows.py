@@ -36,7 +36,7 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
         CacheError: the model did not use the method's cache.
     """
     windows = [sample.meta["window"] for sample in samples]
-    mode, prompt, method = windows[0]["mode"], windows[0]["prefill"], session.config.method
+    mode, prompt, method = windows[0]["mode"], windows[0]["prefill"], session.config.method.alone()
     check_mode(method, mode, prompt)
     longest = session.loaded.max_length
     if len(windows[0]["ids"]) > longest:

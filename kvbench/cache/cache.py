@@ -15,6 +15,7 @@ from kvbench.cache.bill import Bill, Parts
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.cache.prompts import Prompts
+from kvbench.errors import CacheError
 
 if TYPE_CHECKING:
     from kvbench.methods.base import Method
@@ -47,9 +48,16 @@ class KVCache(Cache):
 
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
-    def lead(self, follower: KVCache) -> None:
-        """Hand the prompt to `follower` too, layer by layer, when it is placed: one prefill serves both caches."""
+    def lead(self, follower: KVCache | None) -> None:
+        """Hand the prompt to `follower` too, layer by layer, when it is placed: one prefill serves both caches.
+
+        None: lead no cache any more.
+        """
         self.follower = follower
+        if follower is None:
+            for layer in self.layers:
+                layer.follower = None
+            return
         self.search_s += follower.search_s
         if follower.notes is not None:
             self.notes = [{"draft": note} for note in follower.notes]
@@ -100,8 +108,16 @@ class KVCache(Cache):
         """Take over the newest ``counts[row]`` tokens of `leader`, which has them in full precision.
 
         Both caches held the same tokens before; the rows of both end at the last column afterwards.
+
+        Raises:
+            CacheError: they did not.
         """
         most = max(counts)
+        if self.get_seq_length() + most != leader.get_seq_length():
+            raise CacheError(
+                f"the draft's cache has seen {self.get_seq_length()} tokens and cannot follow one of "
+                f"{leader.get_seq_length()} by {most}: use both in the speculative loop alone, from the prompt on"
+            )
         for mine, theirs in zip(self.layers, leader.layers, strict=True):
             for store, source in zip(mine.stores(), theirs.stores(), strict=True):
                 for row, count in enumerate(counts):

@@ -20,6 +20,7 @@ from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import check_cache, forward, now, prefill
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.stopping import Stopping
+from kvbench.methods.speculation import Speculation
 
 
 class Observer(Protocol):
@@ -73,7 +74,7 @@ def generate(
     pad_token_id: int = 0,
     answer_ids: Sequence[Sequence[int]] | None = None,
     observer: Observer | None = None,
-    speculate: bool = True,
+    speculate: bool | Speculation = True,
 ) -> Generation:
     """Answer a batch of prompts.
 
@@ -91,7 +92,8 @@ def generate(
         pad_token_id: fed to rows that have ended while others go on.
         answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of it.
         observer: told when a phase begins (memory meters hook on it).
-        speculate: decode by speculation where the cache's method has one (``Method.speculation``).
+        speculate: decode by speculation where the cache's method has one (``Method.speculation``); or say how: any
+            method's cache may be the target, and lead any other's as the draft (:meth:`kvbench.cache.KVCache.lead`).
 
     Raises:
         CacheError: the model did not use the cache it was given.
@@ -105,8 +107,10 @@ def generate(
     mask = attention_mask if padded else None
     stopping = Stopping(batch, eos_token_ids, stop, tokenizer)
     generators = sampling.generators(batch)
-    speculation = cache.method.speculation if speculate else None
+    speculation = speculate if isinstance(speculate, Speculation) else cache.method.speculation if speculate else None
     prepare(model, speculation)
+    if speculation is None:
+        cache.lead(None)  # a draft's cache would be filled and never used
 
     tell(observer, "prefill")
     started = now(input_ids)

@@ -9,7 +9,7 @@ configuration is checked in a moment.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError, ModelError
 from kvbench.methods.speculation import Speculation
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments import Segment
     from kvbench.cache.store import Store
+    from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
 
 Side = Literal["key", "value"]
@@ -53,6 +54,10 @@ class Method:
     def speculation(self) -> Speculation | None:
         """How the method is decoded speculatively, or None: one token a step."""
         return None
+
+    def alone(self) -> Method:
+        """The method without its draft, for where no token is to be chosen (perplexity)."""
+        return self
 
     #: whether a token's stored form depends on that token and its position alone, so that any number may be taken back
     by_token: ClassVar[bool] = False
@@ -122,6 +127,13 @@ class Method:
             )
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
+
+    def prepare(self, model: ModelConfig) -> None:
+        """Told the model's configuration, after :meth:`check` and before anything is loaded; may raise ConfigError."""
+
+    def identity(self) -> dict[str, Any]:
+        """What stands in a run's identity in place of hyper-parameters of these names (content in place of paths)."""
+        return {}
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Slot ranges in the order in which attention visits them, or None: all slots, block by block.

@@ -8,7 +8,7 @@ Engine/backend_quantspec.py), which has no flush while decoding. The loop is :mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.errors import ConfigError
@@ -56,7 +56,7 @@ class QuantSpec(Method):
 
     gamma: int = bounded(4, minimum=0, maximum=64)
     draft: str = "upper"
-    draft_options: Any = field(default_factory=dict)
+    draft_options: Any = None
     draft_weights: Weights = "same"
     target: Literal["int8", "fp16"] = "int8"
     sensitive_layers: int = bounded(0, minimum=0)
@@ -72,6 +72,10 @@ class QuantSpec(Method):
         """How it is decoded; None where ``gamma=0``."""
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
+    def alone(self) -> QuantSpec:
+        """The target's stores, no draft."""
+        return replace(self, gamma=0)
+
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
         """Whether the draft looks at the prompts beforehand (Cocktail)."""
@@ -86,7 +90,13 @@ class QuantSpec(Method):
         """The method of the draft's own cache."""
         from kvbench.methods.load import load_method
 
-        return load_method(self.draft, **{**SPARSE.get(self.draft, {}), **self.draft_options})
+        options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
+        try:
+            return load_method(self.draft, **options)
+        except ConfigError as error:
+            inside, names = error.key.removeprefix("method."), {"method": "method.draft", "quantizer": "quantizer"}
+            key = names.get(error.key, f"method.draft_options.{inside}")
+            raise ConfigError(key, error.value, error.problem, allowed=error.allowed, hint=error.hint) from error
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Keys per channel in two nibbles, a draft that exists and differs from its target, gamma below G."""
@@ -112,9 +122,12 @@ class QuantSpec(Method):
             self._check_draft(head_dim, max_length)
 
     def _check_draft(self, head_dim: int | None, max_length: int | None) -> None:
-        if not isinstance(self.draft_options, Mapping):
+        if not isinstance(self.draft_options, Mapping | None):
             raise ConfigError(
-                "method.draft_options", self.draft_options, "must be a group of keys", hint="{residual: 64}"
+                "method.draft_options",
+                self.draft_options,
+                "must be a group of keys",
+                hint="method.draft_options={residual:64}",
             )
         if self.own_cache:
             if self.draft == "quantspec":

@@ -6,9 +6,12 @@ import torch
 from kvbench.cache import Prompts
 from kvbench.decoding import Sampling, generate
 from kvbench.decoding.drafting import draw
+from kvbench.decoding.questions import ask
 from kvbench.decoding.replay import replay
 from kvbench.decoding.speculative import Round, figures, token_seconds
 from kvbench.errors import CacheError
+from kvbench.methods import load_method
+from kvbench.methods.speculation import Speculation
 from kvbench.models import int4
 from tests import zoo
 from tests.methods.test_quantspec import small
@@ -119,12 +122,48 @@ def test_no_row_drafts_past_its_budget(model, wanted):
 def test_speculation_can_be_left_out_and_needs_the_drafts_cache(model):
     method = small(32, draft="kivi")
     ids, _ = zoo.padded_batch([100])
-    plain = generate(model, method.new_cache(model), ids, max_new_tokens=8, speculate=False)
-    assert plain.rounds == [] and len(plain.step_s) == 7
     cache = method.new_cache(model)
-    cache.follower = None
+    plain = generate(model, cache, ids, max_new_tokens=8, speculate=False)
+    assert plain.rounds == [] and len(plain.step_s) == 7
+    assert cache.follower is None  # not filled, not on the bill
+    cache = method.new_cache(model)
+    cache.lead(None)
     with pytest.raises(CacheError, match=r"cache\.lead"):
         generate(model, cache, ids, max_new_tokens=8)
+
+
+def test_any_method_may_be_the_target_and_lead_any_other(model):
+    """KIVI at 4 bits verifies what LogQuant at 2 drafts; KIVI's values leave their window one by one."""
+    target, draft = load_method("kivi", quantizer="int4", residual=32), load_method("logquant", window=16)
+    ids, mask = zoo.padded_batch(LENGTHS)
+    cache = target.new_cache(model)
+    cache.lead(draft.new_cache(model))
+    how = Speculation(gamma=3, draft="logquant")
+    found = generate(model, cache, ids, mask, max_new_tokens=17, speculate=how)
+    assert len({figures(found.rounds, row)["rounds"] for row in range(3)}) > 1
+    for row, length in enumerate(LENGTHS):
+        part = ids[row : row + 1, -length:]
+        own = target.new_cache(model)
+        own.lead(draft.new_cache(model))
+        alone = generate(model, own, part, max_new_tokens=17, speculate=how)
+        assert alone.tokens[0] == found.tokens[row]
+        assert alone.tokens[0] == replay(model, target.new_cache(model), part, settle_points(alone.rounds), 17)[0]
+    with pytest.raises(CacheError, match="cannot follow"):
+        draft.new_cache(model).follow(cache, [1, 1, 1])
+
+
+def test_several_questions_on_one_cache_are_drafted_too(model):
+    shared, _ = zoo.padded_batch([100])
+    questions, answers = [[5, 6, 7], [9]], [[3, 4], [8]]
+    for name in ("upper", "kivi"):
+        method = small(32, gamma=3, **DRAFTS[name])
+        cache = method.new_cache(model)
+        found = ask(model, cache, shared, questions, answers=answers, max_new_tokens=12, sampling=Sampling())
+        for question, each in zip(questions, found, strict=True):
+            assert figures(each.rounds, 0)["tokens"] == 11
+            twin = small(32, gamma=0).new_cache(model)
+            plain = ask(model, twin, shared, [question], answers=[[3]], max_new_tokens=12, sampling=Sampling())
+            assert plain[0].tokens == each.tokens
 
 
 def test_four_bit_weights_draft_and_the_exact_ones_verify(model):
