@@ -1,7 +1,9 @@
-"""``python -m experiments.mini``: run the grid, fold it into results/mini.
+"""``python -m experiments.mini``: run a comparison and fold it into results/mini.
 
-Every setting is a run of kvbench, so an interrupted comparison goes on where it stopped. With ``--jobs`` settings run
-side by side: times are then not comparable and stay out of the table; scores and bytes do not depend on it.
+``--grid all`` is every method at comparable bytes, ``--grid search`` Cocktail's chunk search against random chunks.
+Every setting is a run of kvbench, so an interrupted comparison goes on where it stopped, and ``--fold-only`` makes the
+tables of what is there. With ``--jobs`` settings run side by side: times are then not comparable and stay out of the
+table; scores and bytes do not depend on it. On one GPU: ``--device cuda --batch 16 --jobs 4``.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from experiments.mini.fold import fold
-from experiments.mini.grid import GRID, Setting
+from experiments.mini.grid import COMPARISONS, PAIRS, Setting
 
 
 def overrides(setting: Setting, arguments: argparse.Namespace) -> list[str]:
@@ -25,8 +28,10 @@ def overrides(setting: Setting, arguments: argparse.Namespace) -> list[str]:
         "model=tiny",
         "dataset=mini/full",
         f"dataset.lengths=[{','.join(map(str, arguments.lengths))}]",
-        f"dataset.limit={arguments.limit}",
+        f"dataset.limit={arguments.limit_for.get(setting.name, arguments.limit)}",
         *tasks,
+        f"runtime.device={arguments.device}",
+        f"runtime.batch_size={arguments.batch}",
         f"runtime.results_dir={arguments.runs}",
         "logger=none",
     ]
@@ -50,39 +55,63 @@ def run_one(setting: Setting, arguments: argparse.Namespace) -> int:
     return 0 if run(composed(setting, arguments))["status"] == "ok" else 1
 
 
-def run_apart(setting: Setting, arguments: argparse.Namespace) -> bool:
+def run_apart(setting: Setting, arguments: argparse.Namespace, given: Sequence[str]) -> bool:
     """Run one setting in a process of its own, its output in a log; whether it went well."""
     log = Path(arguments.runs) / "logs" / f"{setting.slug}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as out:
-        command = [sys.executable, "-m", "experiments.mini", "--one", setting.name, *sys.argv[1:]]
+        command = [sys.executable, "-m", "experiments.mini", "--one", setting.name, *given]
         good = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode == 0
     print(f"{setting.name}: {'done' if good else f'failed, see {log}'}", flush=True)
     return good
 
 
-def main() -> int:
-    """Run and fold; 1 where a setting failed."""
+def parse(given: Sequence[str]) -> argparse.Namespace:
+    """The command line, with what the comparison says where it is silent."""
     parser = argparse.ArgumentParser(prog="python -m experiments.mini", description=__doc__)
-    parser.add_argument("--limit", type=int, default=100, help="samples a task and length")
+    parser.add_argument("--grid", choices=tuple(COMPARISONS), default="all", help="which comparison")
+    parser.add_argument("--limit", type=int, help="samples a task and length (default: 100; of the search 200)")
+    parser.add_argument(
+        "--limit-for", nargs="+", default=[], metavar="NAME=N", help="other limits of single settings (slow ones)"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096])
-    parser.add_argument("--tasks", nargs="*", default=[], help="tasks of mini (default: all)")
+    parser.add_argument("--tasks", nargs="*", help="tasks of mini (default: all; of the search those that tell)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    parser.add_argument("--batch", type=int, default=1, help="prompts a batch")
     parser.add_argument("--jobs", type=int, default=1, help="settings that run side by side")
     parser.add_argument("--only", nargs="*", default=[], help="names of settings (default: all)")
     parser.add_argument("--runs", default="results/runs/mini", help="where the runs lie")
-    parser.add_argument("--out", default="results/mini", help="where table, scores and plot go")
+    parser.add_argument("--out", help="where table, scores and plot go (default: results/mini, results/mini/search)")
     parser.add_argument("--fold-only", action="store_true", help="make the tables of what has run")
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
+    grid = COMPARISONS[arguments.grid]
+    names = [setting.name for setting in grid.settings]
+    limits = dict(text.rsplit("=", 1) for text in arguments.limit_for if "=" in text)
+    for name in (*arguments.only, *limits, *(text for text in arguments.limit_for if "=" not in text)):
+        if name not in names:
+            parser.error(f"no setting {name!r} (NAME=N for --limit-for) in --grid {arguments.grid}: {', '.join(names)}")
+    arguments.limit_for = {name: int(count) for name, count in limits.items()}
+    arguments.limit = arguments.limit or grid.limit
+    arguments.tasks = grid.tasks if arguments.tasks is None else arguments.tasks
+    arguments.out = arguments.out or grid.out
+    return arguments
+
+
+def main() -> int:
+    """Run and fold; 1 where a setting failed."""
+    given = sys.argv[1:]
+    arguments = parse(given)
+    settings = COMPARISONS[arguments.grid].settings
     if arguments.one:
-        return run_one(next(s for s in GRID if s.name == arguments.one), arguments)
-    settings = [s for s in GRID if not arguments.only or s.name in arguments.only]
+        return run_one(next(s for s in settings if s.name == arguments.one), arguments)
+    settings = tuple(s for s in settings if not arguments.only or s.name in arguments.only)
     good = [True]
     if not arguments.fold_only:
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            good = list(pool.map(lambda s: run_apart(s, arguments), settings))
+            good = list(pool.map(lambda s: run_apart(s, arguments, given), settings))
     configs = {setting.name: composed(setting, arguments) for setting in settings}
-    print(fold(Path(arguments.runs), Path(arguments.out), settings, configs))
+    print(fold(Path(arguments.runs), Path(arguments.out), settings, configs, PAIRS))
     return 0 if all(good) else 1
 
 

@@ -1,4 +1,4 @@
-"""Runs of the grid to one table (markdown), one file of numbers (JSON) and one plot (PNG)."""
+"""Runs of the comparison to numbers: what each setting has done, over the samples that are common, and in pairs."""
 
 from __future__ import annotations
 
@@ -12,52 +12,89 @@ from typing import Any
 import yaml
 
 from experiments.mini.grid import Setting
+from experiments.mini.report import markdown, plot
 from kvbench.results.samples import read as read_samples
 
-#: colours of the families, distinguishable without hue as well (markers differ)
-STYLE = {
-    "fp16": ("black", "*"),
-    "atom": ("tab:brown", "s"),
-    "kivi": ("tab:blue", "o"),
-    "hf": ("tab:cyan", "P"),
-    "logquant": ("tab:green", "^"),
-    "cocktail": ("tab:red", "D"),
-    "eviction": ("tab:gray", "x"),
-}
+#: a setting that has done less than this share of the furthest one's samples stays out of the common table
+ENOUGH = 0.5
 
 
-def fold(runs: Path, out: Path, settings: Sequence[Setting], configs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Read every setting's run and write ``table.md``, ``scores.json`` and ``plot.png``; the table as text.
+def fold(
+    runs: Path,
+    out: Path,
+    settings: Sequence[Setting],
+    configs: Mapping[str, Mapping[str, Any]],
+    pairs: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Read every setting's runs, write ``table.md``, ``scores.json``, ``pairs.json``, ``plot.png``; the table as text.
+
+    Settings whose runs are not finished count with what they have: the table is over the samples that all of its
+    settings have done, each pair over those that its two have done.
 
     Args:
         runs: where the runs lie.
+        out: where the files go.
+        settings: the rows.
         configs: the composed configuration of each setting, by name: a run is found by its method and formats.
+        pairs: names of settings whose difference is of interest.
     """
     found = [row for setting in settings if (row := read(runs, setting, configs[setting.name]))]
-    shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in found)) if found else set())
+    most = max((len(row["samples"]) for row in found), default=0)
+    kept = [row for row in found if len(row["samples"]) >= ENOUGH * most]
+    shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in kept)) if kept else set())
     if not shared:
         return f"nothing that all settings have done lies in {runs}"
-    base = next((row for row in found if row["name"] == "fp16"), None)
-    rows = [summarize(row, sorted(shared), base) for row in found]
+    base = next((row for row in kept if row["name"] == "fp16"), None)
+    rows = [summarize(row, sorted(shared), base) for row in kept]
+    by_name = {row["name"]: row for row in found}
+    compared = [less(by_name[a], by_name[b]) for a, b in pairs if a in by_name and b in by_name]
+    compared = [pair for pair in compared if pair["mean"]["n"]]
+    missing = {row["name"]: len(row["samples"]) for row in found if row not in kept}
+    missing |= {setting.name: 0 for setting in settings if setting.name not in by_name}
     out.mkdir(parents=True, exist_ok=True)
-    text = markdown(rows)
+    text = markdown(rows, compared, missing)
     (out / "table.md").write_text(text, encoding="utf-8")
-    (out / "scores.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    for name, content in (("scores", rows), ("pairs", compared)):
+        (out / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     plot(rows, out / "plot.png")
     return text
 
 
 def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The samples that a setting has done, whether its run is finished or not; None where it has not begun."""
-    groups = ("model", "method", "quantizer")
-    wanted = [config[group] for group in groups]
+    """The samples that a setting has done, of all its runs, finished or not; None where it has not begun.
+
+    A setting has several runs where its tasks were run one by one. Samples of tasks and lengths that `config` does not
+    ask for, and beyond its limit, are left out.
+    """
+    data = config["dataset"]
+    samples: dict[str, Any] = {}
+    environments: list[dict[str, Any]] = []
     for path in sorted(runs.glob("*/config.yaml")):
         have = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if [have[group] for group in groups] == wanted and have["dataset"]["lengths"] == config["dataset"]["lengths"]:
-            samples = read_samples(path.parent / "samples.jsonl").rows
-            env = json.loads((path.parent / "env.json").read_text(encoding="utf-8"))
-            return {"setting": setting, "name": setting.name, "samples": samples, "env": env} if samples else None
-    return None
+        if not all(same(have[group], config[group]) for group in ("model", "method", "quantizer")):
+            continue
+        if have["dataset"].get("seed") != data.get("seed") or have.get("decoding") != config.get("decoding"):
+            continue
+        rows = read_samples(path.parent / "samples.jsonl").rows
+        wanted = {key: row for key, row in rows.items() if asked(row, data)}
+        if wanted:
+            samples |= wanted
+            environments.append(json.loads((path.parent / "env.json").read_text(encoding="utf-8")))
+    if not samples:
+        return None
+    return {"setting": setting, "name": setting.name, "samples": samples, "env": environments[0]}
+
+
+def same(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether two groups mean the same; a key that came after the run was made has the value that changes nothing."""
+    return all(have[key] == value if key in have else value in (None, False, 0) for key, value in wanted.items())
+
+
+def asked(row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    """Whether a sample is one of those that the data set's configuration asks for."""
+    tasks, limit = data.get("tasks", "all"), data.get("limit", math.inf)
+    number = int(row["id"].rsplit("/", 1)[1])
+    return (tasks == "all" or row["task"] in tasks) and row["length"] in data["lengths"] and number < limit
 
 
 def whole_tasks(ids: set[str]) -> set[str]:
@@ -72,28 +109,70 @@ def summarize(row: dict[str, Any], ids: Sequence[str], base: dict[str, Any] | No
     samples = row["samples"]
 
     def cell(chosen: Sequence[str]) -> dict[str, Any]:
-        values = [samples[i]["scores"]["score"] for i in chosen]
-        answer: dict[str, Any] = {"score": sum(values) / len(values), "stderr": error(values), "n": len(values)}
+        answer = mean_of([score(samples[i]) for i in chosen], "score")
         if base is not None:
-            differences = [v - base["samples"][i]["scores"]["score"] for v, i in zip(values, chosen, strict=True)]
-            answer["vs_fp16"] = {"diff": sum(differences) / len(differences), "stderr": error(differences)}
+            answer["vs_fp16"] = mean_of([score(samples[i]) - score(base["samples"][i]) for i in chosen])
+            del answer["vs_fp16"]["n"]
         return answer
 
-    tasks: dict[str, list[str]] = {}
-    for i in sorted(ids, key=list(samples).index):
-        tasks.setdefault(f"{samples[i]['task']}@{samples[i]['length']}", []).append(i)
-    used = [samples[i]["kv_bytes"]["used"]["total"] for i in ids]
-    full = [samples[i]["kv_bytes"]["fp16_equivalent"] for i in ids]
     return {
         "name": row["name"],
         "family": row["setting"].family,
         "command": " ".join(row["setting"].overrides),
         "mean": cell(ids),
-        "tasks": {task: cell(chosen) for task, chosen in sorted(tasks.items())},
-        "kv_bytes": {"used": sum(used) / len(used), "fp16_equivalent": sum(full) / len(full)},
+        "tasks": {task: cell(chosen) for task, chosen in by_task(samples, ids).items()},
+        "kv_bytes": {
+            "used": mean_bytes(samples, ids),
+            "fp16_equivalent": sum(samples[i]["kv_bytes"]["fp16_equivalent"] for i in ids) / len(ids),
+        },
         "devices": sorted({samples[i]["measured"]["device"] for i in ids}),
         "env": row["env"],
     }
+
+
+def less(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """`first` less `second`, sample by sample, by task and over all, with the bytes of both."""
+    one, two = first["samples"], second["samples"]
+    ids = sorted(one.keys() & two.keys())
+    tasks = by_task(one, ids)
+
+    def cell(chosen: Sequence[str]) -> dict[str, Any]:
+        scores = {"first": mean_of([score(one[i]) for i in chosen]), "second": mean_of([score(two[i]) for i in chosen])}
+        return {
+            **mean_of([score(one[i]) - score(two[i]) for i in chosen]),
+            **{name: value["diff"] for name, value in scores.items()},
+        }
+
+    return {
+        "first": first["name"],
+        "second": second["name"],
+        "mean": cell(ids) if ids else {"n": 0},
+        "tasks": {task: cell(chosen) for task, chosen in tasks.items()},
+        "kv_bytes": {"first": mean_bytes(one, ids), "second": mean_bytes(two, ids)} if ids else {},
+    }
+
+
+def by_task(samples: Mapping[str, Any], ids: Sequence[str]) -> dict[str, list[str]]:
+    """The samples `ids` by ``task@length``."""
+    tasks: dict[str, list[str]] = {}
+    for i in ids:
+        tasks.setdefault(f"{samples[i]['task']}@{samples[i]['length']}", []).append(i)
+    return dict(sorted(tasks.items()))
+
+
+def score(row: Mapping[str, Any]) -> float:
+    """A sample's score."""
+    return float(row["scores"]["score"])
+
+
+def mean_bytes(samples: Mapping[str, Any], ids: Sequence[str]) -> float:
+    """Bytes of keys and values in use at the end of a sample, mean."""
+    return float(sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids) / len(ids))
+
+
+def mean_of(values: Sequence[float], name: str = "diff") -> dict[str, Any]:
+    """Mean under `name`, its standard error and the number of values."""
+    return {name: sum(values) / len(values), "stderr": error(values), "n": len(values)}
 
 
 def error(values: Sequence[float]) -> float:
@@ -103,60 +182,3 @@ def error(values: Sequence[float]) -> float:
         return math.nan
     middle = sum(values) / n
     return math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
-
-
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table: a line a setting, a column a task."""
-    keys = list(rows[0]["tasks"])
-    names = [key.split("@")[0].replace("_", " ") for key in keys]
-    lines = [
-        "| setting | mean | Δ to fp16 | KV bytes | ratio | " + " | ".join(names) + " |",
-        "|---|---|---|---|---|" + "---|" * len(names),
-    ]
-    for row in rows:
-        whole, used, full = row["mean"], row["kv_bytes"]["used"], row["kv_bytes"]["fp16_equivalent"]
-        difference = whole.get("vs_fp16", {"diff": math.nan, "stderr": math.nan})
-        cells = [f"{100 * row['tasks'][key]['score']:.0f}" for key in keys]
-        lines.append(
-            f"| {row['name']} | {100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f} "
-            f"| {100 * difference['diff']:+.1f} ±{100 * difference['stderr']:.1f} | {used / 2**20:.2f} MiB "
-            f"| {full / used:.2f} | " + " | ".join(cells) + " |"
-        )
-    env, lengths = rows[0]["env"], sorted({key.split("@")[-1] for key in keys})
-    counts = sorted({row["tasks"][key]["n"] for row in rows for key in keys})
-    devices = sorted({device for row in rows for device in row["devices"]})
-    lines += [
-        "",
-        f"Scores in percent over the samples that all settings have done: prompts of {', '.join(lengths)} tokens, "
-        f"n = {', '.join(map(str, counts))} a task; ± standard error over samples, Δ paired over the same samples. "
-        f"KV bytes: in use at the end of a sample, mean. {' and '.join(devices)}; {env['dtype']}, "
-        f"torch {env['torch']}, transformers {env['transformers']}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Score against KV bytes, both of all tasks."""
-    try:
-        import matplotlib
-    except ImportError:
-        return  # the numbers are in the table; the extra `plot` draws them
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5), constrained_layout=True)
-    for number, row in enumerate(sorted(rows, key=lambda row: -row["kv_bytes"]["used"]), start=1):
-        colour, marker = STYLE[row["family"]]
-        x, y = row["kv_bytes"]["used"] / 2**20, 100 * row["mean"]["score"]
-        spread = 100 * row["mean"]["stderr"]
-        label = f"{number}  {row['name']}"
-        axes.errorbar(x, y, yerr=spread, color=colour, marker=marker, markersize=7, capsize=2, ls="", label=label)
-        # settings of nearly equal bytes: their numbers alternate above and below
-        axes.annotate(str(number), (x, y), (5, 7 if number % 2 else -13), textcoords="offset points", color=colour)
-    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
-    axes.set_xscale("log")
-    axes.set_xlabel("KV bytes in use, MiB (log scale)")
-    axes.set_ylabel("score, mean over the tasks, %")
-    axes.set_title("tiny on mini: accuracy against KV memory")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)

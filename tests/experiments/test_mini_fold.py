@@ -2,12 +2,15 @@
 
 import json
 
+import pytest
 import yaml
 
-from experiments.mini.fold import error, fold
-from experiments.mini.grid import GRID
+from experiments.mini.__main__ import composed, overrides, parse
+from experiments.mini.fold import error, fold, same
+from experiments.mini.grid import COMPARISONS, GRID, PAIRS
 from kvbench.methods import load_method
 from kvbench.results import samples as rows
+from kvbench.tasks.mini.catalogue import TASKS
 
 
 def write_run(folder, config, scores):
@@ -49,6 +52,51 @@ def test_settings_are_paired_over_what_all_of_them_have_done(tmp_path):
     assert (tmp_path / "out" / "table.md").read_text() == text
 
 
+def config_of(name, **dataset):
+    data = {"lengths": [4096], "tasks": ["copy", "repeat"], "limit": 100, "seed": 0} | dataset
+    return {"model": {"name": "tiny"}, "method": {"n": name}, "quantizer": {}, "dataset": data, "decoding": {}}
+
+
+def test_a_setting_may_have_several_runs_and_only_what_is_asked_for_counts(tmp_path):
+    settings = [s for s in GRID if s.name in ("fp16", "kivi 2")]
+    configs = {s.name: config_of(s.name) for s in settings}
+    runs = tmp_path / "runs"
+    write_run(runs / "a", config_of("fp16", tasks=["copy"]), {f"copy@4096/{i}": 1.0 for i in range(4)})
+    write_run(runs / "b", config_of("fp16", tasks=["repeat"]), {f"repeat@4096/{i}": 1.0 for i in range(4)})
+    write_run(runs / "other seed", config_of("fp16", seed=1), {f"copy@4096/{i}": 0.0 for i in range(4)})
+    more = {f"{task}@4096/{i}": 0.5 for task in ("copy", "repeat", "needle") for i in (0, 1, 2, 3, 100)}
+    write_run(runs / "c", config_of("kivi 2", limit=101), more)
+    fold(runs, tmp_path / "out", settings, configs)
+    table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
+    assert list(table["fp16"]["tasks"]) == list(table["kivi 2"]["tasks"]) == ["copy@4096", "repeat@4096"]
+    assert table["fp16"]["mean"] | {"vs_fp16": 0} == {"score": 1.0, "stderr": 0.0, "n": 8, "vs_fp16": 0}
+    assert table["kivi 2"]["mean"]["vs_fp16"]["diff"] == -0.5
+
+
+def test_a_setting_that_has_hardly_begun_is_named_and_pairs_have_their_own_samples(tmp_path):
+    names = ("fp16", "kivi 2", "kivi 4", "atom 2")
+    settings = [s for s in GRID if s.name in names]
+    configs = {s.name: config_of(s.name) for s in settings}
+    runs = tmp_path / "runs"
+    write_run(runs / "a", configs["fp16"], {f"copy@4096/{i}": 1.0 for i in range(8)})
+    write_run(runs / "b", configs["kivi 2"], {f"copy@4096/{i}": float(i % 2) for i in range(6)})
+    write_run(runs / "c", configs["kivi 4"], {f"copy@4096/{i}": 1.0 for i in range(2)})
+    text = fold(runs, tmp_path / "out", settings, configs, [("kivi 4", "kivi 2"), ("kivi 4", "atom 2")])
+    table = {row["name"]: row for row in json.loads((tmp_path / "out" / "scores.json").read_text())}
+    assert set(table) == {"fp16", "kivi 2"}
+    assert table["fp16"]["mean"]["n"] == 6
+    assert "Not run, or not far enough: kivi 4 (2 samples), atom 2." in text
+    (pair,) = json.loads((tmp_path / "out" / "pairs.json").read_text())
+    assert pair["mean"] == {"diff": 0.5, "stderr": 0.5, "n": 2, "first": 1.0, "second": 0.5}
+    assert "| kivi 4 less kivi 2 | 100.0, 50.0 | +50.0 ±50.0 | 2 | 1.00, 1.00 | +50.0 ±50.0 |" in text
+
+
+def test_a_key_that_came_after_a_run_has_the_value_that_changes_nothing():
+    assert same({"alpha": 0.6}, {"alpha": 0.6, "whole_words": None})
+    assert not same({"alpha": 0.6}, {"alpha": 0.6, "residual": 128})
+    assert not same({"alpha": 0.6, "whole_words": True}, {"alpha": 0.6, "whole_words": None})
+
+
 def test_nothing_done_is_said(tmp_path):
     config = {"model": {}, "method": {}, "quantizer": {}, "dataset": {"lengths": [4096]}}
     assert "nothing" in fold(tmp_path, tmp_path / "out", GRID[:1], {GRID[0].name: config})
@@ -56,6 +104,29 @@ def test_nothing_done_is_said(tmp_path):
 
 def test_standard_error():
     assert error([0.0, 1.0, 1.0, 0.0]) == (1 / 3) ** 0.5 / 2
+
+
+def test_pairs_and_comparisons_name_settings():
+    names = {setting.name for setting in GRID}
+    assert {name for pair in PAIRS for name in pair} <= names
+    for comparison in COMPARISONS.values():
+        assert {setting.name for setting in comparison.settings} <= names
+        assert set(comparison.tasks) <= set(TASKS)
+
+
+def test_the_command_line_of_a_setting():
+    search = parse(
+        ["--grid", "search", "--batch", "16", "--device", "cuda", "--limit-for", "the same, random chunks=7"]
+    )
+    lines = {s.name: overrides(s, search) for s in COMPARISONS["search"].settings}
+    assert {"runtime.batch_size=16", "runtime.device=cuda"} <= set(lines["fp16"])
+    assert "dataset.limit=200" in lines["fp16"]
+    assert "dataset.limit=7" in lines["the same, random chunks"]
+    assert "dataset.tasks=[key_value_hex,copy,copy_long]" in lines["fp16"]
+    assert composed(COMPARISONS["search"].settings[1], search)["method"]["split"] == [15, 35, 50]
+    assert parse(["--limit", "3"]).tasks == ()
+    with pytest.raises(SystemExit):
+        parse(["--only", "no such setting"])
 
 
 def test_every_setting_of_the_grid_can_run():

@@ -1,0 +1,112 @@
+"""The comparison as tables (markdown) and as a plot of score against bytes (PNG)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: colours of the families, distinguishable without hue as well (markers differ)
+STYLE = {
+    "fp16": ("black", "*"),
+    "atom": ("tab:brown", "s"),
+    "kivi": ("tab:blue", "o"),
+    "hf": ("tab:cyan", "P"),
+    "logquant": ("tab:green", "^"),
+    "cocktail": ("tab:red", "D"),
+    "eviction": ("tab:gray", "x"),
+}
+Row = Mapping[str, Any]
+
+
+def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[str, int] | None = None) -> str:
+    """A line a setting and a column a task; then the pairs; then what is not in the table."""
+    keys = list(rows[0]["tasks"])
+    lengths = sorted({key.split("@")[-1] for key in keys}, key=int)
+    names = [key.replace("_", " ") if len(lengths) > 1 else key.split("@")[0].replace("_", " ") for key in keys]
+    lines = [
+        "| setting | mean | Δ to fp16 | KV bytes | ratio | " + " | ".join(names) + " |",
+        "|---|---|---|---|---|" + "---|" * len(names),
+    ]
+    for row in rows:
+        whole, used, full = row["mean"], row["kv_bytes"]["used"], row["kv_bytes"]["fp16_equivalent"]
+        difference = whole.get("vs_fp16", {"diff": math.nan, "stderr": math.nan})
+        cells = [f"{100 * row['tasks'][key]['score']:.0f}" for key in keys]
+        lines.append(
+            f"| {row['name']} | {100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f} | {points(difference)} "
+            f"| {used / 2**20:.2f} MiB | {full / used:.2f} | " + " | ".join(cells) + " |"
+        )
+    counts = sorted({row["tasks"][key]["n"] for row in rows for key in keys})
+    devices = sorted({device for row in rows for device in row["devices"]})
+    versions = sorted({versions_of(row["env"]) for row in rows})
+    lines += [
+        "",
+        f"Scores in percent over the samples that all settings have done: prompts of {', '.join(lengths)} tokens, "
+        f"n = {', '.join(map(str, counts))} a task; ± standard error over samples, Δ paired over the same samples. "
+        f"KV bytes: in use at the end of a sample, mean. {' and '.join(devices)}; {'; '.join(versions)}.",
+    ]
+    if missing:
+        said = ", ".join(f"{name} ({count} samples)" if count else name for name, count in missing.items())
+        lines += ["", f"Not run, or not far enough: {said}."]
+    if pairs:
+        lines += ["", *in_pairs(pairs)]
+    return "\n".join(lines) + "\n"
+
+
+def in_pairs(pairs: Sequence[Row]) -> list[str]:
+    """A line a pair: the first less the second in points, over all samples that both have done and by task."""
+    keys = sorted({key for pair in pairs for key in pair["tasks"]})
+    lines = [
+        "| first less second | scores | Δ | n | KV bytes, MiB | " + " | ".join(keys) + " |",
+        "|---|---|---|---|---|" + "---|" * len(keys),
+    ]
+    for pair in pairs:
+        whole, held = pair["mean"], pair["kv_bytes"]
+        cells = [points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys]
+        lines.append(
+            f"| {pair['first']} less {pair['second']} | {100 * whole['first']:.1f}, {100 * whole['second']:.1f} "
+            f"| {points(whole)} | {whole['n']} | {held['first'] / 2**20:.2f}, {held['second'] / 2**20:.2f} | "
+            + " | ".join(cells)
+            + " |"
+        )
+    said = "Differences in points, paired over the samples that both settings have done, ± standard error."
+    return [*lines, "", said]
+
+
+def points(difference: Row) -> str:
+    """A difference and its standard error in percentage points."""
+    return f"{100 * difference['diff']:+.1f} ±{100 * difference['stderr']:.1f}"
+
+
+def versions_of(env: Row) -> str:
+    """What a run was computed in and with."""
+    return f"{env['dtype']}, torch {env['torch']}, transformers {env['transformers']}"
+
+
+def plot(rows: Sequence[Row], path: Path) -> None:
+    """Score against KV bytes, both of all tasks."""
+    try:
+        import matplotlib
+    except ImportError:
+        return  # the numbers are in the table; the extra `plot` draws them
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), constrained_layout=True)
+    for number, row in enumerate(sorted(rows, key=lambda row: -row["kv_bytes"]["used"]), start=1):
+        colour, marker = STYLE[row["family"]]
+        x, y = row["kv_bytes"]["used"] / 2**20, 100 * row["mean"]["score"]
+        spread = 100 * row["mean"]["stderr"]
+        label = f"{number}  {row['name']}"
+        axes.errorbar(x, y, yerr=spread, color=colour, marker=marker, markersize=7, capsize=2, ls="", label=label)
+        # settings of nearly equal bytes: their numbers alternate above and below
+        axes.annotate(str(number), (x, y), (5, 7 if number % 2 else -13), textcoords="offset points", color=colour)
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=8)
+    axes.set_xscale("log")
+    axes.set_xlabel("KV bytes in use, MiB (log scale)")
+    axes.set_ylabel("score, mean over the tasks, %")
+    axes.set_title("tiny on mini: accuracy against KV memory")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
