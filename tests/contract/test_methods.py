@@ -36,7 +36,6 @@ VARIANTS = {
     "logquant:evict": {"evict": True, "sinks": 2},
     "partial_logquant:released": {"value_window": "released", "window": 42},
     "streamingllm:original": {"budget": 0.25, "position": "original"},
-    "h2o:prefill": {"evict": "prefill", "budget": 60, "recent": 8},
     "h2o:max": {"group": "max", "per_query": True},
     "quantspec:plain": {"gamma": 0},
     "quantspec:draft": {"draft": "kivi", "draft_options": {"residual": 64}, "sensitive_layers": 1},

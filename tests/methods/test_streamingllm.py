@@ -50,8 +50,9 @@ class Paper:
         return self.model.lm_head(self.model.model.norm(x))
 
 
-@pytest.mark.parametrize(("budget", "evict"), [(48, "steps"), (5, "steps"), (48, "prefill")])
-@pytest.mark.parametrize("prompt", [100, 30])
+@pytest.mark.parametrize(
+    ("budget", "evict", "prompt"), [(48, "steps", 100), (48, "steps", 30), (5, "steps", 100), (48, "prefill", 100)]
+)
 @torch.no_grad()
 def test_logits_are_those_of_the_papers_cache(budget, evict, prompt):
     model = zoo.model("llama")
