@@ -169,25 +169,31 @@ def meaning(FORM: tl.constexpr, scale, second):
 
 
 @triton.jit
-def of_tokens(PARAMS, NB: tl.constexpr, tokens):
-    """Stored parameters of `tokens` (axis ``token``): all `NB` groups of a token in one integer."""
+def of_tokens(PARAMS, NB: tl.constexpr, first, tokens):
+    """Stored parameters of `tokens` from `first` on (axis ``token``): all `NB` groups of a token in one integer."""
     if NB == 1:
-        stored = (tl.load(PARAMS[0] + tokens), tl.load(PARAMS[1] + tokens))
+        stored = (tl.load(PARAMS[0] + first + tokens), tl.load(PARAMS[1] + first + tokens))
     elif NB == 2:
         whole: tl.constexpr = tl.pointer_type(tl.int32)
-        stored = (tl.load(PARAMS[0].to(whole) + tokens), tl.load(PARAMS[1].to(whole) + tokens))
+        stored = (tl.load(PARAMS[0].to(whole) + first + tokens), tl.load(PARAMS[1].to(whole) + first + tokens))
     else:
         long: tl.constexpr = tl.pointer_type(tl.int64)
-        stored = (tl.load(PARAMS[0].to(long) + tokens), tl.load(PARAMS[1].to(long) + tokens))
+        stored = (tl.load(PARAMS[0].to(long) + first + tokens), tl.load(PARAMS[1].to(long) + first + tokens))
     return stored
 
 
 @triton.jit
+def ready(stored, FORM: tl.constexpr, NB: tl.constexpr):
+    """What :func:`of_tokens` loaded in the form in which a loop carries it: in fp32 where a token has one group."""
+    return meaning(FORM, stored[0], stored[1]) if NB == 1 else stored
+
+
+@triton.jit
 def group_of(stored, FORM: tl.constexpr, NB: tl.constexpr, c: tl.constexpr):
-    """:func:`meaning` of group `c` of channels of what :func:`of_tokens` loaded."""
-    scale = stored[0]
-    second = stored[1]
-    if NB > 1:
-        scale = (scale >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True)
-        second = (second >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True)
-    return meaning(FORM, scale, second)
+    """:func:`meaning` of group `c` of channels of what :func:`ready` returned."""
+    if NB == 1:
+        found = stored
+    else:
+        scale = (stored[0] >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True)
+        found = meaning(FORM, scale, (stored[1] >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True))
+    return found

@@ -86,7 +86,6 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     limit = torch.finfo(out.dtype).max
     cells = batch * work.heads
     parts = split(work, query, cells * blocks, chosen, expense)
-    merged = 0 if parts == 1 else 1 if parts <= chosen.fused else 2
     stats, sums, arrived = scratch(query.device, cells * blocks * parts, rows, work.value_dim, cells * blocks)
     decode[(blocks, parts, cells)](
         query,
@@ -101,6 +100,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
         *query.stride()[:3],
         work.heads,
         scaling * LOG2E,
+        chosen.fused,
         *numbers,
         *expense,
         channels,
@@ -111,12 +111,11 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
         chosen.full_step,
         chosen.stages,
         chosen.part_stages,
-        merged,
         limit,
         not INTERPRETED,
         num_warps=chosen.warps,
     )
-    if merged == 2:
+    if parts > max(chosen.fused, 1):
         merge[(group * count, cells)](
             stats, sums, out, parts, work.heads, group * count, group, count, rows, work.value_dim, 16, limit,
             num_warps=4,

@@ -114,6 +114,7 @@ def phase(
     PART_COST: tl.constexpr,
     SUB: tl.constexpr,
     CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr,
     D: tl.constexpr,
     DV: tl.constexpr,
     R: tl.constexpr,
@@ -123,6 +124,7 @@ def phase(
 ):
     """One phase's tiles and parts of tiles that begin in the interval of costs [low, high)."""
     NB: tl.constexpr = blocks(KEY, D)
+    ONE: tl.constexpr = ROWS == 1 and kind(KEY) != FULL and axis(KEY) == CHANNEL
     dtype: tl.constexpr = KEYS[0].dtype.element_ty if kind(KEY) == FULL else tl.float16
     top, total, acc = state
     key_first, value_first, count, lead, tile, tiles, begin, before, behind, pieces = SPAN
@@ -132,23 +134,23 @@ def phase(
         first, last = share(low, high, at, tiles, WHOLE_COST)
         at += tiles * WHOLE_COST
         if first < last:
-            query, sums = load_query(q_ptr, row_at, valid, normal, D, NB, dtype)
+            query, sums = load_query(q_ptr, row_at, valid, normal, D, NB, dtype, ONE)
             top, total, acc = walk(
                 top, total, acc, keys, values, KEY, VALUE, query, sums, factor, first + tile, last + tile,
-                0, 0, lead, count, key_first, value_first, seen, D, DV, R, True, SUB, STAGES, False, ASM,
+                0, 0, lead, count, key_first, value_first, seen, D, DV, R, True, SUB, STAGES, False, ONE, ASM,
             )  # fmt: skip
     first, last = share(low, high, at, pieces, PART_COST)
     if first < last:
-        query, sums = load_query(q_ptr, row_at, valid, normal, D, NB, dtype)
+        query, sums = load_query(q_ptr, row_at, valid, normal, D, NB, dtype, ONE)
         top, total, acc = walk(
             top, total, acc, keys, values, KEY, VALUE, query, sums, factor, first + begin, last + begin,
             begin + before, behind - begin - before, lead, count, key_first, value_first, seen,
-            D, DV, R, False, SUB, PART_STAGES, CAUSAL, ASM,
+            D, DV, R, False, SUB, PART_STAGES, CAUSAL, ONE, ASM,
         )  # fmt: skip
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["EXTENTS", "heads", "scaling"])
+@triton.jit(do_not_specialize=["EXTENTS", "heads", "scaling", "fused"])
 def decode(
     q_ptr,
     out_ptr,
@@ -164,6 +166,7 @@ def decode(
     q_token,
     heads,
     scaling,
+    fused,
     KEY_FORMS: tl.constexpr,
     VALUE_FORMS: tl.constexpr,
     WHOLE_COSTS: tl.constexpr,
@@ -176,7 +179,6 @@ def decode(
     FULL_STEP: tl.constexpr,
     STAGES: tl.constexpr,
     PART_STAGES: tl.constexpr,
-    MERGE: tl.constexpr,
     LIMIT: tl.constexpr,
     ASM: tl.constexpr,
 ):
@@ -189,9 +191,9 @@ def decode(
         EXTENTS: for each phase the extents that :func:`located` takes, of keys and of values.
         stat_ptr, acc_ptr: partial results (:func:`write_part`). arrived_ptr: a zeroed counter for each merge.
         scaling: factor on the scores times log2(e).
+        fused: up to so many partial results are merged by the last program to finish; more are left to `merge`.
         KEY_FORMS, VALUE_FORMS: :func:`kvbench.attention.triton_codes.number` for each phase.
         WHOLE_COSTS, PART_COSTS: for each phase the cost of a whole tile and of a part of one.
-        MERGE: 0: one part, written at once; 1: the last program to finish merges; 2: left to `merge`.
     """
     block = tl.program_id(0)  # fastest: programs that read the same tiles run side by side
     index = tl.program_id(1)
@@ -234,23 +236,24 @@ def decode(
             state, q_ptr, row_at, valid, normal, factor, spans[i][2] - Q + 1 + row % Q, KEYS[i], VALUES[i], EXTENTS[i],
             spans[i], cell.to(tl.int64), low, high, at, KEY_FORMS[i], VALUE_FORMS[i],
             WHOLE_COSTS[i], PART_COSTS[i], part(KEY_FORMS[i], VALUE_FORMS[i], FULL_STEP), i == PH - 1 and Q > 1,
-            D, DV, R, STAGES, PART_STAGES, ASM,
+            ROWS, D, DV, R, STAGES, PART_STAGES, ASM,
         )  # fmt: skip
         at += spans[i][5] * WHOLE_COSTS[i] + spans[i][9] * PART_COSTS[i]
     top, total, acc = state
 
-    if MERGE == 0:
+    if parts == 1:
         out = rounded(acc / total[None, :], LIMIT).to(out_ptr.dtype.element_ty)
         target = place_of(out_ptr, sequence, head, row, heads, GROUP, Q, DV)
         tl.store(target[None, :] + tl.arange(0, DV)[:, None], out, mask=valid[None, :])
     else:
         place = cell * tl.num_programs(0) + block
-        write_part(stat_ptr, acc_ptr, place.to(tl.int64) * parts + index, top, total, acc, valid, R, DV)
-        if MERGE == 1:
+        first = place.to(tl.int64) * parts
+        write_part(stat_ptr, acc_ptr, first + index, top, total, acc, valid, R, DV)
+        if parts <= fused:
             tl.debug_barrier()
             if tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel") == parts - 1:
                 tl.store(arrived_ptr + place, 0)
                 for r in tl.range(0, tl.minimum(ROWS - block * R, R)):
-                    merged = merge_row(stat_ptr, acc_ptr, place.to(tl.int64) * parts, parts, r, R, DV, 16)
+                    merged = merge_row(stat_ptr, acc_ptr, first, parts, r, R, DV, 16)
                     target = place_of(out_ptr, sequence, head, block * R + r, heads, GROUP, Q, DV)
                     tl.store(target + tl.arange(0, DV), rounded(merged, LIMIT).to(out_ptr.dtype.element_ty))

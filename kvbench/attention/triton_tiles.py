@@ -28,9 +28,13 @@ from kvbench.attention.triton_codes import (
     meaning,
     of_tokens,
     planes,
+    ready,
     rows,
     run,
 )
+
+#: value of code 1 in the lowest field, as an fp16 number
+TINY = tl.constexpr(2.0**-24)
 
 
 @triton.jit
@@ -44,11 +48,11 @@ def exact_dot(a, b, ASM: tl.constexpr):
 
 
 @triton.jit
-def words_of(PARTS, FORM: tl.constexpr, at):
-    """Words at offsets `at`, a tuple: a tile a plane."""
-    words = (tl.load(PARTS[0] + at),)
+def words_of(PARTS, FORM: tl.constexpr, base, at):
+    """Words at offsets `at` from a scalar `base`, a tuple: a tile a plane."""
+    words = (tl.load(PARTS[0] + base + at),)
     if planes(FORM) == 2:
-        words = words + (tl.load(PARTS[1] + at),)
+        words = words + (tl.load(PARTS[1] + base + at),)
     return words
 
 
@@ -59,41 +63,70 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         params = PARTS[planes(FORM) :]
         for i in tl.static_range(COUNT):
-            tokens = start + i * N + tl.arange(0, N)
-            stored = stored + (of_tokens(params, blocks(FORM, CHANNELS), tokens),)
+            stored = stored + (of_tokens(params, blocks(FORM, CHANNELS), start + i * N, tl.arange(0, N)),)
     return stored
 
 
 @triton.jit
-def channel_parameters(PARTS, FORM: tl.constexpr, D: tl.constexpr, number, query):
-    """Scaled query ``[D, R]`` fp16 and bias of the scores ``[R]`` of one group of tokens (axis ``channel``)."""
-    at = number * D + tl.arange(0, D)
-    stored = tl.load(PARTS[planes(FORM)] + at)
-    _, least = meaning(FORM, stored, tl.load(PARTS[planes(FORM) + 1] + at))
-    return query * stored[:, None], tl.sum(query.to(tl.float32) * least[:, None], 0)
+def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
+    """:func:`ready` for what :func:`parameters_of` loaded."""
+    found = ()
+    if kind(FORM) != FULL and axis(FORM) != CHANNEL:
+        for i in tl.static_range(COUNT):
+            found = found + (ready(stored[i], FORM, blocks(FORM, CHANNELS)),)
+    return found
 
 
 @triton.jit
-def tile_scores(PARTS, FORM: tl.constexpr, D: tl.constexpr, tile, stored, query, sums, factor, ASM: tl.constexpr):
+def channel_parameters(PARTS, FORM: tl.constexpr, D: tl.constexpr, number, query, alone, ONE: tl.constexpr):
+    """Scaled query ``[D, R]`` fp16 and bias of the scores ``[R]`` of one group of tokens (axis ``channel``)."""
+    at = tl.arange(0, D)
+    stored = tl.load(PARTS[planes(FORM)] + number * D + at)
+    _, least = meaning(FORM, stored, tl.load(PARTS[planes(FORM) + 1] + number * D + at))
+    if ONE:
+        bias = tl.sum(alone * least, 0)
+    else:
+        bias = tl.sum(query.to(tl.float32) * least[:, None], 0)
+    return query * stored[:, None], bias
+
+
+@triton.jit
+def tile_scores(
+    PARTS,
+    FORM: tl.constexpr,
+    D: tl.constexpr,
+    tile,
+    stored,
+    query,
+    sums,
+    factor,
+    ONE: tl.constexpr,
+    ASM: tl.constexpr,
+):
     """Scores of a whole tile of packed keys, in bits: for each field ``[rows, R]``."""
     NW: tl.constexpr = rows(FORM)
     NB: tl.constexpr = blocks(FORM, D)
-    at = tile * (NW * D) + tl.arange(0, NW)[:, None] * D + tl.arange(0, D // NB)[None, :]
+    base = tile * (NW * D)
+    at = tl.arange(0, NW)[:, None] * D + tl.arange(0, D // NB)[None, :]
     scores = ()
     if axis(FORM) == CHANNEL:
-        words = words_of(PARTS, FORM, at)
+        words = words_of(PARTS, FORM, base, at)
         RUN: tl.constexpr = run(FORM)
+        # all queries are scaled before the first product: they pass through shared memory behind one barrier
+        scaled = ()
+        biases = ()
         for g in tl.static_range(fields(FORM) // RUN):
-            number = tile * 128 // group(FORM) + g
-            scaled, bias = channel_parameters(PARTS, FORM, D, number, query[0])
-            bias *= factor
-            for j in tl.static_range(RUN):
-                product = tl.dot(field(words, FORM, g * RUN + j, ASM), scaled)
-                scores = scores + (product * (factor * lift(FORM, g * RUN + j))[None, :] + bias[None, :],)
+            number = tile * (128 // group(FORM)) + g
+            query_of_group, bias = channel_parameters(PARTS, FORM, D, number, query[0], sums[0], ONE)
+            scaled = scaled + (query_of_group,)
+            biases = biases + (bias * factor,)
+        for i in tl.static_range(fields(FORM)):
+            score = tl.dot(field(words, FORM, i, ASM), scaled[i // RUN])
+            scores = scores + (score * (factor * lift(FORM, i))[None, :] + biases[i // RUN][None, :],)
     else:
         words = ()
         for c in tl.static_range(NB):
-            words = words + (words_of(PARTS, FORM, at + c * (D // NB)),)
+            words = words + (words_of(PARTS, FORM, base + c * (D // NB), at),)
         for i in tl.static_range(fields(FORM)):
             for c in tl.static_range(NB):
                 step, least = group_of(stored[i], FORM, NB, c)
@@ -108,6 +141,16 @@ def tile_scores(PARTS, FORM: tl.constexpr, D: tl.constexpr, tile, stored, query,
 
 
 @triton.jit
+def within(start, NW: tl.constexpr, SUB: tl.constexpr):
+    """First word row of `SUB` tokens inside one field."""
+    if SUB == NW:
+        at = 0
+    else:
+        at = tl.multiple_of(start % NW, SUB)
+    return at
+
+
+@triton.jit
 def part_scores(
     PARTS,
     FORM: tl.constexpr,
@@ -119,6 +162,7 @@ def part_scores(
     sums,
     factor,
     SUB: tl.constexpr,
+    ONE: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """Scores ``[SUB, R]`` of `SUB` tokens: packed ones from `start` on, inside one field, or exact ones, `tokens`."""
@@ -128,16 +172,17 @@ def part_scores(
         score = exact_dot(keys, query[0], ASM) * factor[None, :]
     else:
         NW: tl.constexpr = rows(FORM)
-        at = start // 128 * (NW * D) + (start % NW + tl.arange(0, SUB))[:, None] * D + tl.arange(0, D // NB)[None, :]
+        base = start // 128 * (NW * D) + within(start, NW, SUB) * D
+        at = tl.arange(0, SUB)[:, None] * D + tl.arange(0, D // NB)[None, :]
         i = start % 128 // NW
         if axis(FORM) == CHANNEL:
-            scaled, bias = channel_parameters(PARTS, FORM, D, start // group(FORM), query[0])
-            product = tl.dot(field_at(words_of(PARTS, FORM, at), FORM, i, ASM), scaled)
+            scaled, bias = channel_parameters(PARTS, FORM, D, start // group(FORM), query[0], sums[0], ONE)
+            product = tl.dot(field_at(words_of(PARTS, FORM, base, at), FORM, i, ASM), scaled)
             score = product * (factor * lift(FORM, None))[None, :] + (bias * factor)[None, :]
         else:
             for c in tl.static_range(NB):
                 step, least = group_of(stored[0], FORM, NB, c)
-                codes = field_at(words_of(PARTS, FORM, at + c * (D // NB)), FORM, i, ASM)
+                codes = field_at(words_of(PARTS, FORM, base + c * (D // NB), at), FORM, i, ASM)
                 product = tl.dot(codes, query[c]) * (step * lift(FORM, None))[:, None]
                 product += least[:, None] * sums[c][None, :]
                 if c == 0:
@@ -168,30 +213,32 @@ def tile_values(PARTS, FORM: tl.constexpr, DV: tl.constexpr, tile, stored, weigh
     """Weighted codes of a whole tile of packed values.
 
     Returns:
-        for each group of channels ``[DV / groups, R]``; what it is to be multiplied with; the biases ``[rows, R]`` of
-        the groups with this tile's added.
+        for each group of channels ``[DV / groups, R]``; by what power of two these are too large, and its inverse; the
+        biases ``[rows, R]`` of the groups with this tile's added.
     """
     NW: tl.constexpr = rows(FORM)
     NB: tl.constexpr = blocks(FORM, DV)
     lifted, unit = room(stored, FORM, NB, fields(FORM))
-    at = tile * (NW * DV) + tl.arange(0, DV // NB)[:, None] * NW + tl.arange(0, NW)[None, :]
+    base = tile * (NW * DV)
+    at = tl.arange(0, DV // NB)[:, None] * NW + tl.arange(0, NW)[None, :]
     sums = ()
     totals = ()
+    scaled = ()
     for c in tl.static_range(NB):
-        words = words_of(PARTS, FORM, at + c * (DV // NB * NW))
         bias = biases[c]
         for i in tl.static_range(fields(FORM)):
             step, least = group_of(stored[i], FORM, NB, c)
             bias += weights[i] * least[:, None]
             # lift() is 2**24 and less: what it lacks for fields that lie higher is taken off the weight here
-            scaled = (weights[i] * (step * (lifted * (lift(FORM, i) / 16777216.0)))[:, None]).to(tl.float16)
-            if i == 0:
-                total = tl.dot(field(words, FORM, i, ASM), scaled)
-            else:
-                total = tl.dot(field(words, FORM, i, ASM), scaled, total)
+            scaled = scaled + ((weights[i] * (step * (lifted * (lift(FORM, i) * TINY)))[:, None]).to(tl.float16),)
         sums = sums + (bias,)
+    for c in tl.static_range(NB):
+        words = words_of(PARTS, FORM, base + c * (DV // NB * NW), at)
+        total = tl.dot(field(words, FORM, 0, ASM), scaled[c * fields(FORM)])
+        for i in tl.static_range(1, fields(FORM)):
+            total = tl.dot(field(words, FORM, i, ASM), scaled[c * fields(FORM) + i], total)
         totals = totals + (total,)
-    return totals, unit * 16777216.0, sums
+    return totals, lifted * TINY, unit / TINY, sums
 
 
 @triton.jit
@@ -219,18 +266,20 @@ def part_values(
         if values.dtype == tl.bfloat16:  # 8 bits of a weight are too few: the rest of them in a second product
             total += exact_dot(tl.trans(values), (lifted - high.to(tl.float32)).to(values.dtype), ASM)
         totals = (total,)
+        lifted = 32768.0
         unit = 1.0 / 32768.0
         sums = biases
     else:
         NW: tl.constexpr = rows(FORM)
-        at = start // 128 * (NW * DV) + tl.arange(0, DV // NB)[:, None] * NW
-        at += (start % NW + tl.arange(0, SUB))[None, :]
+        base = start // 128 * (NW * DV) + within(start, NW, SUB)
+        at = tl.arange(0, DV // NB)[:, None] * NW + tl.arange(0, SUB)[None, :]
         lifted, unit = room(stored, FORM, NB, 1)
         for c in tl.static_range(NB):
             step, least = group_of(stored[0], FORM, NB, c)
             sums = sums + (biases[c] + weights[0] * least[:, None],)
-            scaled = (weights[0] * (step * (lifted * (lift(FORM, None) / 16777216.0)))[:, None]).to(tl.float16)
-            words = words_of(PARTS, FORM, at + c * (DV // NB * NW))
+            scaled = (weights[0] * (step * (lifted * (lift(FORM, None) * TINY)))[:, None]).to(tl.float16)
+            words = words_of(PARTS, FORM, base + c * (DV // NB * NW), at)
             totals = totals + (tl.dot(field_at(words, FORM, start % 128 // NW, ASM), scaled),)
-        unit = unit * 16777216.0
-    return totals, unit, sums
+        lifted = lifted * TINY
+        unit = unit / TINY
+    return totals, lifted, unit, sums

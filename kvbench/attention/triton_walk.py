@@ -8,12 +8,17 @@ import triton.language as tl
 
 from kvbench.attention.triton_codes import blocks, fields, rows
 from kvbench.attention.triton_merge import NOTHING
-from kvbench.attention.triton_tiles import parameters_of, part_scores, part_values, tile_scores, tile_values
+from kvbench.attention.triton_tiles import parameters_of, part_scores, part_values, readied, tile_scores, tile_values
 
 
 @triton.jit
-def load_query(q_ptr, row_at, valid, exponent, D: tl.constexpr, NB: tl.constexpr, dtype: tl.constexpr):
-    """Normalised query, a tuple of ``[D / NB, R]`` for the groups of channels, and the sums over their channels."""
+def load_query(
+    q_ptr, row_at, valid, exponent, D: tl.constexpr, NB: tl.constexpr, dtype: tl.constexpr, ONE: tl.constexpr
+):
+    """Normalised query, a tuple of ``[D / NB, R]`` for the groups of channels, and sums over their channels, ``[R]``.
+
+    Of a query of one row (`ONE`) against keys without groups of channels, that row, ``[D]``, is instead of the sum.
+    """
     blocks_of = ()
     sums = ()
     for c in tl.static_range(NB):
@@ -21,7 +26,7 @@ def load_query(q_ptr, row_at, valid, exponent, D: tl.constexpr, NB: tl.constexpr
         block = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
         block = (block * exponent[None, :]).to(dtype)
         blocks_of = blocks_of + (block,)
-        sums = sums + (tl.sum(block.to(tl.float32), 0),)
+        sums = sums + (tl.sum(block.to(tl.float32), 1 if ONE else 0),)
     return blocks_of, sums
 
 
@@ -76,6 +81,7 @@ def walk(
     SUB: tl.constexpr,
     STAGES: tl.constexpr,
     CAUSAL: tl.constexpr,
+    ONE: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """Steps ``[first, last)`` of a phase: whole tiles, or `SUB` tokens each.
@@ -99,8 +105,8 @@ def walk(
         biases = biases + (tl.zeros((SIZE, R), tl.float32),)
     unit = 1.0
     start = (first + tl.where(first < head, 0, tail)) * STEP
-    stored_k = parameters_of(KEYS, KEY, D, start, SIZE, COUNT)
-    stored_v = parameters_of(VALUES, VALUE, DV, start, SIZE, COUNT)
+    stored_k = readied(parameters_of(KEYS, KEY, D, start, SIZE, COUNT), KEY, D, COUNT)
+    stored_v = readied(parameters_of(VALUES, VALUE, DV, start, SIZE, COUNT), VALUE, DV, COUNT)
     for u in tl.range(first, last, num_stages=STAGES):
         start = (u + tl.where(u < head, 0, tail)) * STEP
         # parameters of tokens come in pieces too small for asynchronous copies: they are loaded a step ahead
@@ -110,10 +116,10 @@ def walk(
         next_v = parameters_of(VALUES, VALUE, DV, ahead, SIZE, COUNT)
         token = start - lead + row
         if WHOLE:
-            scores = tile_scores(KEYS, KEY, D, start // 128, stored_k, query, sums, factor, ASM)
+            scores = tile_scores(KEYS, KEY, D, u, stored_k, query, sums, factor, ONE, ASM)
         else:
             inside = tl.minimum(tl.maximum(token, 0), count - 1)
-            scores = part_scores(KEYS, KEY, D, start, key_first + inside, stored_k, query, sums, factor, SUB, ASM)
+            scores = part_scores(KEYS, KEY, D, start, key_first + inside, stored_k, query, sums, factor, SUB, ONE, ASM)
             visible = (token >= 0)[:, None] & (token[:, None] < seen[None, :] if CAUSAL else (token < count)[:, None])
             scores = (tl.where(visible, scores[0], NOTHING),)
         highest = scores[0]
@@ -132,19 +138,19 @@ def walk(
         for c in tl.static_range(NB):
             shrunk = shrunk + (biases[c] * shrink[None, :],)
         if WHOLE:
-            fresh, new_unit, biases = tile_values(VALUES, VALUE, DV, start // 128, stored_v, weights, shrunk, ASM)
+            fresh, lifted, new_unit, biases = tile_values(VALUES, VALUE, DV, u, stored_v, weights, shrunk, ASM)
         else:
-            fresh, new_unit, biases = part_values(
+            fresh, lifted, new_unit, biases = part_values(
                 VALUES, VALUE, DV, start, value_first + inside, stored_v, weights, shrunk, SUB, ASM
             )
-        shrink *= unit / new_unit
+        shrink *= unit * lifted
         added = ()
         for c in tl.static_range(NB):
             added = added + (accs[c] * shrink[None, :] + fresh[c],)
         accs = added
         unit = new_unit
-        stored_k = next_k
-        stored_v = next_v
+        stored_k = readied(next_k, KEY, D, COUNT)
+        stored_v = readied(next_v, VALUE, DV, COUNT)
     ends = ()
     for c in tl.static_range(NB):
         ends = ends + (accs[c] * unit + tl.sum(biases[c], 0)[None, :],)

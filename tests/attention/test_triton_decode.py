@@ -1,7 +1,6 @@
 """The Triton decode kernel, run by Triton's interpreter, against attention in fp32 on the dequantized tokens."""
 
 import math
-from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -16,6 +15,9 @@ from kvbench.attention import phases, triton_decode, triton_tuning  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
+from kvbench.methods.cocktail import ChunkPlan  # noqa: E402
+from kvbench.retrieval.chunks import Chunked  # noqa: E402
+from kvbench.retrieval.search import Widths  # noqa: E402
 from tests import zoo  # noqa: E402
 
 TOLERANCE = 3e-3
@@ -153,15 +155,10 @@ def test_partial_results_merged_by_the_last_program_or_a_second_kernel(fused, mo
         check(work, query)
 
 
-@dataclass
-class Plan:
-    """Tokens for each tier of a Cocktail prompt."""
-
-    tiers: list[list[int]] = field(default_factory=list)
-
-    def order(self, count):
-        chunks = [list(range(i, i + 32)) for i in range(0, 192, 32)]
-        return [list(range(128)), chunks[4], [*chunks[5], *range(192, count)]]
+def plan():
+    """Chunks of a Cocktail prompt: four of two bits, one of four, one exact."""
+    widths = Widths((2, 2, 4, 2, 16, 2), None, None)
+    return ChunkPlan(Chunked(0, 32, tuple("abcdef"), "", "input"), widths)
 
 
 METHODS = {
@@ -187,7 +184,7 @@ def test_layers_of_methods(name):
     elif base == "quantspec":
         prompt, padding, batch = 390, None, 1
     held = zoo.new_layer(method, padding)
-    held.progress.plans = [Plan()] if base == "cocktail" else None
+    held.progress.plans = [plan()] if base == "cocktail" else None
     keys, values = (x.half() for x in zoo.random_kv(prompt + 5, batch, heads, channels))
     for first, last in ((0, prompt), (prompt, prompt + 3), (prompt + 3, prompt + 5)):
         zoo.feed(held, keys[:, :, first:last], values[:, :, first:last])
