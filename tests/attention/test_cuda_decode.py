@@ -150,7 +150,9 @@ class TestOnAGpu:
         q = query(work, 1, 1, scale=size)
         out = cuda_decode.attend(q, work, 128**-0.5)
         assert bool(torch.isfinite(out).all())
-        assert error(out, exact(q, work, 128**-0.5)) < 3e-3
+        wanted = exact(q, work, 128**-0.5)
+        rounding = error(wanted.to(out.dtype), wanted)  # of the output alone: bf16 has eight bits
+        assert error(out, wanted) < 3e-3 + rounding
 
     def test_constant_groups(self):
         work = make("int4 G128", [(512, 5)], [(512, 5)])
