@@ -64,7 +64,7 @@ class Int4Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``[..., in]`` to ``[..., out]`` in the dtype of `x`."""
         product = torch.ops.aten._weight_int4pack_mm if self.on_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
-        flat = x.reshape(-1, x.shape[-1]).to(self.dtype)
+        flat = x.reshape(-1, x.shape[-1]).to(self.dtype).contiguous()
         out = product(flat, self.packed, self.group, self.scales).to(x.dtype).view(*x.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 

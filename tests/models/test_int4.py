@@ -59,3 +59,20 @@ def test_what_has_no_four_bit_form_is_said():
         int4.Int4Linear(nn.Linear(40, 48))
     with pytest.raises(ModelError, match="decoder layers"):
         int4.attach(nn.Linear(32, 32), "ffn")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("columns", "group"), [(384, 128), (832, 64), (96, 32)])
+def test_the_product_on_a_gpu_is_that_of_the_rounded_weights(dtype, columns, group):
+    torch.manual_seed(0)
+    linear = nn.Linear(columns, 64).to("cuda", dtype)
+    made = int4.Int4Linear(linear)
+    codes, scales = int4.quantize(linear.weight.detach(), group, torch.bfloat16)
+    scale, zero = scales.float().transpose(0, 1).unbind(-1)
+    rounded = ((codes.float().unflatten(-1, (-1, group)) - 8) * scale[..., None] + zero[..., None]).flatten(-2)
+    for count in (1, 5, 40):
+        x = torch.randn(count, columns, device="cuda", dtype=dtype)
+        expected = x.float() @ rounded.T + linear.bias.float()
+        error = (made(x).float() - expected).norm() / expected.norm()
+        assert made(x).dtype == dtype and error < 1e-2
