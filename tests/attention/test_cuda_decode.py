@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.attention import cuda_decode
+from kvbench.attention import cuda_build, cuda_decode
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
 
@@ -61,22 +61,22 @@ def wrong(work, q, **kwargs):
 class TestBuild:
     def test_query_rows_decide_the_team(self):
         pair = (tuple(formats("int4 G128")), (FULL, FULL))
-        teams = {rows: cuda_decode.build(pair, 128, rows, True).team for rows in (1, 4, 5, 8, 9, 20, 24, 36, 72)}
+        teams = {rows: cuda_build.build(pair, 128, rows, True).team for rows in (1, 4, 5, 8, 9, 20, 24, 36, 72)}
         assert teams == {1: 1, 4: 1, 5: 1, 8: 1, 9: 2, 20: 3, 24: 3, 36: 3, 72: 3}
-        assert cuda_decode.build(pair, 128, 4, True).one_column
-        assert not cuda_decode.build(pair, 128, 5, True).one_column
+        assert cuda_build.build(pair, 128, 4, True).one_column
+        assert not cuda_build.build(pair, 128, 5, True).one_column
 
     @pytest.mark.parametrize("name", FORMATS)
     @pytest.mark.parametrize("rows", [1, 5, 20])
     def test_rings_fit_into_shared_memory(self, name, rows):
-        made = cuda_decode.build((tuple(formats(name)), (FULL, FULL)), 128, rows, True)
+        made = cuda_build.build((tuple(formats(name)), (FULL, FULL)), 128, rows, True)
         assert (made.shared + 1024) * made.resident <= 228 * 1024
         assert made.warps * 32 <= 1024
 
     def test_a_slot_holds_codes_and_parameters(self):
         # 128 tokens x 128 channels at 4 bits, and scale and minimum of 128 channels: performance notes, 4.1
-        assert cuda_decode.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
-        assert cuda_decode.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
+        assert cuda_build.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
+        assert cuda_build.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
 
     def test_splits_fill_the_gpu_and_no_last_wave_is_small(self):
         assert cuda_decode.best_splits(32, 264, 64) == 8
