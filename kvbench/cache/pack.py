@@ -44,6 +44,8 @@ class Form:
         kind, bits, by_channel, group: of the quantizer.
         rows, channels: word rows and channels of a program.
         parts: programs of a tile.
+        warps: of a program. Threads along the tokens of a group each work out its parameters, so fewer warps do less
+            work in all, and more hide latency better.
     """
 
     kind: str
@@ -53,11 +55,12 @@ class Form:
     rows: int
     channels: int
     parts: int
+    warps: int = 2
 
 
 @lru_cache(maxsize=256)
-def form(kind: str, bits: int, by_channel: bool, group: int, channels: int) -> Form | str:
-    """How the kernel serves a format for heads of `channels`, or why it does not."""
+def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
+    """How the kernel serves a format for heads of `channels`, or why it does not; `half`: fp16, else bf16."""
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
     if group & (group - 1) or not 8 <= group <= TILE:
@@ -71,7 +74,8 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int) -> F
         rows = min(word_rows, max(ELEMENTS * word_rows // (TILE * wide), 1)) if wide else 0
     if not wide:
         return f"heads of {channels} channels"
-    return Form(kind, bits, by_channel, group, rows, wide, word_rows // rows * (channels // wide))
+    warps = 1 if by_channel and group <= rows and half else 2
+    return Form(kind, bits, by_channel, group, rows, wide, word_rows // rows * (channels // wide), warps)
 
 
 @cache
@@ -118,7 +122,7 @@ def served(segment: PackedSegment, x: Tensor) -> Form | str:
         return f"windows of {quantizer.window} tokens, which make uneven groups"
     channels = x.shape[-1]
     group = quantizer.group_size or channels
-    found = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels)
+    found = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, x.dtype == torch.float16)
     if isinstance(found, Form) and any(s % 2 for s in x.stride()[:-1]) | (x.stride(-1) != 1) | (x.data_ptr() % 4 != 0):
         return "channels that are not contiguous"
     return found
@@ -169,7 +173,7 @@ def pack(segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: in
             how.rows,
             how.channels,
             index is not None,
-            num_warps=4,
+            num_warps=how.warps,
             enable_fp_fusion=False,
         )
     if segment.watch is None:

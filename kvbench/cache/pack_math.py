@@ -214,7 +214,8 @@ def share(scale, base, high, LEVELS: tl.constexpr):
 @triton.jit
 def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
     """Scale and zero point of :class:`kvbench.quantizers.AtomQuantizer`."""
-    scale = divided(tl.maximum(high - low, 1e-5), LEVELS)
+    # an infinite quotient would spoil the Newton step; the scale ends at 65504 anyway
+    scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
     if HALF:
         near = to_half(tl.maximum(to_half(high - low), 1.0013580322265625e-05) * (1.0 / LEVELS))
         scale = tl.where(near == INFINITY, scale, near)

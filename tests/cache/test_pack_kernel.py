@@ -1,5 +1,7 @@
 """Quantize and pack in one kernel, in Triton's interpreter: bit for bit what the quantizers and the layout write."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,6 +9,10 @@ from hypothesis import strategies as st
 
 from tests.attention.interpreter import require
 
+if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip(
+        "the GPU runs the kernel itself (test_pack_gpu.py); TRITON_INTERPRET=1 runs this", allow_module_level=True
+    )
 require()
 
 from kvbench.cache import segments  # noqa: E402
@@ -112,6 +118,19 @@ def test_constant_groups_and_steps_below_fp16():
         x[..., 2::4] = torch.rand(32, 16, generator=rng) * 2e-5 - 1e-5
         for quantizer in (AffineQuantizer(4, 32), HierarchicalQuantizer(32), AtomQuantizer(4, 32, "channel")):
             both(quantizer, "key", [x.to(dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_any_bits_that_are_finite(dtype):
+    """Values over the whole range of the dtype: subnormal ones, both zeros, groups whose range passes 65504."""
+    rng = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**15), 2**15, (1, 1, 32, 64), generator=rng).to(torch.int16)
+    # channels with one exponent, so that their codes are not all at the ends
+    bits[..., 32:] = (bits[..., 32:] & 0x07FF) | torch.randint(0, 30, (32,), generator=rng).to(torch.int16) << 10
+    x = bits.view(dtype)
+    x = torch.where(torch.isfinite(x), x, torch.zeros_like(x))
+    for quantizer in (AffineQuantizer(4, 32), HierarchicalQuantizer(32), AtomQuantizer(2, 32, "channel")):
+        both(quantizer, "key", [x])
 
 
 @settings(max_examples=4, deadline=None, derandomize=True)

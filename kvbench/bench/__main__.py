@@ -1,0 +1,74 @@
+"""``python -m kvbench.bench kernel | quantize``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kvbench.bench.shapes import FORMATS, MODELS, tokens
+
+SINGLE = [name for name, layer in FORMATS.items() if layer.single]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m kvbench.bench", description="Times kvbench's kernels on this GPU; one layer, whole operations."
+    )
+    commands = top.add_subparsers(dest="command", required=True)
+    kernel = commands.add_parser("kernel", help="decode attention over packed keys and values")
+    kernel.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"], help="shapes of heads")
+    kernel.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
+    kernel.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
+    kernel.add_argument("--batches", nargs="+", type=int, default=[1], metavar="B")
+    kernel.add_argument(
+        "--q-len", nargs="+", type=int, default=[1], metavar="Q", help="new tokens: 1, or more to verify"
+    )
+    kernel.add_argument("--points", nargs="+", metavar="MODEL:B:N[:Q]", help="these points instead of the whole grid")
+    kernel.add_argument(
+        "--dtype", choices=["float16", "bfloat16"], default="float16", help="of queries and exact tokens"
+    )
+    kernel.add_argument("--path", choices=["auto", "cuda", "triton", "both"], default="auto")
+    kernel.add_argument("--no-baselines", action="store_true", help="leave torch's SDPA out")
+    kernel.add_argument("--check-heads", type=int, default=2, help="KV heads of each row that are checked; 0: none")
+    quantize = commands.add_parser("quantize", help="quantize and pack fresh keys and values; the flush while decoding")
+    quantize.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
+    quantize.add_argument(
+        "--formats", nargs="+", choices=[f for f in FORMATS if FORMATS[f].single], help="default: some"
+    )
+    quantize.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
+    quantize.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
+    quantize.add_argument(
+        "--warps", nargs="+", type=int, help="warps of a program to try instead of the built-in choice"
+    )
+    for command in (kernel, quantize):
+        command.add_argument("--quick", action="store_true", help="a few points, within three minutes")
+        command.add_argument("--out", type=Path, help="folder of the JSON file (default: results/<device>)")
+        command.add_argument("--name", help="name of the JSON file (default: the command)")
+        command.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
+        command.add_argument("--seconds", type=float, default=0.25, help="measuring time of a figure")
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a benchmark; the exit status is 1 where a row failed."""
+    args = parser().parse_args(argv)
+    args.argv = sys.argv[1:] if argv is None else argv
+    args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
+    import torch
+
+    if not torch.cuda.is_available():
+        print("kvbench.bench needs a CUDA device; torch sees none", file=sys.stderr)
+        return 2
+    if args.command == "kernel":
+        from kvbench.bench import kernel
+
+        return kernel.run(args)
+    from kvbench.bench import quantize
+
+    return quantize.run(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

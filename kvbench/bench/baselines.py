@@ -1,0 +1,65 @@
+"""torch's own attention in 16 bits, every back end that takes a shape: what a packed layer must be faster than."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from kvbench.bench.clock import Time, copies, replayed
+from kvbench.bench.shapes import MODELS, Point
+
+BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "mem-efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+
+
+def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
+    """One decode step; without a mask, which is exact for one new token and the same work for a few.
+
+    Args:
+        query: ``[B, Hq, q, D]``. keys, values: ``[B, H, T, D]``.
+        packed: query heads of a KV head as rows of one head (so that its keys are read once).
+    """
+    batch, heads, channels = query.shape[0], keys.shape[1], query.shape[3]
+    if packed:
+        query = query.reshape(batch, heads, -1, channels)
+    with sdpa_kernel([BACKENDS[backend]]):
+        return sdpa(query, keys, values, enable_gqa=query.shape[1] != heads)
+
+
+def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
+    """Time of each back end at a point, or why it did not run."""
+    model = MODELS[at.model]
+    shape = (at.batch, model.heads, at.context, model.channels)
+    size = 4 * at.batch * model.heads * at.context * model.channels
+    query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
+    pairs = [tuple(torch.randn(shape, dtype=dtype, device="cuda") for _ in range(2)) for _ in range(copies(size))]
+    found: dict[str, Time | str] = {}
+    grouped = model.query_heads != model.heads
+    for name in BACKENDS:
+        for packed in (False, True) if grouped else (False,):
+            label = f"{name}, heads packed" if packed else name
+            calls: list[Callable[[], object]] = [
+                lambda k=k, v=v, name=name, packed=packed: run(query, k, v, name, packed)  # type: ignore[misc]
+                for k, v in pairs
+            ]
+            try:
+                found[label] = replayed(calls, seconds)
+            except (RuntimeError, ValueError) as error:  # the back end does not take this shape
+                found[label] = " ".join(str(error).split())[:200]
+    return found
+
+
+def best(found: dict[str, Time | str]) -> tuple[str, float] | None:
+    """The fastest back end and its microseconds."""
+    times = [(time.us, name) for name, time in found.items() if isinstance(time, Time)]
+    if not times:
+        return None
+    us, name = min(times)
+    return name, us

@@ -1,0 +1,73 @@
+"""How fast this device reads: the ceiling that kernels are compared with, measured in the same run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kvbench.bench.clock import copies, replayed
+
+#: MiB that are read for the floor of smaller operations; the last one is the ceiling
+SIZES = (4, 16, 64, 256, 1024, 4096)
+
+
+class Ceiling:
+    """Times of plain reads by size.
+
+    Args:
+        points: (bytes, microseconds), by size.
+        kernel: what read: ``triton`` or ``torch.sum``.
+    """
+
+    def __init__(self, points: list[tuple[int, float]], kernel: str) -> None:
+        self.points, self.kernel = points, kernel
+
+    @property
+    def rate(self) -> float:
+        """GB/s of the largest read."""
+        size, us = self.points[-1]
+        return size / us / 1e3
+
+    def floor(self, size: int) -> float:
+        """Microseconds in which `size` bytes can be read, between the measured sizes by a straight line."""
+        below, above = self.points[0], self.points[-1]
+        if size >= above[0]:
+            return above[1] * size / above[0]
+        if size <= below[0]:
+            return below[1]  # a small read costs what a launch costs
+        for low, high in zip(self.points, self.points[1:], strict=False):
+            if low[0] <= size <= high[0]:
+                return low[1] + (high[1] - low[1]) * (size - low[0]) / (high[0] - low[0])
+        raise AssertionError
+
+    def as_dict(self) -> dict[str, object]:
+        """For the JSON file."""
+        rows = [{"bytes": size, "us": round(us, 3), "GB_s": round(size / us / 1e3, 1)} for size, us in self.points]
+        return {"GB_s": round(self.rate, 1), "kernel": self.kernel, "reads": rows}
+
+
+def measure(seconds: float = 0.2) -> Ceiling:
+    """Read buffers of :data:`SIZES`, as many as the memory has room for."""
+    free = torch.cuda.mem_get_info()[0]
+    points, name = [], "torch.sum"
+    for mib in SIZES:
+        size = mib << 20
+        if size * 1.5 > free:
+            break
+        count = copies(size)
+        held = [torch.zeros(size // 4, dtype=torch.int32, device="cuda") for _ in range(count)]
+        name, read = reader(held[0].device)
+        points.append((size, replayed([partial(read, x) for x in held], seconds).us))
+    return Ceiling(points, name)
+
+
+def reader(device: torch.device):  # type: ignore[no-untyped-def]
+    """Name and function of the fastest plain read at hand."""
+    try:
+        from kvbench.bench.read_kernel import read
+    except ImportError:
+        out = torch.empty((), dtype=torch.float32, device=device)
+        return "torch.sum", lambda x: torch.sum(x.view(torch.float32), dim=0, out=out)
+    sink = torch.zeros(4096, dtype=torch.int32, device=device)
+    return "triton", lambda x: read(x, sink)

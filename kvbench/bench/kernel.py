@@ -1,0 +1,239 @@
+"""``python -m kvbench.bench kernel``: decode attention over packed layers, beside torch's SDPA in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.attention import fused, synthetic
+from kvbench.attention.phases import Part, Work
+from kvbench.bench import baselines, ceiling, report
+from kvbench.bench.clock import Time, copies, replayed
+from kvbench.bench.shapes import DEFAULT, FORMATS, FULL, MODELS, Point, layer_bytes, lengths, point, resolved, short
+from kvbench.bench.table import table
+
+QUICK = ("7b:1:4k", "7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k", "8b:1:128k:5", "tiny:1:4k")
+QUICK_FORMATS = ("int4_g128", "int4_g32", "int8", "int2_g128", "mix")
+#: seconds after which a quick run takes on no more rows
+QUICK_SECONDS = 150
+HEAD = (
+    "model",
+    "B",
+    "tokens",
+    "q",
+    "format",
+    "path",
+    "us",
+    "+-%",
+    "GB/s",
+    "% read",
+    "floor",
+    "best 16 bit",
+    "us",
+    "x",
+    "error",
+)
+
+
+def points(args: argparse.Namespace) -> list[Point]:
+    """The shapes that are asked for."""
+    if args.quick or args.points:
+        return [point(text) for text in args.points or QUICK]
+    return [
+        Point(model, batch, context, q_len)
+        for model in args.models
+        for batch in args.batches
+        for q_len in args.q_len
+        for context in args.contexts
+    ]
+
+
+def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
+    """A layer of random codes in a format."""
+    model, layer = MODELS[at.model], FORMATS[name]
+    sides = []
+    for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
+        forms = [resolved(getattr(tier, side), model.channels) for tier in layer.tiers] + [FULL]
+        sides.append([synthetic.Piece(f, [n] * at.batch) for f, n in zip(forms, counts, strict=True)])
+    return synthetic.layer(
+        *sides, heads=model.heads, key_dim=model.channels, value_dim=model.channels, dtype=dtype, device=device
+    )
+
+
+def twin(work: Work) -> Work:
+    """The same layer in buffers of its own."""
+    made: dict[int, Part] = {}
+
+    def copied(held: Part) -> Part:
+        if id(held) not in made:
+            buffer = None if held.buffer is None else held.buffer.clone()
+            made[id(held)] = replace(
+                held, words=[w.clone() for w in held.words], params=[p.clone() for p in held.params], buffer=buffer
+            )
+        return made[id(held)]
+
+    return replace(work, phases=[(copied(key), copied(value)) for key, value in work.phases])
+
+
+def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One row: time, bytes, error. Raises where the kernel does."""
+    dtype, model = getattr(torch, args.dtype), MODELS[at.model]
+    work = make(name, at, dtype)
+    query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
+    scaling = model.channels**-0.5
+    served, module = fused.pick(query, work, path)  # type: ignore[arg-type]
+    parts = layer_bytes(FORMATS[name], at)
+    size = sum(parts.values())
+    row: dict[str, Any] = {**asdict(at), "format": name, "path": served, "bytes": size, "bytes_by_format": parts}
+    row["error"] = None
+    if args.check_heads:
+        heads = slice(0, min(args.check_heads, model.heads))
+        group = model.query_heads // model.heads
+        out = module.attend(query, work, scaling)[:, :, : heads.stop * group]
+        row["error"] = synthetic.error(out, synthetic.exact(query, work, scaling, heads))
+    works = [work] + [twin(work) for _ in range(copies(size) - 1)]
+    calls: list[Callable[[], Tensor]] = [lambda w=w: module.attend(query, w, scaling) for w in works]  # type: ignore[misc]
+    found = replayed(calls, args.seconds)
+    row.update(us=found.us, p10=found.p10, p90=found.p90, rounds=found.rounds, GB_s=size / found.us / 1e3)
+    return row
+
+
+def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
+    """Microseconds of a mix if each format's bytes were read at the rate of a layer of that format alone."""
+    layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
+    if layer.single or not row.get("best"):
+        return None
+    exact = 4 * MODELS[at.model].heads * at.batch * at.context * MODELS[at.model].channels / row["best_us"]
+    total = 0.0
+    for kind, size in row["bytes_by_format"].items():
+        rate: float | None = exact
+        if kind != "fp16":
+            tier = next(t for t in layer.tiers if f"int{t.key.bits}" == kind)
+            alone = [
+                r
+                for r in rows
+                if r.get("us")
+                and (r["model"], r["batch"], r["context"], r["q_len"], r["path"])
+                == (row["model"], row["batch"], row["context"], row["q_len"], row["path"])
+                and FORMATS[r["format"]].single
+                and (FORMATS[r["format"]].tiers[0].key, FORMATS[r["format"]].tiers[0].value) == (tier.key, tier.value)
+            ]
+            rate = alone[0]["bytes"] / alone[0]["us"] if alone else None
+        if rate is None:
+            return None
+        total += size / rate
+    return total
+
+
+def line(row: dict[str, Any]) -> list[object]:
+    """A row of the table."""
+    start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
+    best, best_us = row.get("best"), row.get("best_us")
+    if "us" not in row:
+        return [*start, None, None, None, None, None, best, best_us, None, row["failed"]]
+    spread = 50 * (row["p90"] - row["p10"]) / row["us"]
+    ratio = best_us / row["us"] if best_us else None
+    share = 100 * row["GB_s"] / row["ceiling_GB_s"]
+    return [
+        *start, row["us"], spread, row["GB_s"], share, row["floor_us"], best, best_us, ratio,
+        "-" if row["error"] is None else f"{row['error']:.1e}",
+    ]  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """All rows; 1 where one failed."""
+    began = time.perf_counter()
+    if args.quick:
+        args.seconds = min(args.seconds, 0.1)
+    formats = args.formats or (QUICK_FORMATS if args.quick else DEFAULT)
+    paths = ("cuda", "triton") if args.path == "both" else (args.path,)
+    jobs = [(at, name, path) for at in points(args) for name in formats for path in paths]
+    path = report.folder(args.out) / f"{args.name or 'kernel'}.json"
+    print(f"{torch.cuda.get_device_name(0)}: reading ...", flush=True)
+    reads = ceiling.measure(0.1 if args.quick else 0.3)
+    print(f"plain reads: {reads.rate:.0f} GB/s ({reads.kernel})", flush=True)
+    rows, known = [], dict[Point, dict[str, Time | str]]()
+    skipped = 0
+    for number, (at, name, wanted) in enumerate(jobs):
+        if number < args.skip:
+            continue
+        if args.quick and time.perf_counter() - began > QUICK_SECONDS:
+            skipped += 1
+            continue
+        row: dict[str, Any] = {**asdict(at), "format": name, "path": wanted}
+        try:
+            if not args.no_baselines and at not in known:
+                known[at] = baselines.measure(at, getattr(torch, args.dtype), args.seconds)
+                torch.cuda.empty_cache()
+            row = measure(name, at, wanted, args)
+        except Exception as error:  # one kernel's failure must not take the others' figures
+            row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        best = baselines.best(known.get(at, {}))
+        row.update(best=best[0] if best else None, best_us=best[1] if best else None)
+        if "us" in row:
+            row.update(floor_us=reads.floor(row["bytes"]), ceiling_GB_s=reads.rate)
+        rows.append(row)
+        print("  ".join(str(c) if not isinstance(c, float) else f"{c:.4g}" for c in line(row)), flush=True)
+        if "failed" in row and not report.healthy():
+            rows += rest(args, number + 1)  # the process is lost to CUDA; a new one goes on
+            break
+        torch.cuda.empty_cache()
+    for row in rows:
+        if "us" in row:
+            row["expected_us"] = expected(row, rows)
+    seen = {
+        str(at): {n: asdict(t) if isinstance(t, Time) else t for n, t in found.items()} for at, found in known.items()
+    }
+    content = {"ceiling": reads.as_dict(), "dtype": args.dtype, "baselines": seen, "rows": rows}
+    report.write(path, {"what": "decode attention, one layer, whole operation", **report.machine(), **content})
+    if not args.skip:
+        finish(rows, skipped, path, time.perf_counter() - began)
+    return int(any("failed" in row for row in rows))
+
+
+def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float) -> None:
+    """The table, and what it does not say by itself."""
+    print("\n" + table(HEAD, [line(row) for row in rows]))
+    for row in rows:
+        if row.get("expected_us"):
+            more = 100 * (row["us"] / row["expected_us"] - 1)
+            at = Point(row["model"], row["batch"], row["context"], row["q_len"])
+            print(f"{at} {row['format']} ({row['path']}): {more:+.0f}% of the sum of its bytes at single-format rates")
+    if skipped:
+        print(f"{skipped} rows were left out to end in time (--quick)")
+    print("us: median of graph replays; +-%: half of p10 to p90; floor: a plain read of as many bytes")
+    print(f"{path} ({seconds:.0f} s)")
+
+
+def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:
+    """The rows from job `skip` on, measured by a new process."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "kvbench.bench",
+            *args.argv,
+            "--out",
+            folder,
+            "--name",
+            "rest",
+            "--skip",
+            str(skip),
+        ]
+        subprocess.run(command, check=False)
+        path = Path(folder) / "rest.json"
+        if not path.is_file():
+            return []
+        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return rows

@@ -1,0 +1,84 @@
+"""Where the figures go: a JSON file with the device and the versions, and the table's lines."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: versions that are written down
+PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-bindings", "hqq", "optimum-quanto")
+
+
+def machine() -> dict[str, Any]:
+    """Device, driver and versions."""
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name,
+        "processors": properties.multi_processor_count,
+        "memory_GiB": round(properties.total_memory / 2**30, 1),
+        "L2_MiB": round(getattr(properties, "L2_cache_size", 0) / 2**20, 1),
+        "driver": driver(),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES if version(name)},
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def driver() -> str | None:
+    """Version of the driver, as nvidia-smi says."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else None
+
+
+def version(name: str) -> str | None:
+    """Version of an installed package."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """Commit of the source tree."""
+    from kvbench.results.environment import commit as found
+
+    return found()
+
+
+def folder(out: Path | None) -> Path:
+    """Where the JSON goes: ``results/h200`` on an ``NVIDIA H200``, and so on."""
+    if out is not None:
+        return out
+    name = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(0).lower().replace("nvidia", "")).strip("_")
+    return Path("results") / name
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def healthy() -> bool:
+    """Whether the device still answers: an illegal access breaks it for the whole process."""
+    try:
+        torch.cuda.synchronize()
+        return int(torch.ones(2, device="cuda").sum()) == 2
+    except Exception:
+        return False

@@ -1,0 +1,174 @@
+"""What is measured: shapes of models, formats of layers, and the bytes that a step must read. Pure, no device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvbench.attention.phases import Format, pairs_of_row
+
+FULL = Format("full", 16)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Heads of a layer.
+
+    Args:
+        query_heads, heads: of queries, and of keys and values.
+        channels: of a head.
+    """
+
+    query_heads: int
+    heads: int
+    channels: int
+
+
+MODELS = {"7b": Model(32, 32, 128), "8b": Model(32, 8, 128), "tiny": Model(6, 2, 64)}
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A run of tokens in one format for keys and one for values; ``share`` of those that are not in the windows."""
+
+    key: Format
+    value: Format
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Formats of a layer.
+
+    Args:
+        tiers: in slot order.
+        key_window, value_window: exact newest keys and values (as many as the step's tokens at least).
+    """
+
+    tiers: tuple[Tier, ...]
+    key_window: int = 0
+    value_window: int = 0
+
+    @property
+    def single(self) -> bool:
+        """One format throughout, no window."""
+        return len(self.tiers) == 1 and not self.key_window and not self.value_window
+
+
+def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
+    """Keys per channel in groups of `key` tokens, values per token in groups of `value` channels (None: the head)."""
+    return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
+
+
+def _token(kind: str, bits: int) -> Tier:
+    return Tier(Format(kind, bits, "token", 0), Format(kind, bits, "token", 0))
+
+
+_HIERARCHICAL = Tier(Format("hierarchical", 8, "channel", 128), Format("hierarchical", 8, "token", 0))
+#: a group of 0 channels means the whole head
+FORMATS: dict[str, Layer] = {
+    "int4_g128": Layer((affine(4, 128, None),)),
+    "int4_g64": Layer((affine(4, 64, None),)),
+    "int4_g32": Layer((affine(4, 32, 32),)),
+    "int8": Layer((_HIERARCHICAL,)),
+    "int2_g128": Layer((affine(2, 128, None),)),
+    "int2_g32": Layer((affine(2, 32, 32),)),
+    "atom4": Layer((_token("atom", 4),)),
+    "token4": Layer((_token("affine", 4),)),
+    # 60% INT2, 30% INT4, 10% exact, as Cocktail lays chunks out
+    "mix": Layer((affine(2, 128, None, 0.6), affine(4, 128, None, 0.3), Tier(FULL, FULL, 0.1))),
+    "cocktail": Layer((affine(2, 32, 64, 0.6), affine(4, 32, 64, 0.3), Tier(FULL, FULL, 0.1))),
+    # keys halfway between two flushes (R = 128); of the values the newest 128 are exact
+    "kivi2": Layer((affine(2, 32, 32),), key_window=64, value_window=128),
+    "kivi4": Layer((affine(4, 32, 32),), key_window=64, value_window=128),
+    # W = 64: between 2 W and 3 W tokens are exact
+    "logquant2": Layer((affine(2, 64, 32),), key_window=160, value_window=160),
+    "quantspec": Layer((_HIERARCHICAL,), key_window=192, value_window=192),
+}
+#: measured where no formats are asked for
+DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32", "atom4", "mix", "kivi2", "logquant2")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape of a step: model, sequences, tokens that have left the window, new tokens."""
+
+    model: str
+    batch: int
+    context: int
+    q_len: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.model} B{self.batch} {short(self.context)} q{self.q_len}"
+
+
+def tokens(text: str) -> int:
+    """``"32k"`` -> 32768, ``"4096"`` -> 4096."""
+    found = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
+    if not found or not int(found[1]):
+        raise ValueError(f"{text!r} is no number of tokens; for example 4k, 32k, 131072")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def short(count: int) -> str:
+    """32768 -> ``"32k"``."""
+    return f"{count // 1024}k" if count % 1024 == 0 else str(count)
+
+
+def point(text: str) -> Point:
+    """``"7b:1:32k"`` or ``"8b:16:32k:5"``."""
+    parts = text.split(":")
+    if len(parts) not in (3, 4) or parts[0] not in MODELS:
+        raise ValueError(f"{text!r} is no point; MODEL:B:N[:Q] with a model of {', '.join(MODELS)}, such as 7b:1:32k")
+    return Point(parts[0], int(parts[1]), tokens(parts[2]), int(parts[3]) if len(parts) == 4 else 1)
+
+
+def resolved(form: Format, channels: int) -> Format:
+    """A format with its group in channels."""
+    if form.axis != "token":
+        return form
+    return Format(form.kind, form.bits, form.axis, min(form.group or channels, channels))
+
+
+def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
+    """Tokens of the key segments and of the value segments, the exact tail last.
+
+    `context` keys have left the window; the window, or at least the step's own tokens, comes on top.
+    """
+    exact_k, exact_v = max(layer.key_window, q_len), max(layer.value_window, q_len)
+    total, summed = context + exact_k, 0.0
+    cuts = [0]
+    for tier in layer.tiers[:-1]:
+        summed += tier.share
+        cuts.append(round(context * summed / 128) * 128)
+    keys = [b - a for a, b in pairwise([*cuts, context])]
+    # values leave by age: some may be packed while their keys are exact still, or the other way round
+    values = [*keys[:-1], max(total - exact_v - cuts[-1], 0)]
+    return [*keys, exact_k], [*values, total - sum(values)]
+
+
+def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
+    """Bytes of `count` tokens of one head, codes and parameters; partial groups are not counted."""
+    form = resolved(form, channels)
+    if form.kind == "full":
+        return count * channels * width
+    groups = count // form.group * channels if form.axis == "channel" else count * (channels // form.group)
+    return -(-count * channels * form.bits // 8) + 2 * 2 * groups
+
+
+def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
+    """Bytes that a step must read, by name of the format (``int2``, ``fp16``, ...), of the whole batch."""
+    model, found = MODELS[at.model], dict[str, int]()
+    for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
+        forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
+        for form, count in zip(forms, counts, strict=True):
+            name = "fp16" if form.kind == "full" else f"int{form.bits}"
+            size = side_bytes(form, count, model.channels) * model.heads * at.batch
+            found[name] = found.get(name, 0) + size
+    return found
+
+
+def phases(layer: Layer, at: Point) -> int:
+    """How many runs of tokens with one format of keys and one of values there are."""
+    return len(pairs_of_row(*lengths(layer, at.context, at.q_len)))

@@ -1,0 +1,162 @@
+"""The bench's pure parts: bytes as the bill counts them, shapes of layers, the table."""
+
+import argparse
+import json
+
+import pytest
+import torch
+
+from kvbench.attention import synthetic
+from kvbench.bench import __main__ as command
+from kvbench.bench import ceiling, kernel, quantize, report
+from kvbench.bench.clock import ROUND, Time, copies
+from kvbench.bench.shapes import (
+    FORMATS,
+    FULL,
+    MODELS,
+    Model,
+    Point,
+    layer_bytes,
+    lengths,
+    phases,
+    point,
+    resolved,
+    short,
+    side_bytes,
+    tokens,
+)
+from kvbench.bench.table import table
+from kvbench.cache.segments import FullSegment, PackedSegment
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].single])
+@pytest.mark.parametrize("channels", [64, 128])
+def test_bytes_of_a_format_are_those_of_the_bill(name, channels):
+    for side in ("key", "value"):
+        form = getattr(FORMATS[name].tiers[0], side)
+        segment = PackedSegment(
+            1, 3, channels, torch.float16, "cpu", quantizer=quantize.quantizer(name, side, channels), side=side
+        )
+        segment.append(slice(None), torch.zeros(1, 3, 384, channels, dtype=torch.float16))
+        assert 3 * side_bytes(form, 384, channels) == sum(segment.used(0).values())
+    full = FullSegment(1, 3, channels, torch.float16, "cpu")
+    full.append(slice(None), torch.zeros(1, 3, 17, channels, dtype=torch.float16))
+    assert 3 * side_bytes(FULL, 17, channels) == full.used(0)["window"]
+
+
+def test_bits_an_element_are_those_that_performance_is_judged_by():
+    bits = {"int4_g128": 4.25, "int4_g64": 4.375, "int4_g32": 5, "int8": 8.25, "int2_g128": 2.25, "int2_g32": 3}
+    for name, expected in bits.items():
+        tier = FORMATS[name].tiers[0]
+        found = sum(side_bytes(form, 4096, 128) for form in (tier.key, tier.value)) * 8 / (2 * 4096 * 128)
+        assert found == expected
+    assert round(side_bytes(FULL, 32768, 128) * 2 * 32 / 1e6) == 537  # 7B at 32k, MB of a layer
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("q_len", [1, 5])
+def test_segments_hold_every_token_once(name, q_len):
+    layer = FORMATS[name]
+    keys, values = lengths(layer, 4096, q_len)
+    assert sum(keys) == sum(values) and len(keys) == len(values) == len(layer.tiers) + 1
+    assert sum(keys[:-1]) == 4096 and keys[-1] >= q_len and values[-1] >= q_len
+    assert min(*keys, *values) >= 0
+    for tier, count in zip(layer.tiers, keys, strict=False):
+        assert tier.key.axis != "channel" or count % tier.key.group == 0
+    at = Point("tiny", 2, 4096, q_len)
+    everything = layer_bytes(layer, at)
+    assert everything["fp16"] >= 2 * 2 * q_len * 2 * 2 * 64
+    assert sum(everything.values()) < 2 * 2 * sum(keys) * 2 * 2 * 64
+
+
+def test_windows_and_shares():
+    assert lengths(FORMATS["int4_g128"], 4096, 5) == ([4096, 5], [4096, 5])
+    assert lengths(FORMATS["kivi2"], 4096, 1) == ([4096, 64], [4032, 128])
+    assert phases(FORMATS["kivi2"], Point("7b", 1, 4096)) == 3
+    two, four, full, tail = lengths(FORMATS["mix"], 32768, 1)[0]
+    assert (two % 128, four % 128, tail) == (0, 0, 1) and two + four + full == 32768
+    assert abs(two / 32768 - 0.6) < 0.01 and abs(full / 32768 - 0.1) < 0.01
+    assert resolved(FORMATS["int4_g128"].tiers[0].value, 64).group == 64
+
+
+def test_numbers_of_tokens_and_points():
+    assert [tokens(t) for t in ("4k", "32K", "4096", "7")] == [4096, 32768, 4096, 7]
+    assert [short(n) for n in (4096, 262144, 100)] == ["4k", "256k", "100"]
+    assert point("8b:16:32k:5") == Point("8b", 16, 32768, 5)
+    for text in ("4m", "", "0", "-4k"):
+        with pytest.raises(ValueError, match="number of tokens"):
+            tokens(text)
+    for text in ("9b:1:4k", "7b:1"):
+        with pytest.raises(ValueError, match="point"):
+            point(text)
+    args = command.parser().parse_args(["kernel", "--contexts", "8k", "--models", "tiny", "--q-len", "1", "5"])
+    assert kernel.points(args) == [Point("tiny", 1, 8192), Point("tiny", 1, 8192, 5)]
+
+
+def test_a_layer_of_the_bench_is_what_its_lengths_say_and_its_twin_is_another(monkeypatch):
+    monkeypatch.setitem(MODELS, "tiny", Model(4, 2, 64))
+    at = Point("tiny", 2, 1280)
+    work = kernel.make("mix", at, torch.float16, device="cpu")
+    assert [line[2] for line in work.counts[0]] == lengths(FORMATS["mix"], 1280, 1)[0] == [768, 384, 128, 1]
+    other = kernel.twin(work)
+    assert other.phases[0][0].words[0].data_ptr() != work.phases[0][0].words[0].data_ptr()
+    query = torch.randn(2, 4, 1, 64)
+    first = synthetic.exact(query, work, 0.125)
+    assert torch.equal(first, synthetic.exact(query, other, 0.125))
+    assert torch.equal(first[:, :, :2], synthetic.exact(query, work, 0.125, slice(0, 1)))
+
+
+def test_a_round_does_not_fit_the_cache():
+    assert copies(1 << 30) == 1
+    assert copies(10 << 20) * (10 << 20) >= ROUND
+    assert copies(1) == 64
+
+
+def test_floors_lie_between_the_measured_reads():
+    reads = ceiling.Ceiling([(100, 5.0), (1000, 10.0), (10000, 40.0)], "triton")
+    assert [reads.floor(n) for n in (1, 100, 550, 1000, 20000)] == [5.0, 5.0, 7.5, 10.0, 80.0]
+    assert reads.rate == 0.25
+    json.dumps(reads.as_dict())
+
+
+def test_a_mix_is_expected_at_the_rates_of_its_formats():
+    at = {"model": "7b", "batch": 1, "context": 32768, "q_len": 1, "path": "cuda", "best": "flash", "best_us": 1000.0}
+    rows = [
+        {**at, "format": name, "us": us, "bytes": sum(layer_bytes(FORMATS[name], Point("7b", 1, 32768)).values())}
+        for name, us in (("int2_g128", 30.0), ("int4_g128", 40.0))
+    ]
+    mix = {**at, "format": "mix", "bytes_by_format": layer_bytes(FORMATS["mix"], Point("7b", 1, 32768))}
+    assert kernel.expected(mix, rows) == pytest.approx(0.6 * 30 + 0.3 * 40 + 0.1 * 1000, rel=0.02)
+    assert kernel.expected(rows[0], rows) is None
+    assert kernel.expected(mix, rows[:1]) is None
+
+
+def test_a_row_of_the_table_and_one_that_failed():
+    row = {"model": "7b", "batch": 1, "context": 4096, "q_len": 1, "format": "int4_g128", "path": "cuda"}
+    good = {**row, "us": 10.0, "p10": 9.9, "p90": 10.1, "GB_s": 1800.0, "ceiling_GB_s": 4600.0, "floor_us": 6.1}
+    good.update(best="cudnn", best_us=22.0, error=8e-4)
+    bad = {**row, "failed": "NotServed: why", "best": "cudnn", "best_us": 22.0}
+    text = table(kernel.HEAD, [kernel.line(good), kernel.line(bad)])
+    lines = text.splitlines()
+    assert len(lines) == 4
+    assert lines[2].split() == "7b 1 4k 1 int4_g128 cuda 10.0 1.00 1800 39.1 6.10 cudnn 22.0 2.20 8.0e-04".split()
+    assert lines[3].endswith("NotServed: why")
+    assert table(("a", "b"), []) == "a  b\n-  -"
+    assert quantize.line({**row, "what": "hqq", "failed": "no"}, 1.0)[-1] == "no"
+    found = quantize.row_of(Point("7b", 1, 4096), "int8", "kernel", Time(10.0, 9.0, 11.0, 7), 10**6, None)
+    assert quantize.line(found | {"same": True}, 1000.0)[4:] == [10.0, 10.0, 100.0, 10.0, "yes"]
+
+
+def test_results_are_written_whole(tmp_path):
+    report.write(tmp_path / "a" / "kernel.json", {"rows": []})
+    assert json.loads((tmp_path / "a" / "kernel.json").read_text()) == {"rows": []}
+    assert report.folder(tmp_path) == tmp_path
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main(["kernel", "--quick"]) == 2
+    assert "CUDA" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["kernel", "--formats", "int5"])
+    assert isinstance(command.parser(), argparse.ArgumentParser)
