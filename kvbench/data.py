@@ -168,11 +168,13 @@ def read_records(found: Found, fields: Iterable[str] = ()) -> list[Record]:
     content = found.content()
     if found.ending == ".parquet":
         records = _parquet(content, found)
-    elif found.ending == ".json" and content.lstrip()[:1] == b"[":
-        records = _json(content, found, 1)
     else:
-        lines = _utf8(content, found).split("\n")
-        records = [_json(line, found, number) for number, line in enumerate(lines, start=1) if line.strip()]
+        text = _utf8(content, found)
+        if found.ending == ".json" and text.lstrip()[:1] == "[":
+            records = _json(text, found, 1)
+        else:
+            lines = enumerate(text.split("\n"), start=1)
+            records = [_json(line, found, number) for number, line in lines if line.strip()]
     for number, record in enumerate(records):
         for field in fields:
             if not isinstance(record, dict) or field not in record:
@@ -283,13 +285,14 @@ def _missing(source: HubSource, name: str, what: str, reason: str) -> DataError:
 
 
 def _utf8(content: bytes, found: Found) -> str:
+    """Text without the byte order mark that some editors write."""
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{found} is not UTF-8 text: {error}.") from error
 
 
-def _json(text: str | bytes, found: Found, line: int) -> Any:
+def _json(text: str, found: Found, line: int) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:

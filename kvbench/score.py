@@ -23,6 +23,7 @@ from kvbench.errors import DataError, KvbenchError, nearest
 from kvbench.metrics import gsm8k, longbench
 from kvbench.results.aggregate import mean_error
 from kvbench.results.samples import write_atomically
+from kvbench.tasks.longbench import EXTENDED
 
 #: names under which a record may hold what the model said, and the reference
 RESPONSES = ("pred", "response", "prediction", "model_output", "output", "resps")
@@ -104,7 +105,7 @@ def score_records(task: str, records: Sequence[Record], where: str = "records") 
         KvbenchError: an unknown task, or a record without response or answer.
     """
     if not known(task):
-        near = nearest(task, [*longbench.METRICS, *_GSM8K])
+        near = nearest(task, [*longbench.METRICS, *EXTENDED, *_GSM8K])
         hint = f"did you mean --task {near}?" if near else f"--task {', '.join([*longbench.METRICS, *_GSM8K])}"
         raise KvbenchError(f"'{task}' is no task of LongBench or GSM8K.\n  hint: {hint}")
     if not records:
@@ -139,7 +140,7 @@ def score_records(task: str, records: Sequence[Record], where: str = "records") 
 
 def known(task: str) -> bool:
     """Whether there is such a task."""
-    return task in _GSM8K or longbench.base_name(task) in longbench.METRICS
+    return task in _GSM8K or task in longbench.METRICS or task in EXTENDED
 
 
 def _longbench(task: str, record: Record, where: str) -> dict[str, Any]:

@@ -106,6 +106,20 @@ def test_a_sweep_without_failures(runs: list[Mapping[str, Any]], capsys: pytest.
     assert "TABLE none int4 int2" in capsys.readouterr().out
 
 
+def test_a_key_that_the_default_choice_lacks_goes_to_the_jobs(
+    runs: list[Mapping[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["dataset=longbench/qasper,longbench/trec", "dataset.path='a b/[x],y'", "dataset.system=", "model=tiny"]
+    assert main(["--multirun", *line]) == 0, capsys.readouterr().err
+    assert [run["dataset"]["name"] for run in runs] == ["longbench/qasper", "longbench/trec"]
+    assert {run["dataset"]["path"] for run in runs} == {"a b/[x],y"}
+    assert {run["dataset"]["system"] for run in runs} == {""}
+    assert main(["-m", "method=kivi,logquant", "method.sinks=2,4", "quantizer=int4"]) == 0
+    assert [run["method"]["sinks"] for run in runs[2:]] == [2, 4, 2, 4]
+    assert main(["-m", "experiment=quickstart/kivi4,quickstart/kivi2", "method.residual=32"]) == 0
+    assert [run["method"]["residual"] for run in runs[6:]] == [32, 32]
+
+
 def test_an_out_of_memory_job_counts_as_failed(runs: list[Mapping[str, Any]]) -> None:
     assert main(["-m", "method=kivi", "method.residual=32,64,128"]) == 1
     assert len(runs) == 3

@@ -111,6 +111,14 @@ def test_damage_inside_a_file_is_named(tmp_path: Path) -> None:
         data.read_text(Found(tmp_path / "b.jsonl"))
 
 
+def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
+    files = [tmp_path / "a.jsonl", tmp_path / "b.json", tmp_path / "c.txt"]
+    for file, text in zip(files, (LINES, json.dumps(RECORDS), "text"), strict=True):
+        file.write_text(text, encoding="utf-8-sig")
+    assert data.read_records(data.Found(files[0])) == data.read_records(data.Found(files[1])) == RECORDS
+    assert data.read_text(data.Found(files[2])) == "text"
+
+
 def test_parts_are_not_read_as_the_whole(tmp_path: Path) -> None:
     for part in range(2):
         (tmp_path / f"test-0000{part}-of-00002.parquet").touch()

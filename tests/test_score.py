@@ -72,6 +72,17 @@ def test_answers_that_are_no_texts_are_named(tmp_path: Path, answers: object) ->
         score.score_path(write(tmp_path / "qasper.jsonl", [{"pred": "x", "answers": answers}]))
 
 
+def test_tasks_that_longbench_e_lacks_and_missing_classes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert score.main([str(write(tmp_path / "narrativeqa_e.jsonl", ROWS))]) == 1
+    assert "'narrativeqa_e' is no task" in capsys.readouterr().err
+    for classes in (None, []):
+        file = write(tmp_path / "trec.jsonl", [{**ROWS[0], "all_classes": classes}])
+        assert score.main([str(file)]) == 1
+        assert "trec.jsonl, record 0: trec is scored by its classes" in capsys.readouterr().err
+
+
 def test_published_outputs_as_a_folder() -> None:
     pytest.importorskip("jieba")
     folder = data_dir("longbench_preds", "llama2-7b-chat")

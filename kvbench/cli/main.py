@@ -22,9 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import sweep
 from kvbench.cli.compose import Composer, run_config
-from kvbench.cli.overrides import explain
+from kvbench.cli.overrides import as_sweeps, explain
 from kvbench.cli.usage import help_text
-from kvbench.confdir import conf_dir
+from kvbench.confdir import conf_dir, groups
 from kvbench.errors import ConfigError, KvbenchError, nearest
 
 #: exit status of an interrupted run, as a shell counts SIGINT
@@ -80,6 +80,8 @@ def _main(argv: list[str]) -> int:
         os.environ[JOBS] = str(len(jobs))
         named = [text.split("=", 1)[1] for text in arguments.overrides if text.startswith("hydra.sweep.dir=")]
         folder = Path(named[-1]) if named else sweep.new_folder()
+        again = dict(zip(arguments.overrides, as_sweeps(arguments.overrides, groups()), strict=True))
+        argv = [again.get(text, text) for text in argv]
         argv = argv if named else [*argv, f"hydra.sweep.dir={folder}"]
     _outcomes.clear()
     _hydra(argv)

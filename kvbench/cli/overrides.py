@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from kvbench.errors import ConfigError
@@ -45,6 +46,24 @@ def refuse_marks(text: str, override: Override) -> None:
         )
     if override.package is not None:
         raise ConfigError(text, None, "a group stands in its own place", hint=f"{key}={value(override)}")
+
+
+def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
+    """Overrides of a sweep over choices, each plain key as a sweep over its one value.
+
+    Hydra composes a sweep's own configuration first, from what is not swept: with ``dataset=a,b dataset.path=X`` from
+    the default data set and its `path`, which it need not have. As a sweep the key goes to the jobs alone.
+    """
+    parser = OverridesParser.create()
+    parsed = [parser.parse_override(text) for text in texts]
+    if not any(override.key_or_group in groups and override.is_sweep_override() for override in parsed):
+        return list(texts)
+    return [
+        f"{override.key_or_group}=choice({text.split('=', 1)[1] or repr('')})"
+        if not (is_hydras(override) or override.key_or_group in groups or override.is_sweep_override())
+        else text
+        for text, override in zip(texts, parsed, strict=True)
+    ]
 
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:

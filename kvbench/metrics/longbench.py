@@ -45,9 +45,12 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
     Raises:
         KeyError: no such data set.
         KvbenchError: a Chinese data set, and jieba is not installed.
+        ValueError: trec or lsht without classes, of which every prediction would score 0.
     """
     said = first_line(dataset, prediction)
     metric = METRICS[base_name(dataset)]
+    if needs_classes(dataset) and not all_classes:
+        raise ValueError(f"{dataset} is scored by its classes, and 'all_classes' has none")
     return max((metric(said, answer, all_classes or ()) for answer in answers), default=0.0)
 
 
@@ -79,6 +82,11 @@ def first_line(dataset: str, prediction: str) -> str:
 def base_name(dataset: str) -> str:
     """The name of a data set without LongBench-E's ``_e``."""
     return dataset.removesuffix("_e")
+
+
+def needs_classes(dataset: str) -> bool:
+    """Whether a data set's records must name all classes (trec, lsht)."""
+    return METRICS[base_name(dataset)] is _classification
 
 
 # -- the metrics: prediction, answer, classes -> 0..1 ----------------------------------------------------------------

@@ -188,9 +188,16 @@ class LongBench:
         return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """``score``; for the tasks with ROUGE ``rouge_1_0_1`` too: with that package's recursion fault."""
+        """``score``; for the tasks with ROUGE ``rouge_1_0_1`` too: with that package's recursion fault.
+
+        Raises:
+            DataError: the record lacks what it is scored by (classes, a paragraph's number).
+        """
         dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
-        scores = {"score": metric.score(dataset, prediction, sample.answers, classes)}
+        try:
+            scores = {"score": metric.score(dataset, prediction, sample.answers, classes)}
+        except ValueError as error:
+            raise DataError(f"record {sample.id}: {error}.") from error
         limited = metric.limited_rouge(dataset, prediction, sample.answers)
         return scores if limited is None else {**scores, "rouge_1_0_1": limited}
 

@@ -75,6 +75,12 @@ def test_samples_carry_span_query_and_rules(folder: Path) -> None:
     assert len(list(batches(samples, 64))) >= 10
 
 
+def test_records_without_the_classes_that_score_them_are_refused(folder: Path) -> None:
+    task = LongBench(path=str(folder), tasks="lsht")
+    with pytest.raises(DataError, match=r"lsht/0: lsht is scored by its classes, and 'all_classes' has none"):
+        task.score(next(task.samples()), "anything")
+
+
 def test_longbench_e_is_scored_by_length(folder: Path) -> None:
     task = LongBench(path=str(folder), tasks="e")
     keys = [s.score_key for s in task.samples()]
