@@ -48,6 +48,12 @@ GRID = (
     _s("kivi evict, R 128", "eviction", "method=kivi method.evict=true"),
     # the newest tokens alone, as many as take the bytes of kivi 2 at 4096 tokens
     _s("kivi evict, bytes of kivi 2", "eviction", "method=kivi method.evict=true method.residual=864"),
+    # the eviction baselines by their papers, and two as harnesses have them, at the same bytes (H2O's scores included)
+    _s("streamingllm, bytes of kivi 2", "eviction", "method=streamingllm method.budget=864"),
+    _s("streamingllm original positions", "eviction", "method=streamingllm method.budget=864 method.position=original"),
+    _s("snapkv, bytes of kivi 2", "eviction", "method=snapkv method.budget=832"),  # its answers are kept beside these
+    _s("h2o, bytes of kivi 2", "eviction", "method=h2o method.budget=851"),
+    _s("h2o one-shot, bytes of kivi 2", "eviction", "method=h2o method.evict=prefill method.budget=832"),
     # groups of one token's channels, as with quanto's axis 0 in the authors' files
     _s("hf_quantized 2 (hqq)", "hf", f"method=hf_quantized {_HQQ}"),
     _s("hf streaming 2 (hqq)", "hf", f"method=hf_quantized {_HQQ} {_STREAMING}"),
@@ -82,6 +88,10 @@ _BY_NAME = {setting.name: setting for setting in GRID}
 PAIRS = (
     ("kivi 2", "kivi 2, key per token"),
     ("kivi 2", "kivi evict, bytes of kivi 2"),
+    ("kivi 2", "snapkv, bytes of kivi 2"),
+    ("kivi 2", "h2o, bytes of kivi 2"),
+    ("kivi 2", "streamingllm, bytes of kivi 2"),
+    ("h2o, bytes of kivi 2", "h2o one-shot, bytes of kivi 2"),
     ("logquant 2", "kivi 2"),
     ("logquant 2", "kivi 2, G 64"),
     ("logquant 2", "hf_quantized 2 (hqq)"),
