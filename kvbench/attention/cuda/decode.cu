@@ -8,6 +8,7 @@ __device__ __forceinline__ void team_sync(int team) {
 struct Ring {
   u32 base;
   int next;
+  bool fresh;
   __device__ __forceinline__ u32 slot(int ahead) const {
     const int i = next + ahead;
     return base + (i >= STAGES ? i - STAGES : i) * SLOT;
@@ -60,16 +61,18 @@ template <int P>
 __device__ __forceinline__ void run(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
                                     int lane) {
   using S = Shape<P>;
-  static_assert(STAGES <= 3 && S::ITEMS >= 2, "begin_after starts with the items of one tile");
+  static_assert(STAGES == 2 && S::ITEMS >= 2, "begin_after starts with the items of one tile");
   const Range& r = job.range[P];
   constexpr bool LAST = P == NPHASES - 1;
   for (int j = 0; j < job.count[P]; j++) {
     const int tile = job.first[P] + j * job.step;
     auto turn = [&](auto tag) {  // waits for this item, and has the one STAGES - 1 later loaded into the slot read last
       constexpr int AHEAD = decltype(tag)::value + STAGES - 1;
-      wait<STAGES - 2>();
+      if (ring.fresh) wait<STAGES - 1>();
+      else wait<STAGES - 2>();
       team_sync(job.team);
-      if (AHEAD < S::ITEMS || j + 1 < job.count[P])
+      if (ring.fresh) ring.fresh = false;  // of the first tile all that the ring holds was asked for at once
+      else if (AHEAD < S::ITEMS || j + 1 < job.count[P])
         issue<P, AHEAD % S::ITEMS>(args.phase[P], r, job.bh, tile + AHEAD / S::ITEMS * job.step, ring.slot(STAGES - 1),
                                    job.id);
       else if constexpr (AHEAD >= S::ITEMS) begin_after<P, AHEAD - S::ITEMS>(args, job, ring.slot(STAGES - 1));
@@ -110,24 +113,31 @@ __device__ __forceinline__ void run_all(State& st, const Args& args, const Job& 
   }
 }
 
-// Queries as the second operand of the products: normalised by a power of two to at most 1, so that no product with a
-// scale leaves fp16; as fp16, and (for exact bf16 keys) as bf16.
-__device__ __forceinline__ void load_queries(State& st, const Args& args, u8* to, bool store, int b, int head, int row0,
-                                             int rows, int lane) {
+// The 8 query rows of a warp as a second operand: lane (g, t) holds channels 16 a + 8 j + {2t, 2t + 1} of row g.
+__device__ __forceinline__ void fetch_queries(u32 (&x)[KS][2], const Args& args, int b, int head, int row0, int rows,
+                                              int lane) {
   const int t = lane & 3, g = lane >> 2, r = row0 + (ONECOL ? g >> 1 : g);
   const bool there = ONECOL ? !(g & 1) && r < rows : r < rows;
-  u32 x[KS][2];
-  float most = 0.f;
   const u16* q = args.query;
   if (there)
     q += b * args.stride_b + (head * args.group + r / args.qlen) * args.stride_h + r % args.qlen * args.stride_q;
 #pragma unroll
   for (int a = 0; a < KS; a++)
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      x[a][j] = there ? *(const u32*)(q + 16 * a + 8 * j + 2 * t) : 0u;
+    for (int j = 0; j < 2; j++) x[a][j] = there ? *(const u32*)(q + 16 * a + 8 * j + 2 * t) : 0u;
+}
+
+// Normalises them by a power of two to at most 1, so that no product with a scale leaves fp16, and stores them as fp16
+// and (for exact bf16 keys) as bf16.
+__device__ __forceinline__ void take_queries(State& st, const u32 (&x)[KS][2], const Args& args, u8* to, bool store,
+                                             int lane) {
+  const int t = lane & 3;
+  float most = 0.f;
+#pragma unroll
+  for (int a = 0; a < KS; a++)
+#pragma unroll
+    for (int j = 0; j < 2; j++)
       most = fmaxf(most, fmaxf(fabsf(float_of_exact(x[a][j])), fabsf(float_of_exact(x[a][j] >> 16))));
-    }
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
   most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
   int exponent = (int)((__float_as_uint(most) >> 23) & 255) - 126;  // most < 2^exponent
@@ -171,6 +181,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   const u32 base = (u32)__cvta_generic_to_shared(memory);
   constexpr int QUERIES = (BF16 ? 2 : 1) * QUERY;
 
+  u32 x[KS][2];
+  fetch_queries(x, args, b, head, row0, all_rows, lane);  // on its way while the tiles are dealt out
   Job job;
   job.bh = bh, job.id = rank * 32 + lane, job.team = team;
 #pragma unroll
@@ -180,13 +192,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   }
   job.step = args.splits * TEAMS;
   deal<0>(job, blockIdx.x * TEAMS + team);
-  Ring ring{base + TEAM * QUERIES + team * STAGES * SLOT, 0};
-  each<0, STAGES - 1>([&](auto tag) {
+  Ring ring{base + TEAM * QUERIES + team * STAGES * SLOT, 0, true};
+  each<0, STAGES>([&](auto tag) {
     begin_after<-1, decltype(tag)::value>(args, job, ring.slot(decltype(tag)::value));
     commit();
   });
   State st;
-  load_queries(st, args, memory + rank * QUERIES, team == 0, b, head, row0, all_rows, lane);
+  take_queries(st, x, args, memory + rank * QUERIES, team == 0, lane);
   __syncthreads();
   run_all<0>(st, args, job, ring, base + rank * QUERIES, row0, lane);
   wait<0>();
