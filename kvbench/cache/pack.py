@@ -74,7 +74,11 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
         rows = min(word_rows, max(ELEMENTS * word_rows // (TILE * wide), 1)) if wide else 0
     if not wide:
         return f"heads of {channels} channels"
-    warps = 1 if by_channel and group <= rows and half else 2
+    # as many as compile for sm_90 without spilling registers
+    if kind == "hierarchical" or (not half and (group <= 32 or not by_channel)):
+        warps = 4
+    else:
+        warps = 1 if by_channel and group <= rows and half else 2
     return Form(kind, bits, by_channel, group, rows, wide, word_rows // rows * (channels // wide), warps)
 
 

@@ -34,27 +34,29 @@ from kvbench.cache.pack_math import (
 
 
 @triton.jit
-def group_params(low0, low1, high0, high1, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Scales and bases (minimum or zero point) of the groups of the lower and of the upper channels."""
+def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
+    """Scale, base (minimum or zero point), fl(1 / scale) and share of groups."""
+    part = tl.full(low.shape, 1.0, tl.float32)
     if KIND == "atom":
-        scale0, base0 = atom_params(low0, high0, LEVELS, HALF)
-        scale1, base1 = atom_params(low1, high1, LEVELS, HALF)
+        scale, base = atom_params(low, high, LEVELS, HALF)
     else:
-        scale0, base0 = affine_params(low0, high0, LEVELS, HALF)
-        scale1, base1 = affine_params(low1, high1, LEVELS, HALF)
-    return scale0, scale1, base0, base1
+        scale, base = affine_params(low, high, LEVELS, HALF)
+        if HALF:
+            part = share(scale, base, high, LEVELS)
+    return scale, base, reciprocal(scale), part
 
 
 @triton.jit
-def encode(x, scale0, scale1, base0, base1, high0, high1, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
+def encode(
+    x, scale0, scale1, base0, base1, r0, r1, part0, part1,
+    KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """Codes of pairs in the low bits of either half; of hierarchical ones the upper and the lower nibbles."""
-    r0, r1 = reciprocal(scale0), reciprocal(scale1)
     if HALF:
         if KIND == "atom":
             codes = atom16(x, r0, r1, base0, base1, LEVELS)
             lower = codes
         else:
-            part0, part1 = share(scale0, base0, high0, LEVELS), share(scale1, base1, high1, LEVELS)
             r0, r1 = r0 * tl.where(part0 == 1.0, 1.0, 4.0), r1 * tl.where(part1 == 1.0, 1.0, 4.0)
             base0, base1 = base0 * part0, base1 * part1
             if KIND == "hierarchical":
@@ -79,13 +81,15 @@ def encode(x, scale0, scale1, base0, base1, high0, high1, KIND: tl.constexpr, LE
 
 
 @triton.jit
-def put_words(words, pairs, written, base, row, pair, D: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr):
-    """Write pairs of words ``[rows, channels / 2]``; bits that are not `written` ``[rows]`` stay as they are."""
+def put_words(
+    words, pairs, written, whole, base, row, pair, D: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
+):
+    """Write pairs of words ``[rows, channels / 2]``; bits that are not `written` ``[rows]`` stay, unless all are."""
     ROWS: tl.constexpr = pairs.shape[0]
     PAIRS: tl.constexpr = pairs.shape[1]
     if VALUE:
         both = tl.join((pairs & 0xFFFF).to(tl.int16), ((pairs >> 16) & 0xFFFF).to(tl.int16))
-        word = tl.trans(tl.reshape(both, (ROWS, PAIRS * 2))).to(tl.int32)
+        word = tl.trans(tl.reshape(both, (ROWS, PAIRS * 2)))
         channel = (tl.min(pair, 0) * 2) + tl.arange(0, PAIRS * 2)
         place = words + base + channel[:, None] * WORD_ROWS + row[None, :]
         kept = written[None, :]
@@ -93,10 +97,13 @@ def put_words(words, pairs, written, base, row, pair, D: tl.constexpr, WORD_ROWS
         word = pairs
         place = (words + base).to(tl.pointer_type(tl.int32)) + row[:, None] * (D // 2) + pair[None, :]
         kept = (written | (written << 16))[:, None]
-    partly = tl.broadcast_to((kept != 0) & ((kept & 0xFFFF) != 0xFFFF), word.shape)
-    old = tl.load(place, mask=partly, other=0).to(tl.int32)
-    word = (old & ~kept) | (word & kept)
-    tl.store(place, word.to(place.dtype.element_ty), mask=tl.broadcast_to(kept != 0, word.shape))
+    if whole:
+        tl.store(place, word)
+    else:
+        some = tl.broadcast_to(kept != 0, word.shape)
+        old = tl.load(place, mask=some, other=0).to(tl.int32)
+        mixed = (old & ~kept) | (word.to(tl.int32) & kept)
+        tl.store(place, mixed.to(place.dtype.element_ty), mask=some)
 
 
 # Numbers that change from call to call must not make Triton compile anew.
@@ -196,11 +203,14 @@ def pack_tiles(
         high0, high1 = low_half(most, HALF), high_half(most, HALF)
         # NaN and Inf both show in an extreme of their group: x - x is NaN then, otherwise 0
         odd += (low0 - low0) + (low1 - low1) + (high0 - high0) + (high1 - high1)
-        if not BY_CHANNEL:
+        # the sum with 0 makes 0 of -0, as the quantizers do
+        if BY_CHANNEL:
+            scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
+            scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, KIND, LEVELS, HALF)
+        else:
             low0, high0 = tl.minimum(low0, low1), tl.maximum(high0, high1)
-            low1, high1 = low0, high0
-        low0, low1, high0, high1 = low0 + 0.0, low1 + 0.0, high0 + 0.0, high1 + 0.0  # -0 becomes 0, as in `encode`
-        scale0, scale1, base0, base1 = group_params(low0, low1, high0, high1, KIND, LEVELS, HALF)
+            scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
+            scale1, base1, r1, part1 = scale0, base0, r0, part0
         if BY_CHANNEL:
             entry = tile * (128 // GROUP) + g * SETS + tl.arange(0, SETS)
             keep = ((entry * GROUP >= start) & (entry * GROUP < stop))[:, None] & (pair >= 0)[None, :]
@@ -217,9 +227,10 @@ def pack_tiles(
             tl.store(scales + target, tl.reshape(scale0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
             tl.store(bases + target, tl.reshape(base0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
         for j in tl.static_range(JOINT):
+            field = tl.reshape(values[g * JOINT + j], SHAPE)
             codes, fine = encode(
-                tl.reshape(values[g * JOINT + j], SHAPE), scale0, scale1, base0, base1, high0, high1, KIND, LEVELS, HALF
-            )
+                field, scale0, scale1, base0, base1, r0, r1, part0, part1, KIND, LEVELS, HALF
+            )  # fmt: skip
             if BITS == 8 and KIND != "hierarchical":
                 codes = codes >> 4
             upper |= (tl.reshape(codes, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
@@ -227,9 +238,10 @@ def pack_tiles(
                 lower |= (tl.reshape(fine, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
 
     words = (both * tiles + tile) * (WORD_ROWS * D)
-    put_words(upper_words, upper, written, words, word_row, pair, D, WORD_ROWS, VALUE)
+    whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
+    put_words(upper_words, upper, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE)
     if BITS == 8:
-        put_words(lower_words, lower, written, words, word_row, pair, D, WORD_ROWS, VALUE)
+        put_words(lower_words, lower, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE)
     if tl.max(tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 2), 1), 0) != 0:
         note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
              D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
