@@ -69,9 +69,6 @@ GRID = (
     # the rule's exact tokens alone, with the window that takes the bytes of logquant 2 at 4096 tokens
     _s("logquant evict, bytes of logquant 2", "eviction", "method=logquant method.evict=true method.window=302"),
     # the eviction baselines at the bytes of kivi 2 (864 exact tokens); h2o has its scores beside them
-    _s("streamingllm, bytes of kivi 2", "eviction", "method=streamingllm method.budget=864"),
-    _s("snapkv, bytes of kivi 2", "eviction", "method=snapkv method.budget=864"),
-    _s("h2o, bytes of kivi 2", "eviction", "method=h2o method.budget=864"),
     _s("quantspec (both nibbles)", "quantspec", "method=quantspec method.gamma=0"),
     _s("kvquant 4, 1% outliers", "kvquant", "method=kvquant"),
     _s("kvquant 3, 1% outliers", "kvquant", "method=kvquant method.bits=3"),
