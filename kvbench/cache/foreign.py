@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import QuantizedLayer
 
 from kvbench.cache.segments import Segment
+from kvbench.errors import CacheError
 
 
 class HFSegment(Segment):
@@ -45,7 +46,11 @@ class HFSegment(Segment):
         self.rows: list[Any] = [None] * batch
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Quantize what is held together with ``x``: the past is dequantized and quantized again."""
+        """Quantize what is held together with ``x``: the past is dequantized and quantized again.
+
+        Raises:
+            CacheError: the library cannot quantize so many tokens (quanto's axis -1 groups the tokens of all heads).
+        """
         for number, row in enumerate(range(*rows.indices(len(self.rows)))):
             new = x[number : number + 1]
             if not new.shape[2]:
@@ -56,7 +61,13 @@ class HFSegment(Segment):
                 new = torch.cat([past, new], 2)
             self.lengths[row] = new.shape[2]
             filling = new[:, :, -1:].expand(-1, -1, -new.shape[2] % self.multiple, -1)
-            self.rows[row] = self.backend._quantize(torch.cat([new, filling], 2).contiguous(), axis=self.axis)
+            try:
+                self.rows[row] = self.backend._quantize(torch.cat([new, filling], 2).contiguous(), axis=self.axis)
+            except ValueError as error:
+                raise CacheError(
+                    f"transformers' quantizer cannot take {new.shape[2]} tokens of {new.shape[1]} heads along axis "
+                    f"{self.axis}: {error}.\n  hint: method.axis_key=0 method.axis_value=0"
+                ) from error
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         parts = [self.backend._dequantize(held)[:, :, start:stop] for held in self.rows[rows]]

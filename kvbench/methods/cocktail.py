@@ -129,6 +129,10 @@ class Cocktail(Method):
             raise ConfigError(
                 "method.split", list(self.split), "must be three shares: FP16, INT4, INT2", allowed="[15,35,50]"
             )
+        if self.value_group_size is not None and self.value_group_size < 1:
+            raise ConfigError(
+                "method.value_group_size", self.value_group_size, "must be positive", allowed="16, 32, 64"
+            )
         if head_dim and self.value_group_size and head_dim % self.value_group_size:
             raise ConfigError(
                 "method.value_group_size", self.value_group_size, f"does not divide the model's head_dim {head_dim}"

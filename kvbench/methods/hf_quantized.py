@@ -92,7 +92,9 @@ class HFQuantized(Method):
             )
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
-        if self.group_size < 1 or (head_dim and self.axis_key == 0 and head_dim % self.group_size):
+        # only quanto's other axis has its groups along the tokens
+        inside = self.backend == "hqq" or 0 in (self.axis_key, self.axis_value)
+        if self.group_size < 1 or (head_dim and inside and head_dim % self.group_size):
             raise ConfigError("method.group_size", self.group_size, f"does not divide the model's head_dim {head_dim}")
 
     def backend_layer(self) -> QuantizedLayer:

@@ -6,6 +6,7 @@ or key are missing stops the run with the override that helps.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import socket
@@ -13,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError, ModelError
@@ -131,7 +133,7 @@ class SentenceTransformer(Embedding):
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Vectors, fp32."""
         if self._model is None:
-            self._model = load_sentence_transformer(self.name, self.path)
+            self._model = load_sentence_transformer(self.path if "/" in self.name else self.name, self.path)
         vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
         return [[float(x) for x in vector] for vector in vectors]
 
@@ -179,8 +181,13 @@ def load_sentence_transformer(name: str, path: str) -> Any:
     Raises:
         ModelError: it cannot be had, with the overrides that help.
     """
-    import sentence_transformers
-
+    try:
+        import sentence_transformers
+    except ImportError as error:
+        raise ModelError(
+            f"method.encoder={name} needs the package sentence-transformers.\n"
+            "  hint: pip install sentence-transformers, or method.encoder=bm25"
+        ) from error
     try:
         return sentence_transformers.SentenceTransformer(path, local_files_only=True)
     except Exception as error:
@@ -234,7 +241,16 @@ def encoder(name: str) -> Encoder:
     if name == "openai":
         return OpenAI(store)
     check_name(name)
-    return SentenceTransformer(name, HUB.get(name, name), store)
+    return SentenceTransformer(stored_name(name), HUB.get(name, name), store)
+
+
+def stored_name(name: str) -> str:
+    """What an encoder's vectors are kept under: a folder's by its files too, which training changes."""
+    if name in NAMED or not os.path.isdir(name):
+        return name
+    files = sorted(path for path in Path(name).rglob("*") if path.is_file())
+    seen = [f"{path.relative_to(name)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    return f"{os.path.realpath(name)} {hashlib.sha256(chr(10).join(seen).encode()).hexdigest()[:16]}"
 
 
 def check_name(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import hashlib
+import math
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -46,13 +47,16 @@ class EmbeddingStore:
         return cls(Path(root) / "embeddings.sqlite")
 
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
-        """Vectors (fp32) of those texts that are known."""
+        """Vectors (fp32) of those texts that are known; what is damaged counts as unknown, and is encoded again."""
         found = {}
         for text in set(texts):
-            row = self._db.execute("SELECT vector FROM vectors WHERE key = ?", (_key(name, text),)).fetchone()
-            if row:
+            try:
+                row = self._db.execute("SELECT vector FROM vectors WHERE key = ?", (_key(name, text),)).fetchone()
                 vector = array.array("f")
-                vector.frombytes(row[0])
+                vector.frombytes(row[0] if row else b"")
+            except (sqlite3.Error, ValueError, TypeError):
+                continue
+            if vector and all(map(math.isfinite, vector)):
                 found[text] = list(vector)
         return found
 

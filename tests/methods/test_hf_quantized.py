@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import QuantizedCache
 
-from kvbench.errors import ConfigError
+from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
 from tests import zoo
 
@@ -89,6 +89,22 @@ def test_any_number_of_tokens_can_be_held(count):
     assert store.length(row) == count + 7
     held = torch.cat([s.read(row, 0, s.length(row), torch.float32) for s in store.segments], 2)
     assert float((held - keys).abs().mean()) < 1.0
+
+
+def test_a_number_of_tokens_that_quanto_cannot_group_is_said():
+    if not NEEDS["quanto"]:
+        pytest.skip("quanto is not installed (kvbench[hf]) or has no compiler")
+    layer = zoo.new_layer(load_method("hf_quantized", axis_key=-1, axis_value=-1))
+    keys, values = zoo.random_kv(100, channels=64)
+    with pytest.raises(CacheError, match=r"(?s)100 tokens of 2 heads along axis -1.*method.axis_key=0"):
+        zoo.feed(layer, keys, values)
+
+
+def test_groups_of_more_than_a_head_are_refused():
+    for backend, axis in (("hqq", 1), ("hqq", 0), ("quanto", 0)):
+        method = load_method("hf_quantized", backend=backend, axis_key=axis, axis_value=axis, group_size=48)
+        with pytest.raises(ConfigError, match=r"method\.group_size=48"):
+            method.check(head_dim=64)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Encoders: BM25, embeddings kept, missing weights and keys."""
 
+import array
 import re
+import sqlite3
 import sys
 import time
 import types
@@ -56,6 +58,35 @@ def test_a_damaged_store_costs_nothing_but_time(tmp_path):
     assert Counting(EmbeddingStore(path)).scores("a", ["a"]) == [pytest.approx(1.0)]
     (tmp_path / "file").write_text("")
     assert Counting(EmbeddingStore(tmp_path / "file" / "v.sqlite")).scores("a", ["b"]) == [0.0]
+
+
+@pytest.mark.parametrize("vector", [b"abc", b"", array.array("f", [1.0, float("nan"), 0.0]).tobytes(), "text"])
+def test_a_damaged_vector_is_made_again(tmp_path, vector):
+    path = tmp_path / "vectors.sqlite"
+    Counting(EmbeddingStore(path)).scores("a", ["b"])
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE vectors SET vector = ?", (vector,))
+    again = Counting(EmbeddingStore(path))
+    assert again.scores("a", ["a"]) == [pytest.approx(1.0)]
+    assert again.encoded == ["a"]
+
+
+def test_another_checkpoint_in_the_same_folder_has_other_vectors(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").write_text("a")
+    before = encoders.stored_name(str(folder))
+    assert encoders.stored_name(str(folder)) == before
+    (folder / "weights").write_text("other")
+    assert encoders.stored_name(str(folder)) != before
+    assert encoders.stored_name("contriever") == "contriever"
+    assert encoders.stored_name("org/model") == "org/model"
+
+
+def test_a_missing_package_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ModelError, match=r"(?s)sentence-transformers.*method.encoder=bm25"):
+        encoders.load_sentence_transformer("contriever", "facebook/contriever")
 
 
 def test_missing_weights_are_said_quickly_with_the_override(monkeypatch):
