@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -30,7 +31,11 @@ HEAD_DIMS = (64, 128)
 ROWS = 128
 #: Triton's interpreter runs kernels on the CPU and knows no PTX
 INTERPRETED = triton.knobs.runtime.interpret
+#: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
+REGISTERS = 65536
 LOG2E = math.log2(math.e)
+#: what :func:`together` found for a compiled kernel
+TOGETHER: dict[Any, int] = {}
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
@@ -75,7 +80,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
         query = query.contiguous()
     group = query_heads // work.heads
     forms = tuple((key.format, value.format) for key, value in work.phases)
-    chosen = tuning(heaviest(work))
+    chosen = tuning(forms)
     rows = min(max(triton.next_power_of_2(group * count), 8), chosen.max_rows)
     blocks = -(-group * count // rows)
     numbers, expense = compiled_for(forms, chosen.full_step)
@@ -83,43 +88,30 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     values = tuple(pointers(value) for _, value in work.phases)
     extents = tuple((*extent(key), *extent(value)) for key, value in work.phases)
     out = query.new_empty(batch, count, query_heads, work.value_dim)
-    limit = torch.finfo(out.dtype).max
     cells = batch * work.heads
-    parts = split(work, query, cells * blocks, chosen, expense)
-    stats, sums, arrived = scratch(query.device, cells * blocks * parts, rows, work.value_dim, cells * blocks)
-    decode[(blocks, parts, cells)](
-        query,
-        out,
-        work.table,
-        keys,
-        values,
-        extents,
-        stats,
-        sums,
-        arrived,
-        *query.stride()[:3],
-        work.heads,
-        scaling * LOG2E,
-        chosen.fused,
-        *numbers,
-        *expense,
-        channels,
-        work.value_dim,
-        group,
-        count,
-        rows,
-        chosen.full_step,
-        chosen.stages,
-        chosen.part_stages,
-        limit,
-        not INTERPRETED,
-        num_warps=chosen.warps,
-    )
+    fixed = (*numbers, *expense, channels, work.value_dim, group, count, rows, chosen.full_step)
+    fixed += (chosen.stages, chosen.part_stages, torch.finfo(out.dtype).max, not INTERPRETED)
+    strides = query.stride()[:3]
+
+    def arguments(parts: int) -> tuple[Any, ...]:
+        room = scratch(query.device, cells * blocks * parts, rows, work.value_dim, cells * blocks)
+        tensors = (query, out, work.table, keys, values, extents, *room)
+        return (*tensors, *strides, work.heads, scaling * LOG2E, chosen.fused, *fixed)
+
+    steps = sum(-(-tokens // 128) for tokens in work.longest())
+    if INTERPRETED:
+        parts = min(steps, 2)
+    else:
+        known = (query.device, query.dtype, fixed, chosen.warps)
+        if known not in TOGETHER:
+            kernel = decode.warmup(*arguments(1), grid=(1,), num_warps=chosen.warps)
+            TOGETHER[known] = together(kernel, query.device, chosen)
+        parts = split(steps, cells * blocks, TOGETHER[known])
+    room = arguments(parts)
+    decode[(blocks, parts, cells)](*room, num_warps=chosen.warps)
     if parts > max(chosen.fused, 1):
-        merge[(group * count, cells)](
-            stats, sums, out, parts, work.heads, group * count, group, count, rows, work.value_dim, 16, limit,
-            num_warps=4,
-        )  # fmt: skip
+        shape = (group * count, group, count, rows, work.value_dim, 16, fixed[-2])
+        merge[(group * count, cells)](room[6], room[7], out, parts, work.heads, *shape, num_warps=4)
     return out
 
 
@@ -135,15 +127,6 @@ def extent(held: Part) -> tuple[int, int]:
     return held.words[0].shape[2], held.params[0].shape[2]
 
 
-def heaviest(work: Work) -> int:
-    """Bits of the keys of the phase with the most bytes."""
-    tokens = work.longest()
-    return max(
-        ((key.format.bits + value.format.bits) * tokens[i], key.format.bits)
-        for i, (key, value) in enumerate(work.phases)
-    )[1]
-
-
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
     """Formats as numbers, of keys and of values, and costs of whole tiles and of parts, for each phase."""
@@ -153,19 +136,34 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
     return (tuple(keys), tuple(values)), (tuple(c for c, _ in paid), tuple(c for _, c in paid))
 
 
-def split(work: Work, query: Tensor, programs: int, chosen: Tuning, expense: tuple[tuple[int, ...], ...]) -> int:
-    """Parts into which the work of a block of query rows is cut: as many as run at once, never a little more.
+def together(kernel: Any, device: torch.device, chosen: Tuning) -> int:
+    """Programs of a compiled kernel that a GPU runs at once: what its registers and shared memory allow."""
+    kernel._init_handles()
+    about = torch.cuda.get_device_properties(device)
+    registers = -(-kernel.n_regs // 8) * 8 * 32 * chosen.warps
+    memory = about.shared_memory_per_multiprocessor // (kernel.metadata.shared + 1024)
+    fitting = min(REGISTERS // registers, memory, 32)
+    return about.multi_processor_count * (chosen.resident or max(fitting, 1))
 
-    A second wave of programs that is nearly empty costs as much as a full one.
+
+def split(steps: int, programs: int, at_once: int) -> int:
+    """Parts into which the work of a block of query rows is cut: as many as run at once, never a few more.
+
+    A wave of programs that is nearly empty costs as much as a full one.
+
+    Args:
+        steps: tiles of the longest row. programs: blocks of query rows. at_once: programs that the GPU runs at once.
     """
-    steps = sum(-(-tokens // 128) for tokens in work.longest())
-    if INTERPRETED:
-        return min(steps, 2)
-    processors = torch.cuda.get_device_properties(query.device).multi_processor_count
-    together = processors * (chosen.resident or 4)
-    if programs >= together:
-        return 1
-    return max(min(together // programs, steps), 1)
+    best, least = 1, float("inf")
+    for waves in range(1, 9):
+        parts = min(at_once * waves // programs, steps)
+        if parts < 1:
+            continue
+        # a program costs about two tiles before its first: table, query, first copies
+        cost = -(-parts * programs // at_once) * (-(-steps // parts) + 2)
+        if cost < least:
+            best, least = parts, cost
+    return best
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvbench.attention.phases import Format
@@ -28,9 +29,10 @@ class Tuning:
     resident: int = 0
 
 
-#: by the width of a field of the heaviest packed phase: 2, 4 (also 8 bits: two planes of 4), 16 (nothing packed)
+#: by the narrowest packed codes of a layer; 16: nothing is packed. Fields of 2 bits have 16 tokens, which is one row of
+#: matrix instructions: a second warp would unpack the same keys again. 8 bits are two planes of 4.
 TABLE: dict[int, Tuning] = {
-    2: Tuning(warps=2, stages=4),
+    2: Tuning(warps=1, stages=4),
     4: Tuning(warps=2, stages=3),
     8: Tuning(warps=2, stages=3),
     16: Tuning(warps=2, stages=4),
@@ -43,9 +45,9 @@ COST = {2: 3, 4: 4, 8: 8, 16: 16}
 PARAMETERS = {32: 1.25, 64: 1.1, 128: 1.0, 0: 1.0}
 
 
-def tuning(heaviest: int) -> Tuning:
-    """Choices for a layer whose heaviest phase has codes of so many bits."""
-    return TABLE[heaviest]
+def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
+    """Choices for the formats of a layer; not for its lengths, or a growing cache would be compiled for anew."""
+    return TABLE[min((form.bits for pair in signature for form in pair), default=16)]
 
 
 def costs(key: Format, value: Format, part: int) -> tuple[int, int]:

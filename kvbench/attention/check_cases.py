@@ -1,0 +1,163 @@
+"""The configurations that :mod:`kvbench.attention.check_kernels` goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.phases import Format, Work
+from kvbench.attention.synthetic import FULL, Piece, layer
+
+#: query heads, KV heads, channels
+SHAPES = {"7b": (32, 32, 128), "8b": (32, 8, 128), "tiny": (6, 2, 64)}
+
+DEVICE = "cuda"
+
+Tier = tuple[Format, Format, float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration.
+
+    Args:
+        shape: of :data:`SHAPES`.
+        tiers: formats of keys and of values and share of the tokens that are not in the window; what is left of them
+            is exact, and so are newest `window` = (keys, values).
+        context: tokens of each row of the batch.
+        queries: tokens of the step.
+        timed: microseconds are wanted, and only some heads are checked.
+    """
+
+    name: str
+    shape: str
+    tiers: tuple[Tier, ...]
+    context: tuple[int, ...]
+    window: tuple[int, int] = (9, 9)
+    queries: int = 1
+    dtype: torch.dtype = torch.float16
+    timed: bool = False
+
+    def shortened(self) -> Case:
+        """The same formats on a few tiles."""
+        return replace(self, context=tuple(min(n, 1500 + i) for i, n in enumerate(self.context[:2])))
+
+    def lengths(self, tokens: int) -> tuple[list[int], list[int]]:
+        """Tokens of each segment of a row, of keys and of values."""
+        exact_k, exact_v = self.window
+        keys = [int((tokens - exact_k) * share) // 128 * 128 for _, _, share in self.tiers]
+        if keys and sum(share for _, _, share in self.tiers) > 0.999:
+            keys[-1] = tokens - exact_k - sum(keys[:-1])
+        values = list(keys)
+        if values:
+            values[-1] -= exact_v - exact_k
+        return [*keys, tokens - sum(keys)], [*values, tokens - sum(values)]
+
+    def work(self, seed: int) -> Work:
+        """A random layer on the GPU."""
+        _, heads, channels = SHAPES[self.shape]
+        rows = [self.lengths(tokens) for tokens in self.context]
+        keys = [Piece(key, [row[0][i] for row in rows]) for i, (key, _, _) in enumerate(self.tiers)]
+        values = [Piece(value, [row[1][i] for row in rows]) for i, (_, value, _) in enumerate(self.tiers)]
+        return layer(
+            [*keys, Piece(FULL, [row[0][-1] for row in rows])],
+            [*values, Piece(FULL, [row[1][-1] for row in rows])],
+            heads=heads,
+            key_dim=channels,
+            value_dim=channels,
+            dtype=self.dtype,
+            device=DEVICE,
+            seed=seed,
+        )
+
+    def query(self) -> Tensor:
+        """A random query, spread so that scores vary by 1 to 2."""
+        query_heads, _, channels = SHAPES[self.shape]
+        shape = (len(self.context), query_heads, self.queries, channels)
+        rng = torch.Generator(DEVICE).manual_seed(1)
+        return (torch.randn(shape, generator=rng, device=DEVICE) * 1.5).to(self.dtype)
+
+
+def channel(bits: int, group: int, kind: str = "affine") -> Format:
+    """Groups of tokens of one channel."""
+    return Format(kind, bits, "channel", group)
+
+
+def token(bits: int, group: int, kind: str = "affine") -> Format:
+    """Groups of channels of one token."""
+    return Format(kind, bits, "token", group)
+
+
+def whole(key: Format, value: Format) -> tuple[Tier, ...]:
+    """One tier."""
+    return ((key, value, 1.0),)
+
+
+INT4, INT2 = whole(channel(4, 128), token(4, 128)), whole(channel(2, 128), token(2, 128))
+INT8 = whole(channel(8, 128, "hierarchical"), token(8, 128, "hierarchical"))
+INT4_G32, INT2_G32 = whole(channel(4, 32), token(4, 32)), whole(channel(2, 32), token(2, 32))
+MIX = ((channel(2, 128), token(2, 128), 0.6), (channel(4, 128), token(4, 128), 0.3))
+LOGQUANT = whole(channel(2, 64), token(2, 128))
+
+
+def correctness() -> list[Case]:
+    """Every format, shapes of heads and of steps, at a context of a few tiles with windows of odd lengths."""
+    made = []
+    for bits in (2, 4, 8):
+        for group in (32, 64, 128):
+            tiers = whole(channel(bits, group), token(bits, group))
+            made.append(Case(f"right int{bits} G{group}", "7b", tiers, (1491, 1024), (37, 128)))
+    odd = {
+        "hierarchical": INT8,
+        "int4 per token G32": whole(token(4, 32), token(4, 32)),
+        "int4 per token G128": whole(token(4, 128), token(4, 128)),
+        "int2 per token G64": whole(token(2, 64), token(2, 64)),
+        "atom 4": whole(token(4, 128, "atom"), token(4, 128, "atom")),
+        "atom 2": whole(token(2, 128, "atom"), token(2, 128, "atom")),
+        "int4 keys int2 values": whole(channel(4, 64), token(2, 64)),
+        "int8 keys int4 values": whole(channel(8, 128), token(4, 64)),
+        "mix": MIX,
+        "exact": (),
+    }
+    made += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
+    for shape, queries in (("7b", 5), ("7b", 9), ("8b", 1), ("8b", 5), ("8b", 9), ("tiny", 1), ("tiny", 5)):
+        group = 64 if shape == "tiny" else 128
+        for name, key, value in (("int4", channel(4, 128), token(4, group)), ("int2", channel(2, 32), token(2, 32))):
+            case = Case(f"right {shape} q{queries} {name}", shape, whole(key, value), (1491, 700), (37, 128), queries)
+            made.append(case)
+    made += [
+        Case("right 8b q5 hierarchical", "8b", INT8, (1491, 700), (37, 128), 5),
+        Case("right bf16 kivi", "8b", INT4, (1491, 700), (37, 128), 5, torch.bfloat16),
+        Case("right bf16 mix", "7b", MIX, (1491, 1024), (37, 90), 1, torch.bfloat16),
+    ]
+    return made
+
+
+def timed() -> list[Case]:
+    """What is to be fast."""
+
+    def case(name: str, shape: str, tiers: tuple[Tier, ...], batch: int, thousands: int, **more: object) -> Case:
+        context = (thousands * 1024 + 9,) * batch
+        label = f"{name} {shape} B{batch} {thousands}k" + (f" q{more['queries']}" if "queries" in more else "")
+        return Case(label, shape, tiers, context, timed=True, **more)  # type: ignore[arg-type]
+
+    made = [case("int4", "7b", INT4, 1, n) for n in (4, 32, 128)]
+    made += [case("int4", "7b", INT4, 8, 32), case("int4", "8b", INT4, 1, 128), case("int4", "8b", INT4, 16, 32)]
+    made += [case("int4 G32", "7b", INT4_G32, 1, 128), case("int2 G32", "7b", INT2_G32, 1, 128)]
+    made += [case("int8", "7b", INT8, 1, n, queries=q) for n in (32, 128) for q in (1, 5)]
+    made += [case("int8", "8b", INT8, 1, 128, queries=5), case("int4", "8b", INT4, 1, 128, queries=5)]
+    made += [case("int2", "7b", INT2, 1, 128), case("int2", "7b", INT2, 8, 32)]
+    made += [case("atom", "7b", whole(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
+    made += [case("exact", "7b", (), 1, 32)]
+    for n in (4, 128):
+        made.append(case("mix 10/30/60", "7b", MIX, 1, n))
+        made.append(case("kivi window", "7b", INT4, 1, n, window=(37, 128)))
+        made.append(case("logquant W64", "7b", LOGQUANT, 1, n, window=(150, 150)))
+    return made
+
+
+def cases() -> list[Case]:
+    """All of them: first what is to be right, then what is to be fast."""
+    return [*correctness(), *timed()]

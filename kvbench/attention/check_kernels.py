@@ -1,0 +1,219 @@
+"""Decode kernels on a GPU: right for every format, and how fast: ``python -m kvbench.attention.check_kernels``.
+
+Each line is one configuration of one kernel: the relative error against fp32 on the dequantized tokens and, for the
+timed ones, microseconds of the whole operation, merge included (median over replays of a CUDA graph whose calls rotate
+over more bytes than an L2 cache holds). A configuration that fails is a line too. An error that spoils the CUDA context
+ends the process that met it, and another goes on behind it. Compiled kernels are made ready in parallel first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.check_cases import Case, cases
+from kvbench.attention.phases import Work
+from kvbench.attention.synthetic import error, exact
+
+TOLERANCE = 3e-3
+#: bytes that are rotated over: more than twice any L2
+ROTATED = 160 * 2**20
+KERNELS = {"triton": "kvbench.attention.triton_decode", "cuda": "kvbench.attention.cuda_decode"}
+
+Attend = Callable[[Tensor, Work, float], Tensor]
+
+
+def kernels(names: str) -> dict[str, Any]:
+    """The importable ones of the modules asked for."""
+    found = {}
+    for name in names.split(","):
+        try:
+            found[name] = importlib.import_module(KERNELS[name])
+        except ImportError as missing:
+            print(f"# {name}: {missing}", flush=True)
+    return found
+
+
+def tune(text: str) -> None:
+    """Change Triton's launch choices, ``"warps=1,stages=4"``, or of one width only, ``"2:warps=2"``."""
+    from kvbench.attention import triton_tuning
+
+    for part in filter(None, text.split(";")):
+        only, _, choices = part.rpartition(":")
+        made = triton_tuning.changed(**{k: int(v) for k, v in (pair.split("=") for pair in choices.split(","))})
+        triton_tuning.TABLE.update({bits: line for bits, line in made.items() if only in ("", str(bits))})
+
+
+def nbytes(work: Work) -> int:
+    """Bytes of the tokens of all phases: what a kernel has to read."""
+    total = 0.0
+    for i, pair in enumerate(work.phases):
+        tokens = sum(row[i][2] for row in work.counts)
+        for held, channels in zip(pair, (work.key_dim, work.value_dim), strict=True):
+            form = held.format
+            bits = form.bits + (32 / form.group if form.group else 0)
+            total += tokens * work.heads * channels * bits / 8
+    return int(total)
+
+
+def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: float) -> float:
+    """Median time of a call in a CUDA graph that goes through `works`."""
+    graph = torch.cuda.CUDAGraph()
+    calls = len(works) * max(1, 8 // len(works))
+    with torch.cuda.graph(graph):
+        for i in range(calls):
+            attend(query, works[i % len(works)], scaling)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    started = time.perf_counter()
+    while len(times) < 8 or (time.perf_counter() - started < 0.15 and len(times) < 50):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) * 1000 / calls)
+    return sorted(times)[len(times) // 2]
+
+
+def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
+    """One line: `case` by one kernel."""
+    line: dict[str, Any] = {"case": case.name, "kernel": name}
+    query, work = case.query(), case.work(0)
+    reason = module.refuses(query, work) if hasattr(module, "refuses") else None
+    if reason:
+        return {**line, "refused": reason}
+    scaling = query.shape[-1] ** -0.5
+    found = module.attend(query, work, scaling)
+    few = 2 if case.timed else None
+    wanted = exact(query, work, scaling, slice(0, few))
+    line["error"] = error(found[:, :, : wanted.shape[2]], wanted)
+    line["ok"] = line["error"] < TOLERANCE * (1.5 if case.dtype == torch.bfloat16 else 1)
+    if case.timed:
+        size = nbytes(work)
+        works = [work] + [case.work(seed) for seed in range(1, -(-ROTATED // size))]
+        line["us"] = round(microseconds(module.attend, query, works, scaling), 2)
+        line["gbs"] = round(size / line["us"] / 1e3)
+    return line
+
+
+def shown(line: dict[str, Any]) -> str:
+    """A line for the screen."""
+    if "failed" in line or "refused" in line:
+        return f"{line['case']:44s} {line['kernel']:7s} {'FAILED' if 'failed' in line else 'refused'}: " + (
+            line.get("failed") or line["refused"]
+        )
+    timing = f"{line['us']:9.2f} us {line['gbs']:6d} GB/s" if "us" in line else ""
+    return f"{line['case']:44s} {line['kernel']:7s} {line['error']:.5f} {'' if line['ok'] else 'WRONG '}{timing}"
+
+
+def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
+    """Measure from the configuration number `done` on; a line of `log` for each. 1 where the context is spoilt."""
+    modules = kernels(names)
+    for case, name in todo[done:]:
+        if name not in modules:
+            line: dict[str, Any] = {"case": case.name, "kernel": name, "refused": "cannot be imported"}
+        else:
+            try:
+                line = measure(case, name, modules[name])
+                torch.cuda.synchronize()
+            except Exception as problem:  # whatever it is: the next configuration is to be tried
+                line = {"case": case.name, "kernel": name, "failed": f"{type(problem).__name__}: {str(problem)[-300:]}"}
+        print(shown(line), flush=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        try:
+            torch.cuda.empty_cache()
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return 1
+    return 0
+
+
+def prepare(chosen: list[Case], share: str) -> None:
+    """Compile Triton's kernels for every n-th configuration, on a short context."""
+    first, of = (int(x) for x in share.split("/"))
+    module = kernels("triton").get("triton")
+    for case in chosen[first::of]:
+        try:
+            short = case.shortened()
+            query, work = short.query(), short.work(0)
+            if module is not None and module.refuses(query, work) is None:
+                module.attend(query, work, 1.0)
+                torch.cuda.synchronize()
+        except Exception as problem:  # reported when it is its turn
+            print(f"# {case.name}: {type(problem).__name__}: {str(problem)[-200:]}", flush=True)
+
+
+def main() -> int:
+    """Run the configurations; exit status 1 where one is wrong or failed."""
+    parser = argparse.ArgumentParser(prog="python -m kvbench.attention.check_kernels", description=__doc__)
+    parser.add_argument("--only", default="", help="configurations whose name matches this expression")
+    parser.add_argument("--kernels", default="triton,cuda", help="which kernels, separated by commas")
+    parser.add_argument(
+        "--tune", default="", help='Triton launch choices, "warps=1,stages=4" or "2:warps=2;4:stages=4"'
+    )
+    parser.add_argument("--out", type=Path, help="write all lines as JSON")
+    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
+    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--done", type=int, default=0, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    chosen = [case for case in cases() if re.search(given.only, case.name)]
+    todo = [(case, name) for case in chosen for name in given.kernels.split(",")]
+    if given.compile or given.log:
+        if "triton" in given.kernels:
+            tune(given.tune)
+        if given.compile:
+            prepare(chosen, given.compile)
+            return 0
+        return run(todo, given.done, given.log, given.kernels)
+
+    again = [sys.executable, "-m", "kvbench.attention.check_kernels", "--only", given.only, "--tune", given.tune]
+    again += ["--kernels", given.kernels]
+    started = time.perf_counter()
+    if "triton" in given.kernels and given.workers > 1:
+        workers = min(given.workers, len(chosen))
+        each = [subprocess.Popen([*again, "--compile", f"{i}/{workers}"]) for i in range(workers)]
+        for process in each:
+            process.wait()
+    print(f"# compiled after {time.perf_counter() - started:.0f} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "lines.jsonl"
+        log.touch()
+        lines: list[dict[str, Any]] = []
+        while len(lines) < len(todo):
+            ended = subprocess.run([*again, "--log", str(log), "--done", str(len(lines))], check=False).returncode
+            found = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
+            if len(found) == len(lines):  # died in its first configuration
+                case, name = todo[len(lines)]
+                found.append({"case": case.name, "kernel": name, "failed": f"process ended with {ended}"})
+                log.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
+                print(shown(found[-1]), flush=True)
+            lines = found
+    bad = [line for line in lines if "failed" in line or line.get("ok") is False]
+    print(f"# {len(lines)} lines, {len(bad)} wrong or failed, {time.perf_counter() - started:.0f} s", flush=True)
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"torch": torch.__version__, "tune": given.tune, "lines": lines}, indent=1)
+        given.out.write_text(text + "\n", encoding="utf-8")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""On a GPU: the Triton decode kernel itself, for every format and at long splits."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench.attention import check_cases
+from kvbench.attention.check_cases import Case, channel, token, whole
+from kvbench.attention.synthetic import error, exact
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 4.5e-3}  # bf16 alone rounds the output by 2e-3
+
+
+def check(case, heads=None):
+    triton_decode = pytest.importorskip("kvbench.attention.triton_decode")
+    if triton_decode.INTERPRETED:
+        pytest.skip("TRITON_INTERPRET=1")
+    query, work = case.query(), case.work(0)
+    assert triton_decode.refuses(query, work) is None
+    scaling = query.shape[-1] ** -0.5
+    found = triton_decode.attend(query, work, scaling)
+    wanted = exact(query, work, scaling, heads)
+    assert error(found[:, :, : wanted.shape[2]], wanted) < TOLERANCE[case.dtype]
+
+
+@pytest.mark.parametrize("case", check_cases.correctness(), ids=lambda case: case.name)
+def test_formats(case):
+    check(case)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "shape", "context"),
+    [
+        (check_cases.INT4, "7b", (131072,) * 8),  # 64k tokens in each of two parts
+        (check_cases.INT4, "8b", (262144,)),
+        (check_cases.INT8, "7b", (262144,)),
+        (check_cases.INT2, "8b", (131072,) * 16),
+    ],
+)
+def test_long_splits_do_not_drift(tiers, shape, context):
+    check(Case("long", shape, tiers, context), slice(0, 2))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(sorted(check_cases.SHAPES)),
+    st.sampled_from(
+        [
+            whole(channel(4, 32), token(4, 32)),
+            whole(channel(2, 64), token(2, 64)),
+            whole(channel(8, 64, "hierarchical"), token(8, 64, "hierarchical")),
+            whole(token(4, 64, "atom"), token(4, 64, "atom")),
+        ]
+    ),
+    st.lists(st.integers(300, 9000), min_size=1, max_size=3),
+    st.integers(0, 100),
+    st.integers(0, 190),
+    st.sampled_from([1, 3, 9]),
+    st.sampled_from([torch.float16, torch.bfloat16]),
+)
+def test_any_shape(shape, tiers, context, keys, more_values, queries, dtype):
+    window = (queries + keys, queries + keys + more_values)
+    check(Case("any", shape, tiers, tuple(context), window, queries, dtype))
