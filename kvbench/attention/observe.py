@@ -7,8 +7,9 @@ from torch import Tensor
 
 from kvbench.cache.layer import KVLayer
 
-#: scores that are made at a time, which bounds the memory whatever the prompt: 2^26 numbers are 256 MiB
-SCORES = 1 << 26
+#: scores that are made at a time, which bounds the memory whatever the prompt: 256 MiB, or what a CPU's caches hold
+SCORES = {"cpu": 1 << 22}
+MOST_SCORES = 1 << 26
 
 
 def probabilities(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int) -> Tensor:
@@ -30,7 +31,7 @@ def probabilities(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: flo
     if mask is None:
         mask = torch.ones(count, width, dtype=torch.bool, device=query.device).tril(first)[None, None]
     if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores.masked_fill_(~mask, float("-inf"))
     else:
         scores = scores + mask.float()
     return torch.softmax(scores, -1).nan_to_num_(0.0)
@@ -58,7 +59,8 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
             return part
         return torch.cat([before[:, :, -(wanted - new) :], part], 2)
     sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before.clone()
-    block = max(1, SCORES // (query.shape[0] * query.shape[1] * width))
+    made = SCORES.get(query.device.type, MOST_SCORES)
+    block = max(1, made // (query.shape[0] * query.shape[1] * width))
     for first in range(0, count, block):
         last = min(first + block, count)
         seen = width - count + last  # no query of the block sees a later key

@@ -261,7 +261,7 @@ def test_column_sums_are_made_in_blocks(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(observe, "probabilities", counted)
-    monkeypatch.setattr(observe, "SCORES", 4 * 300 * 16)
+    monkeypatch.setitem(observe.SCORES, "cpu", 4 * 300 * 16)
     torch.testing.assert_close(observe.extend(layer, query, keys, None, 0.25), whole)
     assert max(part.numel() for part in made) <= 4 * 300 * 16
 
