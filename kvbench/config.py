@@ -212,6 +212,7 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
 
     made = method_from_config(method, quantizer)
     made.check(head_dim=model.head_dim(), max_length=model.max_length)
+    made.prepare(model)
     return made
 
 

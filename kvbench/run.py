@@ -69,6 +69,7 @@ def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
     """The configuration with every default filled in: spelling a default out makes no other run."""
     method: dict[str, Any] = dataclasses.asdict(checked.method)
     method.pop("quantizer", None)  # it is a group of its own
+    method |= checked.method.identity()
     return {
         **config,
         "model": dataclasses.asdict(checked.model),
@@ -143,6 +144,7 @@ class _Run:
         from kvbench.models.load import resolve_device
         from kvbench.profiling.device import device_name
 
+        self.checked.method.ready()
         device = resolve_device(self.checked.runtime.device)
         self.environment = environment(str(device), device_name(device))
         with ExitStack() as stack:

@@ -23,6 +23,31 @@ def atom(block: Tensor, bits: int) -> Tensor:
     return ((torch.round(block / scale) + zero).clamp(0, 2**bits - 1) - zero) * scale
 
 
+def nearest(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
+    """The level nearest to the normalised value, and back; the first of equally near ones."""
+    return levels[((x - offset) / scale)[..., None].sub(levels).abs().argmin(-1)] * scale + offset
+
+
+def kvquant_keys(x: Tensor, thresholds: Tensor, levels: Tensor, outliers: bool) -> Tensor:
+    """KVQuant's keys before RoPE ``[T, C]``: what lies outside of its channel's thresholds ``[2, C]`` stays."""
+    upper, lower = thresholds.half()
+    coded = nearest(x, ((upper - lower) / 2).float(), ((upper + lower) / 2).float(), levels)
+    return torch.where((x < lower) | (x > upper), x, coded) if outliers else coded
+
+
+def kvquant_values(x: Tensor, levels: Tensor, share: float) -> Tensor:
+    """KVQuant's values ``[T, C]``: of each token the two tails stay, the rest has one range."""
+    out = x.clone()
+    for t, row in enumerate(x):
+        kept = torch.zeros_like(row, dtype=torch.bool)
+        if share:
+            kept = (row >= torch.quantile(row, 1 - share / 2)) | (row <= torch.quantile(row, share / 2))
+        rest = row[~kept]
+        coded = nearest(row, (rest.max() - rest.min()) / 2, (rest.max() + rest.min()) / 2, levels)
+        out[t] = torch.where(kept, row, coded)
+    return out
+
+
 def attention(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
     """Causal softmax attention of the newest tokens, ``[B, Hq, q, D]`` over ``[B, H, T, D]`` -> ``[B, q, Hq, D]``."""
     group, count = query.shape[1] // keys.shape[1], query.shape[2]

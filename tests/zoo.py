@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -60,6 +64,22 @@ def restless() -> PreTrainedModel:
     """A random Llama whose greedy answers do not settle into repeating a token, so that drafts are refused too."""
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**ARCHITECTURE, initializer_range=0.1)).eval()
+
+
+@cache
+def calibrations(*names: str) -> str:
+    """A folder with KVQuant's calibrations of random models: 3 and 4 bits, 5% outliers and none."""
+    from kvbench.calibration import file
+    from kvbench.calibration.calibrate import calibrate
+
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    sequences, _ = padded_batch([96, 96], seed=9)
+    for name in names:
+        for share in (0.05, 0.0):
+            made = calibrate(model(name), sequences, name=name, bits=(3, 4), outliers=share, fisher=name == "llama")
+            file.save(made, folder / f"{name}-{100 * share:g}pct.safetensors")
+    return str(folder)
 
 
 def padded_batch(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Progress:
         turn: moves keys of the model on by some positions (:meth:`kvbench.attention.rotary.Rotary.turn`), for methods
             that re-assign positions; or None.
         upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
+        calibration: file of the method's thresholds and codebooks (KVQuant), or None.
         positions: rotary positions of the columns, where keys are stored before RoPE.
     """
 
@@ -40,6 +42,7 @@ class Progress:
     held: bool = False
     turn: Any = None
     upper: bool = False
+    calibration: Path | None = None
     positions: RopePositions = field(default_factory=RopePositions)
 
     @property

@@ -1,7 +1,7 @@
 """KVQuant's non-uniform quantization: a codebook of 2**bits levels in [-1, 1], a range and an offset, and outliers.
 
 Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization" (NeurIPS
-2024), sec. 3.1-3.4, and SqueezeAILab/KVQuant, quant/kvquant/simquant_module_quantizer.py::
+2024), sec. 3, and SqueezeAILab/KVQuant, quant/kvquant/simquant_module_quantizer.py::
 
     x^ = level[argmin |(x - offset) / range - level|] * range + offset,   range = (high - low) / 2,  offset = their mean
 

@@ -21,6 +21,7 @@ TOY = Path(__file__).parent / "toy.yaml"
 OVERRIDES = {
     "cocktail": {"encoder": "bm25", "chunk_size": 16},
     "hf_quantized": {"backend": "hqq", "bits": 4, "residual": 32, "group_size": 64, "axis_key": 1, "axis_value": 1},
+    "kvquant": {"calibration": zoo.calibrations("llama", "mistral"), "outliers": 0.05},
     # their papers' budgets keep prompts of this length whole
     "streamingllm": {"budget": 64},
     "snapkv": {"budget": 0.25},
@@ -33,6 +34,15 @@ VARIANTS = {
     "kivi:evict": {"evict": True},
     "kivi:sinks": {"sinks": 5, "residual": 64},
     "kivi:token": {"key_axis": "token"},
+    "kvquant:authors": {
+        "calibration": zoo.calibrations("llama", "mistral"),
+        "bits": 3,
+        "outliers": 0.05,
+        "first_tokens": 3,
+        "cap_outliers": True,
+        "q_norm": True,
+        "prefill": "quantized",
+    },
     "logquant:evict": {"evict": True, "sinks": 2},
     "partial_logquant:released": {"value_window": "released", "window": 42},
     "streamingllm:original": {"budget": 0.25, "position": "original"},
@@ -114,7 +124,7 @@ def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer, llama):
     _, cache = answer(make(name, quantizer), llama, ids, mask)
     bill = cache.bill()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(cache)}
-    bookkeeping = sum(o.nbytes for layer in cache.layers for o in layer.order if o is not None)
+    bookkeeping = sum(o.untyped_storage().nbytes() for layer in cache.layers for o in layer.order if o is not None)
     told = sum(t.untyped_storage().nbytes() for t in [cache.progress.prompts.input_ids])
     assert sum(storages.values()) - bookkeeping - told == bill.reserved.total
     assert 0 < bill.used.total <= bill.reserved.total

@@ -1,0 +1,167 @@
+"""``python -m kvbench.calibrate --model tiny --text mini``: what method=kvquant needs to know of a model.
+
+Runs the model over a text, forwards and backwards, and writes thresholds of the keys' channels and codebooks of keys
+and values (KVQuant, sec. 3) as safetensors. ``method=kvquant`` finds the file in results/calibration, or takes it by
+``method.calibration=FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from kvbench.confdir import options
+from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.models.spec import ModelConfig
+from kvbench.schema import build
+
+#: seed of the generated texts: no evaluation uses it
+MINI_SEED = 2**31
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calibrate; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        print(run(arguments))
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Do it; a line about what was written.
+
+    Raises:
+        KvbenchError: the model or the text cannot be had, or does not fit.
+    """
+    bits = _bits(arguments.bits)
+    chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
+    texts = documents(arguments.text)
+
+    from kvbench.calibration import file
+    from kvbench.calibration.calibrate import calibrate, cut
+    from kvbench.config import RuntimeConfig
+    from kvbench.models.load import load
+
+    out = (
+        Path(arguments.out)
+        if arguments.out
+        else file.FOLDER / f"{chosen.name}-{100 * arguments.outliers:g}pct.safetensors"
+    )
+    loaded = load(chosen, RuntimeConfig(device=arguments.device))
+    ids = [token for text in texts for token in loaded.tokenizer(text, verbose=False)["input_ids"]]
+    length = min(arguments.length, loaded.max_length)
+    made = calibrate(
+        loaded.model,
+        cut(ids, arguments.sequences, length),
+        name=chosen.name,
+        bits=bits,
+        outliers=arguments.outliers,
+        fisher=arguments.fisher,
+        first_tokens=arguments.first_tokens,
+        text_sha256=hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest(),
+        tell=_tell,
+    )
+    file.save(made, out)
+    layers, heads, channels = made.shape
+    return (
+        f"{out}: {made.info['bits']} bits, {100 * made.outliers:g}% outliers, {layers} layers of {heads} x {channels}, "
+        f"from {made.info['tokens']} tokens"
+    )
+
+
+def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
+    """The model of a choice in ``conf/model``, or of a folder with weights.
+
+    Raises:
+        ConfigError: there is no such choice or folder.
+    """
+    known = options("model")
+    if name in known:
+        chosen: ModelConfig = build(ModelConfig, yaml.safe_load(known[name].read_text(encoding="utf-8")), "model")
+    elif Path(name).is_dir():
+        try:
+            numbers = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
+            longest = int(numbers.get("max_position_embeddings") or 2048)
+        except (OSError, ValueError) as error:
+            raise ConfigError("--model", name, f"has no readable config.json ({error})") from error
+        chosen = ModelConfig(name=Path(name).resolve().name, path=name, max_length=longest)
+    else:
+        raise ConfigError("--model", name, "is neither a choice of conf/model nor a folder", allowed=known)
+    if path:
+        chosen = replace(chosen, path=path)
+    if dtype:
+        chosen = replace(chosen, dtype=dtype)  # type: ignore[arg-type]
+    if random:
+        chosen = replace(chosen, weights="random")
+    chosen.check()
+    return chosen
+
+
+def documents(names: Sequence[str]) -> list[str]:
+    """The texts of files and folders; ``mini`` stands for generated ones, a prompt and its answer of every mini task.
+
+    Raises:
+        DataError: there is no text.
+    """
+    from kvbench.tasks.texts import files
+
+    texts: list[str] = []
+    for name in names:
+        if name == "mini" and not Path(name).exists():
+            from kvbench.tasks.mini import Mini
+
+            task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
+            texts += [sample.prompt + str(sample.meta["target"]) for sample in task.samples()]
+        elif not Path(name).exists():
+            raise DataError(f"--text {name}: there is no such file or folder.\n  hint: --text mini generates one")
+        else:
+            texts += files(name)
+    return texts
+
+
+def _bits(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise ConfigError("--bits", text, "is no list of widths", allowed="2,3,4") from error
+
+
+def _tell(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\rcalibrating: {done} of {total} passes", end=end, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=__doc__)
+    parser.add_argument("--model", required=True, help="a choice of conf/model (llama2-7b), or a folder with weights")
+    parser.add_argument("--path", help="folder of the weights, where the choice's own is not meant")
+    parser.add_argument("--random", action="store_true", help="random weights of the choice's architecture")
+    parser.add_argument("--text", required=True, nargs="+", help="text files or folders; mini: generated text")
+    parser.add_argument("--bits", default="2,3,4", help="widths of the codebooks (default: %(default)s)")
+    parser.add_argument("--outliers", type=float, default=0.01, help="share kept exact (default: %(default)s)")
+    parser.add_argument("--sequences", type=int, default=16, help="sequences read (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of a sequence (default: %(default)s)")
+    parser.add_argument(
+        "--fisher", action=argparse.BooleanOptionalAction, default=True, help="weigh errors by squared gradients"
+    )
+    parser.add_argument("--first-tokens", type=int, default=0, help="tokens that codebooks do not count")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: the model's own")
+    parser.add_argument("--out", help="file to write (default: results/calibration/MODEL-1pct.safetensors)")
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,112 @@
+"""A calibration file from a model and a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvbench.attention.projections import head_dim, kv_heads
+from kvbench.calibration import file
+from kvbench.calibration.collect import collect
+from kvbench.calibration.fit import SideFit, fit_keys, fit_values
+from kvbench.errors import ConfigError, DataError
+
+#: bytes of activations and gradients that are held at a time: where layers need more, the text is read several times
+MEMORY = 8 << 30
+
+
+def calibrate(
+    model: PreTrainedModel,
+    sequences: Tensor,
+    *,
+    name: str,
+    bits: Sequence[int] = (2, 3, 4),
+    outliers: float = 0.01,
+    fisher: bool = True,
+    first_tokens: int = 0,
+    text_sha256: str = "",
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> file.Calibration:
+    """Thresholds and codebooks of every layer.
+
+    Args:
+        sequences: token ids ``[S, L]`` (authors: 16 of 2048 tokens of WikiText-2's training text).
+        name: of the model, for messages.
+        bits: widths of the codebooks.
+        outliers: share of the elements that stay exact.
+        fisher: weigh errors by squared gradients; else all alike.
+        first_tokens: tokens of each sequence that codebooks do not count, as they will be kept exact.
+        text_sha256: of the text, for the file.
+        tell: called with passes done and passes in all.
+
+    Raises:
+        ConfigError: a width or share that cannot be.
+        ModelError: the model's keys before RoPE cannot be seen, or something is not finite.
+    """
+    if not bits or not set(bits) <= {2, 3, 4}:
+        raise ConfigError("--bits", ",".join(map(str, bits)), "no codebook is made of this width", allowed="2,3,4")
+    if not 0 <= outliers < 1:
+        raise ConfigError("--outliers", outliers, "is no share of the elements", allowed="0 to below 1, such as 0.01")
+    count, length = sequences.shape
+    if first_tokens >= length:
+        raise ConfigError("--first-tokens", first_tokens, f"leaves nothing of sequences of {length} tokens")
+    layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    width = kv_heads(model) * head_dim(model)
+    together = max(MEMORY // (sequences.numel() * width * 4 * (4 if fisher else 2)), 1)
+    groups = [range(i, min(i + together, layers)) for i in range(0, layers, together)]
+    skip = (torch.arange(length) < first_tokens).repeat(count) if first_tokens else None
+    tensors, done = file.probe(model), 0
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        tell(done, len(groups) * count)
+
+    for group in groups:
+        for layer, sides in collect(model, sequences, group, fisher=fisher, tell=step).items():
+            for side, held, fit in zip(("key", "value"), sides, (fit_keys, fit_values), strict=True):
+                tensors |= _named(layer, side, fit(*held.joined(), sorted(bits), outliers, skip))
+    info = {
+        "format": file.FORMAT,
+        "model": name,
+        "bits": ",".join(map(str, sorted(bits))),
+        "outliers": f"{outliers:g}",
+        "layers": str(layers),
+        "kv_heads": str(kv_heads(model)),
+        "head_dim": str(head_dim(model)),
+        "fisher": str(fisher).lower(),
+        "first_tokens": str(first_tokens),
+        "sequences": str(count),
+        "tokens": str(sequences.numel()),
+        "text_sha256": text_sha256,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        **file.versions(),
+    }
+    return file.Calibration(info, tensors)
+
+
+def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
+    named = {} if fit.thresholds is None else {f"layers.{layer}.{side}.thresholds": fit.thresholds}
+    for width, book in fit.codebooks.items():
+        named[f"layers.{layer}.{side}.levels.{width}"] = book.levels
+        named[f"layers.{layer}.{side}.norm.{width}"] = torch.tensor(book.norm, dtype=torch.float32)
+    return named
+
+
+def cut(ids: Sequence[int], count: int, length: int) -> Tensor:
+    """`count` sequences of `length` tokens, spread evenly over a text, none of which overlap: ``[count, length]``.
+
+    Raises:
+        DataError: the text is shorter.
+    """
+    if len(ids) < count * length:
+        raise DataError(
+            f"the text has {len(ids)} tokens; {count} sequences of {length} need {count * length}.\n"
+            f"  hint: more text, or --sequences {max(len(ids) // length, 1)}"
+            + (f" --length {len(ids)}" if len(ids) < length else "")
+        )
+    space = (len(ids) - length) / max(count - 1, 1)
+    return torch.tensor([ids[int(i * space) : int(i * space) + length] for i in range(count)])

@@ -1,0 +1,121 @@
+"""Keys before RoPE and values of a model on a text, and how much the loss minds their errors.
+
+The weight of an error is the Fisher information's diagonal, the squared gradient of the text's loss with respect to the
+key or value (KVQuant, sec. 3; SqueezeAILab/KVQuant, gradients/run-fisher.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kvbench.attention.projections import Source, attentions, head_dim, key_source, value_source
+from kvbench.errors import ModelError
+
+
+@dataclass
+class Collected:
+    """One side of a layer: activations and squared gradients, fp32 ``[tokens, C]`` on the CPU, a tensor a sequence."""
+
+    activations: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """All tokens in one tensor each; None for weights that were not asked for."""
+        return torch.cat(self.activations), torch.cat(self.weights) if self.weights else None
+
+
+def collect(
+    model: PreTrainedModel,
+    sequences: Tensor,
+    layers: Sequence[int],
+    *,
+    fisher: bool,
+    tell: Callable[[], None] = lambda: None,
+) -> dict[int, tuple[Collected, Collected]]:
+    """Keys and values of some layers.
+
+    Args:
+        sequences: token ids ``[S, L]``.
+        layers: numbers of the layers.
+        fisher: gradients too: a backward pass for each sequence.
+        tell: called after each sequence.
+
+    Raises:
+        ModelError: keys before RoPE cannot be seen, or something is NaN or Inf.
+    """
+    modules, channels = attentions(model), head_dim(model)
+    found = {layer: (Collected(), Collected()) for layer in layers}
+    hooks = []
+    for layer in layers:
+        for source, held in zip(
+            (key_source(model, modules[layer]), value_source(model, modules[layer])), found[layer], strict=True
+        ):
+            hooks.append(source.module.register_forward_hook(_keeper(source, held, channels, fisher)))
+    try:
+        with _frozen(model), torch.set_grad_enabled(fisher):
+            for ids in sequences.to(model.device):
+                if fisher:
+                    _loss(model, ids[None]).backward()
+                else:
+                    model(input_ids=ids[None], use_cache=False, logits_to_keep=1)
+                tell()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _check(model, found)
+    return found
+
+
+def _keeper(source: Source, held: Collected, channels: int, fisher: bool) -> Callable[..., None]:
+    def flat(out: Tensor) -> Tensor:
+        part = source.cut(out.detach(), channels)[0].transpose(0, 1).flatten(1)
+        return part.to("cpu", torch.float32, copy=True)  # never the tensor that flows on
+
+    def keep(module: nn.Module, inputs: object, out: Tensor) -> None:
+        held.activations.append(flat(out))
+        if fisher:
+            out.register_hook(lambda gradient: held.weights.append(flat(gradient).square_()))
+
+    return keep
+
+
+def _loss(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    return nn.functional.cross_entropy(logits, ids[0, 1:])
+
+
+@contextmanager
+def _frozen(model: PreTrainedModel) -> Iterator[None]:
+    """Gradients flow through the activations alone: no memory for those of the weights."""
+    wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def begin(module: nn.Module, inputs: object, out: Tensor) -> None:
+        if torch.is_grad_enabled():
+            out.requires_grad_(True)
+
+    hook = model.get_input_embeddings().register_forward_hook(begin)
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+
+
+def _check(model: PreTrainedModel, found: dict[int, tuple[Collected, Collected]]) -> None:
+    for layer, sides in found.items():
+        for name, side in zip(("keys", "values"), sides, strict=True):
+            for what, tensors in ((name, side.activations), (f"gradients of the {name}", side.weights)):
+                if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+                    raise ModelError(
+                        f"{type(model).__name__}: NaN or Inf in the {what} of layer {layer} while calibrating.\n"
+                        "  hint: --dtype float32 or bfloat16, or --no-fisher where only the gradients are not finite"
+                    )

@@ -1,0 +1,234 @@
+"""Calibration files: safetensors with the thresholds and codebooks of every layer, and where they come from.
+
+Tensors: ``layers.I.key.thresholds`` fp16 ``[2, C]`` (upper, lower); for each side and width
+``layers.I.SIDE.levels.BITS`` fp32 ``[2**BITS]`` and ``layers.I.SIDE.norm.BITS`` fp32 ``[2]`` (Q-Norm's scale and
+offset); ``probe.*``: numbers of the model's weights, by which a file is told from another model's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kvbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FORMAT = "kvbench-kvquant-1"
+KEY = "method.calibration"
+#: where ``python -m kvbench.calibrate`` writes unless told otherwise
+FOLDER = Path("results/calibration")
+#: relative difference of weights that a dtype explains (bfloat16: 2**-9); another model differs by about 1.4
+SAME = 0.01
+
+
+@dataclass
+class Calibration:
+    """What was found for a model.
+
+    Args:
+        info: where it comes from: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``, ``kv_heads``, ``head_dim``,
+            ``text_sha256``, ``tokens``, ``fisher``, versions; strings.
+        tensors: see the module.
+        path: the file.
+    """
+
+    info: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+    path: Path | None = None
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """Widths that there are codebooks for."""
+        return tuple(int(width) for width in self.info["bits"].split(","))
+
+    @property
+    def outliers(self) -> float:
+        """Share of outliers that the thresholds leave out."""
+        return float(self.info["outliers"])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Layers, KV heads and channels of a head."""
+        return int(self.info["layers"]), int(self.info["kv_heads"]), int(self.info["head_dim"])
+
+    def thresholds(self, layer: int) -> Tensor:
+        """Upper and lower threshold of each key channel, fp16 ``[2, C]``."""
+        return self.tensors[f"layers.{layer}.key.thresholds"]
+
+    def levels(self, layer: int, side: str, bits: int) -> Tensor:
+        """The codebook, fp32 ``[2**bits]``."""
+        return self.tensors[f"layers.{layer}.{side}.levels.{bits}"]
+
+    def norm(self, layer: int, side: str, bits: int) -> Tensor:
+        """Q-Norm's scale and offset, fp32 ``[2]``."""
+        return self.tensors[f"layers.{layer}.{side}.norm.{bits}"]
+
+    def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor of the layers."""
+        layers, heads, channels = self.shape
+        for layer in range(layers):
+            yield f"layers.{layer}.key.thresholds", (2, heads * channels)
+            for side in ("key", "value"):
+                for width in self.bits:
+                    yield f"layers.{layer}.{side}.levels.{width}", (1 << width,)
+                    yield f"layers.{layer}.{side}.norm.{width}", (2,)
+
+    def check_format(self, bits: int, outliers: float) -> None:
+        """Raise ConfigError unless the file has codebooks of `bits` for this share of outliers."""
+        if bits not in self.bits:
+            raise ConfigError(
+                "method.bits", bits, f"{self.path} has codebooks of {self.info['bits']} bits", allowed=self.bits
+            )
+        if abs(self.outliers - outliers) > 1e-9:
+            raise ConfigError(
+                "method.outliers",
+                outliers,
+                f"{self.path} was made for outliers of {self.outliers:g}",
+                allowed=[f"{self.outliers:g}"],
+                hint=f"python -m kvbench.calibrate ... --outliers {outliers:g}",
+            )
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        """Raise ConfigError where the file was made with another model."""
+        from kvbench.attention.projections import head_dim, kv_heads
+
+        config = model.config.get_text_config(decoder=True)
+        shape = (config.num_hidden_layers, kv_heads(model), head_dim(model))
+        made = f"was made with another model, {self.info['model']}"
+        if shape != self.shape:
+            sizes = "{} layers of {} KV heads with {} channels"
+            raise ConfigError(
+                KEY, str(self.path), f"{made}: {sizes.format(*self.shape)} where this one has {sizes.format(*shape)}"
+            )
+        if not self.matches(probe(model)):
+            raise ConfigError(KEY, str(self.path), f"{made}, of the same shape: its weights are not this one's")
+
+    def matches(self, found: Mapping[str, Tensor]) -> bool:
+        """Whether numbers of a model's weights (:func:`probe`) are those of the model that the file was made with."""
+        for name in ("probe.keys", "probe.embedding"):
+            mine, theirs = self.tensors.get(name), found.get(name)
+            if mine is not None and theirs is not None:
+                same = mine.shape == theirs.shape
+                return same and bool((mine - theirs).norm() <= SAME * mine.norm())
+        return True
+
+
+def probe(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A few numbers of the weights: of each layer's key projection where it has weights, and of the embedding."""
+    from kvbench.attention.projections import attentions, key_source
+
+    found = {"probe.embedding": _sample(model.get_input_embeddings().weight, 256)}
+    weights = []
+    for attention in attentions(model):
+        weights.append(
+            getattr(getattr(attention, "k_proj", None) or key_source(model, attention).module, "weight", None)
+        )
+    if all(isinstance(weight, Tensor) and weight.is_floating_point() for weight in weights):
+        found["probe.keys"] = torch.cat([_sample(weight, 16) for weight in weights])  # type: ignore[arg-type]
+    return found
+
+
+def _sample(weight: Tensor, count: int) -> Tensor:
+    flat = weight.detach().reshape(-1)
+    index = torch.linspace(0, len(flat) - 1, count, dtype=torch.float64).long()
+    return flat[index.to(flat.device)].float().cpu()
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write the file, whole or not at all.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in calibration.tensors.items()}, part, dict(calibration.info)
+        )
+        os.replace(part, path)
+    except OSError as error:
+        raise ConfigError("--out", str(path), f"cannot be written ({error})") from error
+
+
+def load(path: Path) -> Calibration:
+    """Read and check a file; one that has not changed is read once.
+
+    Raises:
+        ConfigError: there is none, it is no calibration file, or it is damaged.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(
+            KEY, str(path), "there is no such file", hint="python -m kvbench.calibrate makes one; see its --help"
+        ) from error
+    return _load(path, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=32)
+def _load(path: Path, changed: int, size: int) -> Calibration:
+    try:
+        with safe_open(path, framework="pt") as file:
+            info = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(KEY, str(path), f"is no safetensors file, or a damaged one ({error})") from error
+    if info.get("format") != FORMAT:
+        raise ConfigError(
+            KEY,
+            str(path),
+            f"is no calibration file (format {info.get('format')!r}, expected {FORMAT!r})",
+            hint="python -m kvbench.calibrate makes one; see its --help",
+        )
+    made = Calibration(info, tensors, path)
+    try:
+        expected = list(made.expected())
+        float(info["outliers"]), info["model"]
+    except (KeyError, ValueError) as error:
+        raise ConfigError(KEY, str(path), f"is damaged: its metadata is incomplete ({error!r})") from error
+    for name, shape in expected:
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise ConfigError(KEY, str(path), f"is damaged: {name} is missing")
+        if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
+            raise ConfigError(KEY, str(path), f"is damaged: {name} is not a finite tensor of shape {list(shape)}")
+    return made
+
+
+def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
+    """The calibration files of some folders, in the order of their names; other files are passed over."""
+    for folder in folders:
+        for path in sorted(folder.glob("*.safetensors")):
+            try:
+                with safe_open(path, framework="pt") as file:
+                    if (file.metadata() or {}).get("format") != FORMAT:
+                        continue
+            except (SafetensorError, OSError):
+                continue
+            yield load(path)
+
+
+def command(model: str, bits: int, outliers: float) -> str:
+    """What to type to make a file."""
+    return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers:g}"
+
+
+def versions() -> dict[str, Any]:
+    """Versions that a file names."""
+    import transformers
+
+    from kvbench import __version__
+
+    return {"kvbench": __version__, "torch": torch.__version__, "transformers": transformers.__version__}

@@ -1,0 +1,110 @@
+"""Thresholds, codebooks and Q-Norm of one layer from what its keys and values were on a text.
+
+Source: KVQuant (Hooper et al. 2024), sec. 3; the steps are those of SqueezeAILab/KVQuant,
+quant/kvquant/simquant_module_quantizer.py: percentiles as thresholds, normalisation by them into [-1, 1], outliers
+dropped, weighted k-means over all channels of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.calibration.kmeans import Histogram, levels
+from kvbench.quantizers.nuq import ELEMENTS, tail
+
+
+@dataclass
+class Codebook:
+    """Levels of one width.
+
+    Args:
+        levels: fp32 ``[2**bits]``, ascending.
+        norm: scale and offset that give what the levels stand for the mean and the deviation of the values (Q-Norm).
+    """
+
+    levels: Tensor
+    norm: tuple[float, float]
+
+
+@dataclass
+class SideFit:
+    """One side of a layer: ``thresholds`` fp16 ``[2, C]`` (keys) or None, and a codebook for each width."""
+
+    thresholds: Tensor | None
+    codebooks: dict[int, Codebook]
+
+
+def fit_keys(
+    x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
+) -> SideFit:
+    """Thresholds of each channel, and codebooks over all of them.
+
+    Args:
+        x: keys before RoPE, fp32 ``[N, C]``.
+        weights: of their errors, ``[N, C]``; None: 1.
+        bits: widths.
+        share: of outliers, half of them on each side; 0: thresholds are the extremes.
+        skip: tokens (bool ``[N]``) that the codebook does not count.
+    """
+    upper, lower = quantiles(x, tail(share), 0), quantiles(x, 1 - tail(share), 0)
+    books = _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip)
+    return SideFit(torch.stack([upper, lower]).clamp(-65504.0, 65504.0).half(), books)
+
+
+def fit_values(
+    x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
+) -> SideFit:
+    """Codebooks of values ``[N, C]``, each token normalised by its own percentiles; arguments as :func:`fit_keys`."""
+    upper, lower = (quantiles(x, q, 1).unsqueeze(1) for q in (tail(share), 1 - tail(share)))
+    return SideFit(None, _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip))
+
+
+def quantiles(x: Tensor, q: float, dim: int) -> Tensor:
+    """Percentile `q` of ``x`` ``[N, C]`` along `dim`, piece by piece."""
+    rows = x.t() if dim == 0 else x
+    step = max(ELEMENTS // rows.shape[1], 1)
+    return torch.cat([torch.quantile(rows[i : i + step], q, dim=1) for i in range(0, len(rows), step)])
+
+
+def _codebooks(
+    x: Tensor, scale: Tensor, offset: Tensor, weights: Tensor | None, bits: Sequence[int], skip: Tensor | None
+) -> dict[int, Codebook]:
+    weighted, plain = Histogram.empty(), Histogram.empty()
+    if weights is not None and not bool((weights > 0).any()):
+        weights = None
+    step = max(ELEMENTS // x.shape[1], 1)
+    for i in range(0, len(x), step):
+        part = slice(i, i + step)
+        rows = scale.shape[0] == len(x) and scale.ndim == 2  # values: a scale a token
+        by, base = (scale[part], offset[part]) if rows else (scale, offset)
+        z = (x[part] - base) / torch.where(by == 0, 1.0, by)
+        counted = z.abs() <= 1
+        if skip is not None:
+            counted &= ~skip[part, None]
+        plain.add(z[counted])
+        weighted.add(z[counted], None if weights is None else weights[part][counted])
+    found = {}
+    for width in bits:
+        book = levels(weighted, 1 << width)
+        found[width] = Codebook(book, _norm(plain, book))
+    return found
+
+
+def _norm(plain: Histogram, book: Tensor) -> tuple[float, float]:
+    """Scale and offset after which the quantized values have the mean and deviation of the values."""
+    if not plain.total:
+        return 1.0, 0.0
+    mean, deviation = plain.moments()
+    ordered = book.double()
+    occupied = plain.weight > 0
+    at = plain.first[occupied] / plain.weight[occupied]
+    nearest = ordered[torch.searchsorted((ordered[1:] + ordered[:-1]) / 2, at)]
+    weight = plain.weight[occupied] / plain.total
+    own_mean = float((weight * nearest).sum())
+    own_deviation = float((weight * (nearest - own_mean) ** 2).sum()) ** 0.5
+    scale = deviation / own_deviation if own_deviation > 0 else 1.0
+    return scale, mean - own_mean * scale

@@ -1,0 +1,212 @@
+"""KVQuant: keys before RoPE per channel, values per token, in non-uniform levels, with exact outliers.
+
+Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization" (NeurIPS
+2024), sec. 3, and SqueezeAILab/KVQuant (quant/ and deployment/). Thresholds of the keys and codebooks come from a
+calibration file (``python -m kvbench.calibrate``). There is no window: every token is packed as it arrives, and a step
+sees its own tokens as they are stored, as in both of the authors' codes. Their kernels read a prompt exactly
+(``prefill=exact``); their accuracy figures are of a simulation in which all tokens read quantized ones
+(``prefill=quantized``). Their kernels hold an outlier in 8 bytes, 42 a token in a fixed array; here it takes 4 in
+16-bit models, in as many entries as there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method, Side
+from kvbench.schema import bounded
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from kvbench.cache import KVCache, Prompts
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import Segment
+    from kvbench.calibration.file import Calibration
+    from kvbench.models.spec import ModelConfig
+
+
+@dataclass(kw_only=True)
+class KVQuant(Method):
+    """KVQuant.
+
+    Args:
+        bits: width of a code: 2, 3 or 4 (nuq2, nuq3, nuq4).
+        outliers: share of the elements kept exact beside the codes: 0.01 is the paper's; 0: none.
+        first_tokens: first tokens kept exact (the authors' ``first_few_fp16``: attention sinks).
+        cap_outliers: no more outliers of a key token than ``outliers`` allows on average, on each side; the others are
+            clipped (the authors' kernels).
+        q_norm: move what the levels stand for so that mean and deviation are kept (the paper, for 2 bits).
+        prefill: ``exact``: the prompt sees exact keys and values (the authors' kernels); ``quantized``: what is stored
+            of them (their accuracy figures).
+        calibration: file, or folder of files, from ``python -m kvbench.calibrate``; None: the folder ``calibration``
+            beside the model's weights (bundled for tiny), or results/calibration.
+    """
+
+    bits: int = bounded(4, minimum=2, maximum=4)
+    outliers: float = bounded(0.01, minimum=0.0, maximum=0.5)
+    first_tokens: int = bounded(0, minimum=0)
+    cap_outliers: bool = False
+    q_norm: bool = False
+    prefill: Literal["exact", "quantized"] = "exact"
+    calibration: str | None = None
+
+    by_token: ClassVar[bool] = True
+
+    @property
+    def keys_before_rope(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def quantized_prefill(self) -> bool:
+        """As `prefill` says."""
+        return self.prefill == "quantized"
+
+    @property
+    def eager(self) -> bool:
+        """Always: a new token is seen as it is stored."""
+        return True
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Widths and shares that there are; a calibration that is named must be there."""
+        super().check(head_dim, max_length)
+        if self.bits not in (2, 3, 4):
+            raise ConfigError("method.bits", self.bits, "there are no codebooks of this width", allowed=(2, 3, 4))
+        if not 0 <= self.outliers <= 0.5:
+            raise ConfigError("method.outliers", self.outliers, "is no share of outliers", allowed="0 to 0.5")
+        if self.first_tokens < 0:
+            raise ConfigError("method.first_tokens", self.first_tokens, "must not be negative", allowed="0, 1, 5, ...")
+        if self.cap_outliers and not self.outliers:
+            raise ConfigError("method.cap_outliers", True, "there are no outliers to cap (method.outliers=0)")
+        if self.calibration is not None and not Path(self.calibration).expanduser().exists():
+            raise ConfigError(
+                "method.calibration",
+                self.calibration,
+                "there is no such file or folder",
+                hint=f"python -m kvbench.calibrate --model MODEL --text FILE --bits {self.bits} "
+                f"--outliers {self.outliers:g} --out {self.calibration}",
+            )
+
+    # -- the calibration file ---------------------------------------------------------------------------------------
+
+    def prepare(self, model: ModelConfig) -> None:
+        """Find the model's calibration by its name, before its weights are loaded.
+
+        Raises:
+            ConfigError: there is none; the message says how to make it.
+        """
+        found = self._find(lambda file: file.info["model"] == model.name, model.folder(), model.name)
+        self.__dict__["found"] = found.path
+
+    def identity(self) -> dict[str, Any]:
+        """The calibration's content stands for its place."""
+        path = self.__dict__.get("found")
+        if path is None:
+            return {}
+        import hashlib
+
+        return {"calibration": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+
+    def _find(self, fits: Any, beside: Path | None, name: str) -> Calibration:
+        """The calibration of this width and share for which `fits` holds."""
+        from kvbench.calibration.file import FOLDER, KEY, command, in_folders, load
+
+        named = None if self.calibration is None else Path(self.calibration).expanduser()
+        if named is not None and named.is_file():
+            file = load(named)
+            file.check_format(self.bits, self.outliers)
+            return file
+        folders = [named] if named is not None else [*([beside / "calibration"] if beside is not None else []), FOLDER]
+        others = []
+        for file in in_folders(folders):
+            if not fits(file):
+                continue
+            if self.bits in file.bits and abs(file.outliers - self.outliers) < 1e-9:
+                return file
+            others.append(f"{file.path} ({file.info['bits']} bits, {100 * file.outliers:g}% outliers)")
+        there = f"; there is {', '.join(others)}" if others else ""
+        raise ConfigError(
+            KEY,
+            self.calibration,
+            f"kvquant needs thresholds and codebooks found on a text beforehand, and there are none for {name}"
+            f" with {self.bits} bits and {100 * self.outliers:g}% outliers in {' or '.join(map(str, folders))}{there}",
+            hint=command(name, self.bits, self.outliers),
+        )
+
+    def new_cache(
+        self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
+    ) -> KVCache:
+        """As the base; the calibration must be this model's.
+
+        Raises:
+            ConfigError: there is none, or it was made with another model.
+            ModelError: the model's keys before RoPE cannot be seen.
+        """
+        from kvbench.calibration.file import load, probe
+
+        path = self.__dict__.get("found")
+        if path is not None:
+            file = load(path)
+        else:
+            numbers, where = probe(model), Path(model.config._name_or_path or "-")
+            file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
+        file.check_model(model)
+        cache = super().new_cache(model, prompts, max_length)
+        cache.progress.calibration = file.path
+        return cache
+
+    # -- storage ----------------------------------------------------------------------------------------------------
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """First tokens (where asked for), packed tokens, room for those of the step under way."""
+        from kvbench.cache.nuq import NuqFormat, NuqSegment
+        from kvbench.calibration.file import load
+
+        path = layer.progress.calibration or Path(str(self.calibration)).expanduser()
+        file, width = load(path), layer.heads * layer.key_dim
+        levels = file.levels(layer.index, side, self.bits)
+        scale, offset = file.norm(layer.index, side, self.bits)
+        form = NuqFormat(
+            bits=self.bits,
+            levels=levels,
+            outliers=self.outliers,
+            thresholds=file.thresholds(layer.index) if side == "key" else None,
+            restored=levels * scale + offset if self.q_norm else None,
+            most=int(self.outliers / 2 * width) + 1 if self.cap_outliers and side == "key" else None,
+        )
+        packed = NuqSegment(
+            layer.batch,
+            layer.heads,
+            layer.key_dim if side == "key" else layer.value_dim,
+            layer.dtype,
+            layer.device,
+            form=form,
+            side=side,
+            capacity=max(layer.expected_length() - self.first_tokens, 0),
+        )
+        first = [self.full(layer, side, capacity=self.first_tokens)] if self.first_tokens else []
+        return [*first, packed, self.full(layer, side, capacity=1, slack=0)]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """The first tokens exact, all others packed; a prompt may come in parts."""
+        for store, x in zip(layer.stores(), (keys, values), strict=True):
+            first = 0
+            if self.first_tokens:
+                first = min(self.first_tokens - store.segments[0].length(rows), x.shape[2])
+                store.segments[0].append(rows, x[:, :, :first])
+            store.segments[-2].append(rows, x[:, :, first:])
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Pack the tokens of the step."""
+        for store in layer.stores():
+            if self.first_tokens:
+                store.fill_sinks(rows, self.first_tokens)
+            store.segments[-2].append(rows, store.tail.view(rows))
+            store.tail.drop_front(rows, store.tail.length(rows))

@@ -1,0 +1,76 @@
+"""Exact elements beside codes: kept, read, dropped and moved with their rows."""
+
+import pytest
+import torch
+
+from kvbench.cache.outliers import Outliers
+from kvbench.errors import ConfigError
+
+ALL = slice(None)
+
+
+def dense(held: Outliers, row: int, heads: int, channels: int, tokens: int, first: int = 0) -> torch.Tensor:
+    out = torch.zeros(heads, tokens - first * held.block, channels)
+    held.write_into(out, row, first)
+    return out
+
+
+def case(batch: int, tokens: int, width: int, share: float = 0.05, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, tokens, width, generator=generator)
+    return x, torch.rand(batch, tokens, width, generator=generator) < share
+
+
+@pytest.mark.parametrize("width", [96, 1024, 8192, 65536])
+def test_what_is_marked_comes_back_exactly(width):
+    heads, tokens = 4, {96: 700, 1024: 150, 8192: 21, 65536: 11}[width]
+    x, mask = case(3, tokens, width)
+    mask[1] = False
+    held = Outliers(3, width, torch.float32, torch.device("cpu"))
+    assert held.block * width <= 1 << 16
+    done = 0
+    for step in (1, 2, tokens // 2, 1, 1):  # begins inside of blocks
+        held.append(ALL, done, x[:, done : done + step], mask[:, done : done + step])
+        done += step
+    held.append(ALL, done, x[:, done:], mask[:, done:])
+    expected = torch.where(mask, x, 0.0).unflatten(2, (heads, -1)).transpose(1, 2)
+    for row in range(3):
+        assert held.used(row) == (4 * int(mask[row].sum()), 2 * int(mask[row].sum()))
+        assert torch.equal(dense(held, row, heads, width // heads, tokens), expected[row])
+        begin = held.block  # from the second block on
+        if begin < tokens:
+            assert torch.equal(dense(held, row, heads, width // heads, tokens, 1), expected[row][:, begin:])
+
+
+def test_newest_tokens_leave_and_others_take_their_place():
+    x, mask = case(1, 300, 640, seed=1)
+    other, marked = case(1, 300, 640, seed=2)
+    held = Outliers(1, 640, torch.float32, torch.device("cpu"), capacity=4)
+    held.append(ALL, 0, x, mask)
+    for kept in (290, 256, 255, 64, 3, 0):
+        held.keep_first(0, kept)
+        assert held.count(0) == int(mask[0, :kept].sum())
+    held.append(ALL, 0, x[:, :130], mask[:, :130])
+    held.keep_first(0, 101)
+    held.append(ALL, 101, other[:, 101:], marked[:, 101:])
+    expected = torch.cat([torch.where(mask, x, 0.0)[:, :101], torch.where(marked, other, 0.0)[:, 101:]], 1)
+    assert torch.equal(dense(held, 0, 5, 128, 300), expected[0].unflatten(1, (5, 128)).transpose(0, 1))
+
+
+def test_rows_hold_different_numbers_of_entries_and_move():
+    x, mask = case(2, 40, 64)
+    held = Outliers(2, 64, torch.bfloat16, torch.device("cpu"))
+    held.append(slice(0, 1), 0, x[:1], mask[:1])
+    held.append(slice(1, 2), 0, x[1:, :7], mask[1:, :7])
+    moved = held.mapped(lambda buffer: buffer.index_select(0, torch.tensor([1, 1, 0])))
+    moved.select([1, 1, 0])
+    assert [moved.count(row) for row in range(3)] == [held.count(1), held.count(1), held.count(0)]
+    assert torch.equal(dense(moved, 2, 2, 32, 40), dense(held, 0, 2, 32, 40))
+    moved.keep_first(0, 0)
+    assert moved.count(1) == held.count(1)
+    assert held.used(0) == (2 * held.count(0), 2 * held.count(0))
+
+
+def test_more_channels_than_indices_are_refused():
+    with pytest.raises(ConfigError, match=r"method\.outliers=0"):
+        Outliers(1, 65537, torch.float32, torch.device("cpu"))

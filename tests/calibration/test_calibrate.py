@@ -1,0 +1,157 @@
+"""Calibration files: what is collected, the command line, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvbench import calibrate as command
+from kvbench.attention.projections import attentions
+from kvbench.calibration import calibrate as library
+from kvbench.calibration import file
+from kvbench.calibration.collect import collect
+from kvbench.errors import ConfigError, DataError, ModelError
+from kvbench.methods import load_method
+from tests import zoo
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_keys_values_and_gradients_are_the_models(architecture):
+    """Activations equal what the projections give; a gradient equals the loss's change under a small push."""
+    model = zoo.model(architecture)
+    sequences, _ = zoo.padded_batch([30, 30])
+    found = collect(model, sequences, [0, 1], fisher=True)
+    keys, weights = found[0][0].joined()
+    assert keys.shape == weights.shape == (60, 128)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    token, channel = divmod(int(weights[:30].argmax()), 128)
+    attention = attentions(model)[0]
+    fused = hasattr(attention, "qkv_proj")
+    at = channel + (256 if fused else 0)
+
+    def loss(push: float) -> float:
+        def nudge(module, inputs, out):
+            out = out.clone()
+            out[0, token, at] += push
+            assert push or out[0, token, at] == keys[token, channel]
+            return out
+
+        hook = (attention.qkv_proj if fused else attention.k_proj).register_forward_hook(nudge)
+        try:
+            logits = model(input_ids=sequences[:1], use_cache=False).logits[0, :-1].double()
+        finally:
+            hook.remove()
+        return float(torch.nn.functional.cross_entropy(logits, sequences[0, 1:]))
+
+    with torch.no_grad():
+        assert loss(0.0) > 0
+        slope = (loss(0.02) - loss(-0.02)) / 0.04
+    assert slope**2 == pytest.approx(float(weights[token, channel]), rel=0.05)
+    plain = collect(model, sequences, [0], fisher=False)
+    assert torch.allclose(plain[0][0].joined()[0], keys, atol=1e-6) and plain[0][0].joined()[1] is None
+
+
+def test_layers_in_groups_give_the_same_file(monkeypatch):
+    model = zoo.model("llama")
+    sequences, _ = zoo.padded_batch([40, 40])
+    passes = []
+    one = library.calibrate(model, sequences, name="m", bits=(2,), tell=lambda done, total: passes.append(total))
+    monkeypatch.setattr(library, "MEMORY", 1)
+    two = library.calibrate(model, sequences, name="m", bits=(2,), tell=lambda done, total: passes.append(total))
+    assert set(passes) == {2, 4}
+    assert one.info == two.info and one.tensors.keys() == two.tensors.keys()
+    for name, tensor in one.tensors.items():  # a backward pass may sum in another order
+        torch.testing.assert_close(tensor, two.tensors[name], rtol=1e-3, atol=1e-4)
+
+
+def test_first_tokens_do_not_count():
+    model = zoo.model("llama")
+    sequences, _ = zoo.padded_batch([40, 40])
+    made = [library.calibrate(model, sequences, name="m", bits=(2,), fisher=False, first_tokens=n) for n in (0, 30)]
+    names = ("layers.0.key.thresholds", "layers.0.key.levels.2")
+    same = [torch.equal(made[0].tensors[name], made[1].tensors[name]) for name in names]
+    assert same == [True, False]
+    with pytest.raises(ConfigError, match="leaves nothing of sequences of 40 tokens"):
+        library.calibrate(model, sequences, name="m", first_tokens=40)
+
+
+def test_the_bundled_files_are_tinys_and_are_found(tmp_path, monkeypatch):
+    from kvbench.models.spec import local_folder
+
+    folder = local_folder("kvbench:tiny")
+    found = list(file.in_folders([folder / "calibration"]))
+    assert sorted(made.outliers for made in found) == [0.0, 0.01]
+    assert all(made.bits == (2, 3, 4) and made.shape == (8, 2, 64) for made in found)
+    monkeypatch.chdir(tmp_path)
+    config = command.model_config("tiny", None, None, False)
+    method = load_method("kvquant", bits=3)
+    method.prepare(config)
+    again = load_method("kvquant", bits=3, calibration=str(folder / "calibration" / "tiny-1pct.safetensors"))
+    again.prepare(config)
+    assert method.identity() == again.identity() and len(method.identity()["calibration"]) == 16
+    with pytest.raises(ConfigError, match=r"--model llama2-7b --text FILE --bits 4 --outliers 0\.01"):
+        load_method("kvquant").prepare(command.model_config("llama2-7b", None, None, False))
+
+
+def test_the_command_writes_a_file_that_the_method_takes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text("The harbour lay still. " * 60, encoding="utf-8")
+    arguments = [
+        "--model",
+        "tiny",
+        "--text",
+        str(text),
+        "--sequences",
+        "2",
+        "--length",
+        "64",
+        "--bits",
+        "2",
+        "--no-fisher",
+    ]
+    assert command.main([*arguments, "--outliers", "0.05", "--dtype", "float32"]) == 0
+    assert "2 bits, 5% outliers, 8 layers of 2 x 64, from 128 tokens" in capsys.readouterr().out
+    made = file.load(Path("results/calibration/tiny-5pct.safetensors"))
+    assert made.info["model"] == "tiny" and made.info["fisher"] == "false" and len(made.info["text_sha256"]) == 64
+    method = load_method("kvquant", bits=2, outliers=0.05)
+    method.prepare(command.model_config("tiny", None, None, False))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "tiny", "--text", "nowhere"], "there is no such file or folder"),
+        (["--model", "tinny", "--text", "mini"], "did you mean 'tiny'"),
+        (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is no list of widths"),
+        (["--model", "llama2-7b", "--path", "empty", "--text", "mini"], "is no folder"),
+    ],
+)
+def test_the_command_names_what_is_wrong(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(arguments) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_a_text_that_is_too_short_and_widths_that_are_none():
+    with pytest.raises(
+        DataError, match=r"has 100 tokens; 2 sequences of 64 need 128\.\n  hint: more text, or --sequences 1$"
+    ):
+        library.cut(range(100), 2, 64)
+    with pytest.raises(DataError, match="--sequences 1 --length 100"):
+        library.cut(range(100), 2, 128)
+    pieces = library.cut(range(200), 3, 64)
+    assert pieces.shape == (3, 64) and pieces.flatten().unique().numel() == 192 and int(pieces[-1, -1]) == 199
+    with pytest.raises(ConfigError, match="--bits=5"):
+        library.calibrate(zoo.model("llama"), pieces, name="m", bits=(5,))
+
+
+def test_numbers_that_are_not_finite_are_named():
+    model = zoo.model("llama")
+    sequences, _ = zoo.padded_batch([20])
+    hook = attentions(model)[1].v_proj.register_forward_hook(lambda module, inputs, out: out * float("nan"))
+    try:
+        with pytest.raises(ModelError, match="NaN or Inf in the values of layer 1 while calibrating"):
+            collect(model, sequences, [1], fisher=False)
+    finally:
+        hook.remove()
