@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from kvbench.cache import rope, watch
+from kvbench.cache.order import extended
 from kvbench.cache.progress import Progress
 from kvbench.cache.segments import FullSegment, uniform_rows
 from kvbench.cache.store import Store
@@ -275,7 +276,7 @@ class KVLayer(CacheLayerMixin):
         for row, positions in enumerate(self.order):
             if positions is not None:
                 new = torch.arange(self.seen - count, self.seen).expand(*positions.shape[:-1], count)
-                self.order[row] = torch.cat([positions, new], -1)
+                self.order[row] = extended(positions, new)
 
     def settle(self) -> None:
         """Let the method demote what has grown too old; does nothing when it was done already."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from kvbench.retrieval.search import Widths
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChunkPlan:
-    """Where one prompt's tokens go: its chunks and the width of each."""
+    """Where one prompt's tokens go: its chunks and the width of each. Each plan is its own, equal to no other."""
 
     chunks: Chunked
     widths: Widths
@@ -49,18 +50,14 @@ class ChunkPlan:
         made: tuple[list[int], list[int], list[int]] = known[length]
         return made
 
-    def placed(self, length: int, device: torch.device) -> list[torch.Tensor]:
-        """:meth:`order` as indices (int32) on `device`; made once for all layers."""
-        import torch
 
-        known = self.__dict__.setdefault("_placed", {})
-        if (length, device) not in known:
-            with torch.inference_mode(False):
-                known[length, device] = [
-                    torch.tensor(part, dtype=torch.int32, device=device) for part in self.order(length)
-                ]
-        made: list[torch.Tensor] = known[length, device]
-        return made
+@lru_cache(maxsize=32)
+def placed(plan: ChunkPlan, length: int, device: torch.device) -> list[torch.Tensor]:
+    """:meth:`ChunkPlan.order` as indices (int32) on `device`: made once for all layers, kept for a few prompts."""
+    import torch
+
+    with torch.inference_mode(False):
+        return [torch.tensor(part, dtype=torch.int32, device=device) for part in plan.order(length)]
 
 
 @dataclass(kw_only=True)
@@ -150,6 +147,12 @@ class Cocktail(Method):
 
         check_name(self.encoder)
 
+    def ready(self) -> None:
+        """The encoder's weights, its key or its package are here, or can be fetched."""
+        from kvbench.retrieval.encoders import encoder
+
+        encoder(self.encoder).ready()
+
     @property
     def key_group(self) -> int:
         """Tokens of a key group."""
@@ -232,13 +235,13 @@ class Cocktail(Method):
 
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
-            parts = self.plans(layer)[row].placed(keys.shape[2], keys.device)
+            parts = placed(self.plans(layer)[row], keys.shape[2], keys.device)
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
                 mine = x[row - first : row - first + 1]
                 for segment, tokens in zip(store.segments, parts, strict=True):
                     segment.append_chosen(one, mine, tokens)
-            order = self.plans(layer)[row].placed(keys.shape[2], torch.device("cpu"))
+            order = placed(self.plans(layer)[row], keys.shape[2], torch.device("cpu"))
             layer.order[row] = torch.cat(order).long() + layer.start(row)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
