@@ -327,3 +327,17 @@ def test_settled_fills_in_defaults(tmp_path):
     assert settled["decoding"]["temperature"] == 0.0
     assert settled["method"]["_target_"] == made["method"]["_target_"]
     assert settled["method"]["residual"] == 32
+
+
+def test_what_a_method_lacks_is_said_before_the_model_is_loaded(tmp_path, monkeypatch):
+    from kvbench.methods.kivi import Kivi
+
+    def lacks(method):
+        raise ModelError("no weights of the encoder")
+
+    monkeypatch.setattr(Kivi, "ready", lacks)
+    monkeypatch.setattr("kvbench.session.load", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ModelError, match="no weights of the encoder"):
+        run(config(tmp_path))
+    (metrics,) = tmp_path.glob("*/metrics.json")
+    assert json.loads(metrics.read_text())["status"] == "error"

@@ -135,6 +135,12 @@ class Method:
         """What stands in a run's identity in place of hyper-parameters of these names (content in place of paths)."""
         return {}
 
+    def ready(self) -> None:
+        """Raise ModelError where something that the method needs beside the model cannot be had.
+
+        A run asks before it loads the model; the answer must not take longer than a look at the disk and the network.
+        """
+
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Slot ranges in the order in which attention visits them, or None: all slots, block by block.
 

@@ -14,6 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,6 +37,8 @@ LLM_EMBEDDER = {
 UNSPACED = "\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
 #: a word of BM25
 WORD = rf"(?u)[{UNSPACED}]|[^\W{UNSPACED}]+"
+NO_KEY = "method.encoder=openai needs a key.\n  hint: export OPENAI_API_KEY=..., or method.encoder=bm25"
+NO_BM25S = "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
 #: seconds that the hub may take to answer before it counts as out of reach
 PROBE_SECONDS = 1.5
 
@@ -50,6 +53,10 @@ class Encoder(ABC):
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """One number for each text, the larger the more similar."""
 
+    @abstractmethod
+    def ready(self) -> None:
+        """Raise ModelError where what it needs cannot be had; looks, and loads nothing."""
+
 
 class BM25(Encoder):
     """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score.
@@ -61,6 +68,11 @@ class BM25(Encoder):
 
     whole_words = True
 
+    def ready(self) -> None:
+        """Its package is installed."""
+        if find_spec("bm25s") is None:
+            raise ModelError(NO_BM25S)
+
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """0 for a text without a word of the query."""
         # bm25s imports jax where it is installed, and jax would take three quarters of the GPU's memory
@@ -68,9 +80,7 @@ class BM25(Encoder):
         try:
             import bm25s
         except ImportError as error:
-            raise ModelError(
-                "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
-            ) from error
+            raise ModelError(NO_BM25S) from error
         corpus = bm25s.tokenize(list(texts), stopwords=None, token_pattern=WORD, show_progress=False)
         words = bm25s.tokenize([query], stopwords=None, token_pattern=WORD, show_progress=False)
         if not any(len(ids) for ids in corpus.ids) or not words.ids[0]:
@@ -130,6 +140,15 @@ class SentenceTransformer(Embedding):
             return super().prepare(query, texts)
         return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]
 
+    def ready(self) -> None:
+        """The weights are in a folder or the hub's cache, or the hub answers; or vectors are kept, perhaps of all."""
+        from huggingface_hub import try_to_load_from_cache
+
+        if os.path.isdir(self.path) or isinstance(try_to_load_from_cache(self.path, "config.json"), str):
+            return
+        if not hub_answers() and not len(self.store):
+            raise cannot_load(self.name, self.path, "neither a folder nor in the hub's cache")
+
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Vectors, fp32."""
         if self._model is None:
@@ -149,15 +168,18 @@ class OpenAI(Embedding):
         self.url = os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1").rstrip("/") + "/embeddings"
         super().__init__(f"openai/{self.model}", store)
 
+    def ready(self) -> None:
+        """There is a key, or vectors are kept, maybe all of them."""
+        if not os.environ.get("OPENAI_API_KEY") and not len(self.store):
+            raise ModelError(NO_KEY)
+
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """Vectors from the endpoint."""
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")
         if not key:
-            raise ModelError(
-                "method.encoder=openai needs a key.\n  hint: export OPENAI_API_KEY=..., or method.encoder=bm25"
-            )
+            raise ModelError(NO_KEY)
         try:
             answer = httpx.post(
                 self.url,
@@ -197,11 +219,16 @@ def load_sentence_transformer(name: str, path: str) -> Any:
             return sentence_transformers.SentenceTransformer(path)
         except Exception as error:
             reason = error
-    raise ModelError(
-        f"the encoder '{name}' ({path}) cannot be loaded: {type(reason).__name__}; its weights are not on this machine "
+    raise cannot_load(name, path, type(reason).__name__) from reason
+
+
+def cannot_load(name: str, path: str, reason: str) -> ModelError:
+    """What is said where weights are missing, with the overrides that help."""
+    return ModelError(
+        f"the encoder '{name}' ({path}) cannot be loaded: {reason}; its weights are not on this machine "
         "or the hub cannot be reached.\n  hint: method.encoder=bm25 (needs no weights), or method.encoder=DIR of a "
         "sentence-transformers model"
-    ) from reason
+    )
 
 
 def hub_answers() -> bool:

@@ -60,6 +60,13 @@ class EmbeddingStore:
                 found[text] = list(vector)
         return found
 
+    def __len__(self) -> int:
+        """How many vectors are kept, of all encoders."""
+        try:
+            return int(self._db.execute("SELECT COUNT(*) FROM vectors").fetchone()[0])
+        except sqlite3.Error:
+            return 0
+
     def put(self, name: str, vectors: Mapping[str, Sequence[float]]) -> None:
         """Keep vectors."""
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]

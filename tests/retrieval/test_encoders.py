@@ -6,6 +6,7 @@ import sqlite3
 import sys
 import time
 import types
+from functools import partial
 
 import pytest
 
@@ -36,6 +37,9 @@ class Counting(encoders.Embedding):
     def __init__(self, store):
         super().__init__("counting", store)
         self.encoded = []
+
+    def ready(self):
+        pass
 
     def embed(self, texts):
         self.encoded += texts
@@ -104,6 +108,22 @@ def test_missing_weights_are_said_quickly_with_the_override(monkeypatch):
         encoders.encoder("contriever").scores("q", ["a text never seen"])
     assert time.perf_counter() - started < 3
     encoders.encoder.cache_clear()
+
+
+def test_what_cannot_be_had_is_said_before_anything_is_loaded(monkeypatch, tmp_path):
+    monkeypatch.setattr(encoders, "hub_answers", lambda: False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    empty, full = EmbeddingStore(None), EmbeddingStore(tmp_path / "v.sqlite")
+    full.put("contriever", {"a": [1.0]})
+    contriever = partial(encoders.SentenceTransformer, "contriever", "nobody/no-such-model")
+    for made, said in ((contriever, "method.encoder=bm25"), (encoders.OpenAI, "export OPENAI_API_KEY")):
+        with pytest.raises(ModelError, match=said):
+            made(empty).ready()
+        made(full).ready()  # perhaps nothing has to be encoded
+    encoders.SentenceTransformer("x", str(tmp_path), empty).ready()
+    monkeypatch.setattr(encoders, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"kvbench\[retrieval\]"):
+        encoders.BM25().ready()
 
 
 def test_openai_without_a_key_says_so_and_never_shows_one(monkeypatch, tmp_path):
