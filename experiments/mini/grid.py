@@ -68,7 +68,6 @@ GRID = (
     _s("logquant evict", "eviction", "method=logquant method.evict=true"),
     # the rule's exact tokens alone, with the window that takes the bytes of logquant 2 at 4096 tokens
     _s("logquant evict, bytes of logquant 2", "eviction", "method=logquant method.evict=true method.window=302"),
-    # the eviction baselines at the bytes of kivi 2 (864 exact tokens); h2o has its scores beside them
     _s("quantspec (both nibbles)", "quantspec", "method=quantspec method.gamma=0"),
     _s("kvquant 4, 1% outliers", "kvquant", "method=kvquant"),
     _s("kvquant 3, 1% outliers", "kvquant", "method=kvquant method.bits=3"),
@@ -108,8 +107,6 @@ PAIRS = (
     ("logquant 2", "partial_logquant 2"),
     ("logquant 2", "logquant evict, bytes of logquant 2"),
     ("logquant evict", "kivi evict, R 128"),
-    ("kivi 2", "snapkv, bytes of kivi 2"),
-    ("kivi 2", "h2o, bytes of kivi 2"),
     ("kvquant 2, 1% outliers", "kivi 2"),
     ("cocktail", "atom 2"),
     ("cocktail", "kivi 2"),

@@ -8,6 +8,7 @@ import yaml
 from experiments.mini.__main__ import composed, overrides, parse
 from experiments.mini.fold import error, fold, same
 from experiments.mini.grid import COMPARISONS, GRID, PAIRS
+from experiments.mini.report import STYLE
 from kvbench.methods import load_method
 from kvbench.results import samples as rows
 from kvbench.tasks.mini.catalogue import TASKS
@@ -109,6 +110,8 @@ def test_standard_error():
 def test_pairs_and_comparisons_name_settings():
     names = {setting.name for setting in GRID}
     assert {name for pair in PAIRS for name in pair} <= names
+    assert len(set(PAIRS)) == len(PAIRS)
+    assert {setting.family for setting in GRID} <= set(STYLE)
     for comparison in COMPARISONS.values():
         assert {setting.name for setting in comparison.settings} <= names
         assert set(comparison.tasks) <= set(TASKS)
