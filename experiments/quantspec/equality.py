@@ -102,8 +102,8 @@ def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) ->
 
 
 def lengths(group: int, count: int) -> list[int]:
-    """Prompt lengths whose next flush is 4 to 23 tokens away, on 3 to 6 groups."""
-    return [group * (3 + i % 4) - 4 - (i * 7) % 20 for i in range(count)]
+    """Prompt lengths whose next flush is 3 to 16 tokens away, on 3 or 4 groups."""
+    return [group * (3 + i % 2) - 3 - (i * 5) % 14 for i in range(count)]
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -132,7 +132,7 @@ def main() -> int:
     """Compare; 0 where nothing but ties differs."""
     parser = argparse.ArgumentParser(prog="python -m experiments.quantspec.equality", description=__doc__)
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=32, help="new tokens a prompt")
+    parser.add_argument("--tokens", type=int, default=20, help="new tokens a prompt")
     parser.add_argument("--gammas", type=int, nargs="+", default=list(range(1, 9)))
     parser.add_argument("--group", type=int, default=128, help="G; half of the buffer")
     parser.add_argument("--weights", default="int4_all", choices=("same", "int4", "int4_all"), help="of the draft")
@@ -157,7 +157,7 @@ def main() -> int:
         "",
         f"Bundled model, fp32, {arguments.device}; QuantSpec with G = {arguments.group}, upper nibbles as the draft, "
         f"its weights: {arguments.weights}; {arguments.prompts} prompts of {min(wanted)} to {max(wanted)} tokens (half "
-        f"books, half tasks of mini, all cut 4 to 23 tokens before a flush), {arguments.tokens} new ones each; the "
+        f"books, half tasks of mini, all cut 3 to 16 tokens before a flush), {arguments.tokens} new ones each; the "
         "target replayed one token a step with the recorded flush points.",
         "",
     ]

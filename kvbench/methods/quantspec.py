@@ -7,7 +7,8 @@ Engine/backend_quantspec.py), which has no flush while decoding. The loop is :mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,12 +92,8 @@ class QuantSpec(Method):
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
-        try:
+        with _named_for_the_draft():
             return load_method(self.draft, **options)
-        except ConfigError as error:
-            inside, names = error.key.removeprefix("method."), {"method": "method.draft", "quantizer": "quantizer"}
-            key = names.get(error.key, f"method.draft_options.{inside}")
-            raise ConfigError(key, error.value, error.problem, allowed=error.allowed, hint=error.hint) from error
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Keys per channel in two nibbles, a draft that exists and differs from its target, gamma below G."""
@@ -132,7 +129,9 @@ class QuantSpec(Method):
         if self.own_cache:
             if self.draft == "quantspec":
                 raise ConfigError("method.draft", self.draft, "cannot draft for itself", hint="method.draft=upper")
-            self.draft_method().check(head_dim, max_length)
+            draft = self.draft_method()
+            with _named_for_the_draft():
+                draft.check(head_dim, max_length)
             return
         if self.draft_options:
             raise ConfigError(
@@ -205,3 +204,14 @@ class QuantSpec(Method):
             while tail.length(rows) >= 2 * self.G:
                 store.packed.append(rows, tail.view(rows)[:, :, : self.G])
                 tail.drop_front(rows, self.G)
+
+
+@contextmanager
+def _named_for_the_draft() -> Iterator[None]:
+    """A wrong key of the draft's method is called by the name that it has in QuantSpec's."""
+    try:
+        yield
+    except ConfigError as error:
+        inside = error.key.removeprefix("method.")
+        key = "method.draft" if inside == "method" else f"method.draft_options.{inside}"
+        raise ConfigError(key, error.value, error.problem, allowed=error.allowed, hint=error.hint) from error
