@@ -16,6 +16,8 @@ STYLE = {
     "logquant": ("tab:green", "^"),
     "cocktail": ("tab:red", "D"),
     "eviction": ("tab:gray", "x"),
+    "quantspec": ("tab:purple", "v"),
+    "kvquant": ("tab:olive", "h"),
 }
 Row = Mapping[str, Any]
 
