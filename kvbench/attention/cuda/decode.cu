@@ -8,7 +8,6 @@ __device__ __forceinline__ void team_sync(int team) {
 struct Ring {
   u32 base;
   int next;
-  bool fresh;
   __device__ __forceinline__ u32 slot(int ahead) const {
     const int i = next + ahead;
     return base + (i >= STAGES ? i - STAGES : i) * SLOT;
@@ -68,11 +67,9 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
     const int tile = job.first[P] + j * job.step;
     auto turn = [&](auto tag) {  // waits for this item, and has the one STAGES - 1 later loaded into the slot read last
       constexpr int AHEAD = decltype(tag)::value + STAGES - 1;
-      if (ring.fresh) wait<STAGES - 1>();
-      else wait<STAGES - 2>();
+      wait<STAGES - 2>();
       team_sync(job.team);
-      if (ring.fresh) ring.fresh = false;  // of the first tile all that the ring holds was asked for at once
-      else if (AHEAD < S::ITEMS || j + 1 < job.count[P])
+      if (AHEAD < S::ITEMS || j + 1 < job.count[P])
         issue<P, AHEAD % S::ITEMS>(args.phase[P], r, job.bh, tile + AHEAD / S::ITEMS * job.step, ring.slot(STAGES - 1),
                                    job.id);
       else if constexpr (AHEAD >= S::ITEMS) begin_after<P, AHEAD - S::ITEMS>(args, job, ring.slot(STAGES - 1));
@@ -192,8 +189,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   }
   job.step = args.splits * TEAMS;
   deal<0>(job, blockIdx.x * TEAMS + team);
-  Ring ring{base + TEAM * QUERIES + team * STAGES * SLOT, 0, true};
-  each<0, STAGES>([&](auto tag) {
+  Ring ring{base + TEAM * QUERIES + team * STAGES * SLOT, 0};
+  each<0, STAGES - 1>([&](auto tag) {
     begin_after<-1, decltype(tag)::value>(args, job, ring.slot(decltype(tag)::value));
     commit();
   });
