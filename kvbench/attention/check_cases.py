@@ -122,11 +122,11 @@ def correctness() -> list[Case]:
         "exact": (),
     }
     made += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
-    for shape, queries in (("7b", 5), ("7b", 9), ("8b", 1), ("8b", 5), ("8b", 9), ("tiny", 1), ("tiny", 5)):
-        group = 64 if shape == "tiny" else 128
-        for name, key, value in (("int4", channel(4, 128), token(4, group)), ("int2", channel(2, 32), token(2, 32))):
-            case = Case(f"right {shape} q{queries} {name}", shape, whole(key, value), (1491, 700), (37, 128), queries)
-            made.append(case)
+    int4, int2, half = whole(channel(4, 128), token(4, 128)), INT2_G32, whole(channel(4, 128), token(4, 64))
+    steps = [("7b", 9, int4), ("8b", 1, int4), ("8b", 5, int2), ("8b", 9, int4), ("tiny", 1, half), ("tiny", 5, int2)]
+    for shape, queries, tiers in steps:
+        name = f"right {shape} q{queries} int{tiers[0][0].bits}"
+        made.append(Case(name, shape, tiers, (1491, 700), (37, 128), queries))
     made += [
         Case("right 8b q5 hierarchical", "8b", INT8, (1491, 700), (37, 128), 5),
         Case("right bf16 kivi", "8b", INT4, (1491, 700), (37, 128), 5, torch.bfloat16),

@@ -83,6 +83,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     chosen = tuning(forms)
     rows = min(max(triton.next_power_of_2(group * count), 8), chosen.max_rows)
     blocks = -(-group * count // rows)
+    warps = chosen.warps_for(rows, channels)
     numbers, expense = compiled_for(forms, chosen.full_step)
     keys = tuple(pointers(key) for key, _ in work.phases)
     values = tuple(pointers(value) for _, value in work.phases)
@@ -102,13 +103,13 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     if INTERPRETED:
         parts = min(steps, 2)
     else:
-        known = (query.device, query.dtype, fixed, chosen.warps)
+        known = (query.device, query.dtype, fixed, warps)
         if known not in TOGETHER:
-            kernel = decode.warmup(*arguments(1), grid=(1,), num_warps=chosen.warps)
-            TOGETHER[known] = together(kernel, query.device, chosen)
+            kernel = decode.warmup(*arguments(1), grid=(1,), num_warps=warps)
+            TOGETHER[known] = together(kernel, query.device, chosen, warps)
         parts = split(steps, cells * blocks, TOGETHER[known])
     room = arguments(parts)
-    decode[(blocks, parts, cells)](*room, num_warps=chosen.warps)
+    decode[(blocks, parts, cells)](*room, num_warps=warps)
     if parts > max(chosen.fused, 1):
         shape = (group * count, group, count, rows, work.value_dim, 16, fixed[-2])
         merge[(group * count, cells)](room[6], room[7], out, parts, work.heads, *shape, num_warps=4)
@@ -136,11 +137,11 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
     return (tuple(keys), tuple(values)), (tuple(c for c, _ in paid), tuple(c for _, c in paid))
 
 
-def together(kernel: Any, device: torch.device, chosen: Tuning) -> int:
+def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
     """Programs of a compiled kernel that a GPU runs at once: what its registers and shared memory allow."""
     kernel._init_handles()
     about = torch.cuda.get_device_properties(device)
-    registers = -(-kernel.n_regs // 8) * 8 * 32 * chosen.warps
+    registers = -(-kernel.n_regs // 8) * 8 * 32 * warps
     memory = about.shared_memory_per_multiprocessor // (kernel.metadata.shared + 1024)
     fitting = min(REGISTERS // registers, memory, 32)
     return about.multi_processor_count * (chosen.resident or max(fitting, 1))

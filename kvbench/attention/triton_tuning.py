@@ -13,7 +13,8 @@ class Tuning:
     """Launch choices for one list of phases.
 
     Args:
-        warps: of a program. stages: of the loop over whole tiles. part_stages: of the loop over parts of tiles.
+        warps: of a program with up to 8 query rows of more than 64 channels; fewer channels take one, more rows
+            `wide_warps`. stages: of the loop over whole tiles. part_stages: of the loop over parts of tiles.
         full_step: tokens of a step where keys and values are exact.
         max_rows: query rows of a program; more are spread over several programs, whose second reads come from L2.
         fused: partial results that the last program merges at most; more go to a second kernel.
@@ -21,6 +22,7 @@ class Tuning:
     """
 
     warps: int = 2
+    wide_warps: int = 2
     stages: int = 3
     part_stages: int = 3
     full_step: int = 32
@@ -28,14 +30,18 @@ class Tuning:
     fused: int = 16
     resident: int = 0
 
+    def warps_for(self, rows: int, channels: int) -> int:
+        """Warps of a program with `rows` query rows: too few spill, too many unpack the same codes twice."""
+        return self.wide_warps if rows > 8 else 1 if channels <= 64 else self.warps
+
 
 #: by the narrowest packed codes of a layer; 16: nothing is packed. Fields of 2 bits have 16 tokens, which is one row of
 #: matrix instructions: a second warp would unpack the same keys again. 8 bits are two planes of 4.
 TABLE: dict[int, Tuning] = {
     2: Tuning(warps=1, stages=4),
     4: Tuning(warps=2, stages=3),
-    8: Tuning(warps=2, stages=3),
-    16: Tuning(warps=2, stages=4),
+    8: Tuning(warps=2, stages=3, part_stages=2),
+    16: Tuning(warps=2, part_stages=4),
 }
 
 #: relative time of one token's key or value in a whole tile; an exact one has its bytes, 16. Two bits cost more than
