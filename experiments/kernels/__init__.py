@@ -1,0 +1,1 @@
+"""The fused kernels inside whole models."""
