@@ -61,9 +61,10 @@ class Encoder(ABC):
 class BM25(Encoder):
     """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score.
 
-    A word is a run of letters and digits; where a script writes words without spaces, each character is one (as in
-    Lucene's standard analyzer). One-letter words and digits count, and there are no stop words: keys in retrieval tasks
-    are often spelled in them.
+    A word is a run of letters and digits, one letter or digit too (keys in retrieval tasks are often spelled in them);
+    where a script writes words without spaces, each character is one, as in Lucene's standard analyzer. English stop
+    words are left out, as bm25s and Lucene's English analyzer do: with the "what", "is", "the" and "of" of a question,
+    prose about nothing would rank before the records of a list.
     """
 
     whole_words = True
@@ -81,8 +82,8 @@ class BM25(Encoder):
             import bm25s
         except ImportError as error:
             raise ModelError(NO_BM25S) from error
-        corpus = bm25s.tokenize(list(texts), stopwords=None, token_pattern=WORD, show_progress=False)
-        words = bm25s.tokenize([query], stopwords=None, token_pattern=WORD, show_progress=False)
+        corpus = bm25s.tokenize(list(texts), stopwords="english", token_pattern=WORD, show_progress=False)
+        words = bm25s.tokenize([query], stopwords="english", token_pattern=WORD, show_progress=False)
         if not any(len(ids) for ids in corpus.ids) or not words.ids[0]:
             return [0.0] * len(texts)
         index = bm25s.BM25(method="lucene")

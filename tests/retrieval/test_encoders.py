@@ -24,6 +24,14 @@ def test_bm25_prefers_the_chunk_with_the_querys_words():
     assert encoders.BM25().scores("word", ["", ""]) == [0.0, 0.0]
 
 
+def test_bm25_ranks_prose_without_the_querys_words_with_everything_else():
+    pytest.importorskip("bm25s")
+    query = "What is the value of the key 7?"
+    scores = encoders.BM25().scores(query, ["The end of the road is the sea.", "a3f91c: 55", "7: a4"])
+    assert scores[0] == scores[1] == 0.0
+    assert scores[2] > 0.0
+
+
 def test_bm25_knows_the_words_of_scripts_without_spaces():
     pytest.importorskip("bm25s")
     scores = encoders.BM25().scores("光合作用是什么？", ["植物的光合作用。", "月亮很远。", "the rate"])
