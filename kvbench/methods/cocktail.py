@@ -147,6 +147,12 @@ class Cocktail(Method):
 
         check_name(self.encoder)
 
+    def identity(self) -> dict[str, Any]:
+        """BM25 with the version of its words: other words are another search."""
+        from kvbench.retrieval.encoders import BM25
+
+        return {"encoder": f"bm25 {BM25.version}"} if self.encoder == "bm25" else {}
+
     def ready(self) -> None:
         """The encoder's weights, its key or its package are here, or can be fetched."""
         from kvbench.retrieval.encoders import encoder

@@ -68,6 +68,8 @@ class BM25(Encoder):
     """
 
     whole_words = True
+    #: raised when it finds other words; part of a run's identity (2: cut words whole, no stop words, Han by character)
+    version: ClassVar[int] = 2
 
     def ready(self) -> None:
         """Its package is installed."""

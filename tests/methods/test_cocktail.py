@@ -213,6 +213,11 @@ def test_wrong_settings_are_refused(overrides, message):
         load_method("cocktail", **overrides)
 
 
+def test_what_bm25_takes_for_words_is_part_of_the_identity():
+    assert load_method("cocktail", encoder="bm25").identity() == {"encoder": "bm25 2"}
+    assert load_method("cocktail").identity() == {}
+
+
 def test_a_cache_without_prompts_says_what_to_pass():
     with pytest.raises(CacheError, match=r"Prompts.from_batch"):
         load_method("cocktail").new_cache(zoo.model("llama"))
