@@ -34,6 +34,8 @@ KINDS = {
 }
 #: elements of a program
 ELEMENTS = 8192
+#: whether tensors on a CPU are packed by Triton's interpreter where that is on: set by the kernel's own tests alone
+INTERPRET = False
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def served(segment: PackedSegment, x: Tensor) -> Form | str:
     reason = missing()
     if reason is not None:
         return reason
-    if x.device.type != "cuda" and not _interpreted():
+    if x.device.type != "cuda" and not (INTERPRET and _interpreted()):
         return f"tensors on {x.device.type}"
     if x.device.type == "cuda" and (_too_old(x.device) or _interpreted()):
         return "a GPU older than compute capability 8.0, or TRITON_INTERPRET=1"

@@ -15,7 +15,7 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     )
 require()
 
-from kvbench.cache import segments  # noqa: E402
+from kvbench.cache import pack, segments  # noqa: E402
 from kvbench.cache.pack import Form, served  # noqa: E402
 from kvbench.cache.segments import PackedSegment  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
@@ -24,6 +24,14 @@ from kvbench.quantizers.hierarchical import HierarchicalQuantizer  # noqa: E402
 from kvbench.quantizers.windowed import WindowedQuantizer  # noqa: E402
 
 ALL = slice(None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpret():
+    """Only here: other tests of this process shall not have their CPU caches interpreted."""
+    pack.INTERPRET = True
+    yield
+    pack.INTERPRET = False
 
 
 def tokens(count, channels, dtype, seed=0, batch=1, heads=1, scale=1.0):
