@@ -235,5 +235,5 @@ def kernel(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, tuning: tuple[tuple[str, int], ...] = ()
 ) -> Kernel:
     """The compiled kernel, once a process."""
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
     return Kernel(build(phases, channels, rows, bf16, tuning, shared), device)
