@@ -122,6 +122,8 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
             f"{sum(len(r['flushes']) for r in mine)} | {rate:.3f} |"
         )
     ties = sorted({(r["prompt"], i, gap) for r in records for i, gap in r["ties"]})
+    refused = sum(r["drafted"] - r["accepted"] for r in records)
+    lines += ["", f"{len(records)} runs, {refused} drafts refused in them."]
     lines += ["", f"Smallest gap between the two best logits: {min(r['smallest_gap'] for r in records):.2e}."]
     lines += [f"Near-ties (below {TIE:g}) of the target alone: {len(ties)}."]
     lines += [f"- {prompt}, token {place}: {gap:.2e}" for prompt, place, gap in ties]
@@ -137,7 +139,8 @@ def main() -> int:
     parser.add_argument("--group", type=int, default=128, help="G; half of the buffer")
     parser.add_argument("--weights", default="int4_all", choices=("same", "int4", "int4_all"), help="of the draft")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", default="results/quantspec", help="folder of equality.md and equality.json")
+    parser.add_argument("--runs", default="results/runs/quantspec", help="folder of equality.json, a record a run")
+    parser.add_argument("--out", default="results/quantspec", help="folder of equality.md")
     arguments = parser.parse_args()
     setup = Setup(arguments.device, arguments.group, arguments.weights)
     wanted = lengths(arguments.group, arguments.prompts)
@@ -150,8 +153,9 @@ def main() -> int:
         cut = prompt.ids[:length] if not prompt.stop else (prompt.ids[0], *prompt.ids[1 - length :])
         records += compare(setup, Prompt(prompt.id, cut, None, "", False), arguments.gammas, arguments.tokens)
         print(f"{len(records)} runs, {sum(r['equal'] for r in records)} equal", end="\r", flush=True)
-    out = Path(arguments.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out, runs = Path(arguments.out), Path(arguments.runs)
+    for folder in (out, runs):
+        folder.mkdir(parents=True, exist_ok=True)
     head = [
         "# Greedy speculation against the target alone",
         "",
@@ -163,7 +167,7 @@ def main() -> int:
     ]
     body = "\n".join([*head, *summary(records), ""])
     (out / "equality.md").write_text(body, encoding="utf-8")
-    (out / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
+    (runs / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
     print(f"\n{body}\n{time.perf_counter() - started:.0f} s")
     return 0 if all(r["equal"] or r["gap_there"] < TIE for r in records) else 1
 
