@@ -14,6 +14,10 @@ from torch import Tensor
 
 from kvbench.attention.cuda_build import kernel
 from kvbench.attention.phases import Part, Work
+from kvbench.cache.layout import TILE
+
+#: (sequence, KV head) pairs of a launch: CUDA's limit on the second and third dimension of a grid
+LINES = 65535
 
 
 @cache
@@ -48,6 +52,13 @@ def refuses(query: Tensor, work: Work) -> str | None:
         for part in (key, value):
             if part.buffer is not None and part.buffer.dtype != query.dtype:
                 return "queries and exact keys or values of different types"
+            if (
+                part.format.axis == "channel"
+                and part.params[0].shape[2] * part.format.group != part.words[0].shape[2] * TILE
+            ):
+                return f"groups of {part.format.group} tokens that end within a tile"
+    if query.shape[0] * work.heads > LINES:
+        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
     return None
 
 

@@ -56,7 +56,8 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -
         layer.paths.update((f"reference ({reason})", "packed"))
         return None
     layer.paths.update((name, "packed"))
-    return module.attend(query, described, scaling)
+    with torch.cuda.device_of(query):  # kernels are launched on the current device: runtime.device=cuda:1
+        return module.attend(query, described, scaling)
 
 
 def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:

@@ -29,6 +29,8 @@ from kvbench.attention.triton_tuning import Tuning, costs, tuning
 HEAD_DIMS = (64, 128)
 #: most query rows of a KV head (query heads of the group x tokens of the step)
 ROWS = 128
+#: most (sequence, KV head) pairs: CUDA's limit on the third dimension of a grid
+LINES = 65535
 #: Triton's interpreter runs kernels on the CPU and knows no PTX
 INTERPRETED = triton.knobs.runtime.interpret
 #: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
@@ -54,6 +56,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
         return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
     if query.shape[1] // work.heads * query.shape[2] > ROWS:
         return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens"
+    if query.shape[0] * work.heads > LINES:
+        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
     for key, value in work.phases:
         for side, held, channels in (("keys", key, work.key_dim), ("values", value, work.value_dim)):
             form = held.format

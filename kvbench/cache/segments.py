@@ -248,7 +248,10 @@ class PackedSegment(Segment):
         return self.tiles * TILE
 
     def _allocate(self, batch: int, tiles: int) -> None:
-        """Make buffers of `tiles` tiles and carry over what the present ones hold."""
+        """Make buffers of at least `tiles` tiles and carry over what the present ones hold."""
+        # Blocks of whole tiles (W = 256) are not cut: kernels find a tile's parameters by the number of the tile.
+        unit = max(self.quantizer.block_tokens // TILE, 1) if self.quantizer.block_tokens % TILE == 0 else 1
+        tiles = -(-tiles // unit) * unit
         old_words, old_params, self.tiles = self.words, self.params, tiles
         self.words = [
             allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
@@ -275,7 +278,8 @@ class PackedSegment(Segment):
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
-        how = served(self, x)
+        # a group that is cut is refused by the quantizer
+        how = None if count % self.quantizer.block_tokens else served(self, x)
         if isinstance(how, Form):
             pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
         else:

@@ -184,3 +184,15 @@ class TestOnAGpu:
         assert cuda_decode.refuses(query(work, 1, 1), work) is None
         assert "float32" in cuda_decode.refuses(query(work, 1, 1, torch.float32), work)
         assert "different types" in cuda_decode.refuses(query(work, 1, 1, torch.float16), work)
+
+
+def test_layers_that_its_addresses_do_not_reach_are_refused(monkeypatch):
+    monkeypatch.setattr(cuda_decode, "available", lambda: None)
+    pieces = [[Piece(Format("affine", 4, axis, 64), [300]), Piece(FULL, [5])] for axis in ("channel", "token")]
+    work = layer(*pieces, heads=2, key_dim=64, value_dim=64)
+    q = torch.zeros(1, 2, 1, 64, dtype=torch.float16)
+    assert cuda_decode.refuses(q, work) is None
+    assert "65535" in cuda_decode.refuses(q.expand(40000, -1, -1, -1), work)
+    key = work.phases[0][0]
+    key.params = [param[:, :, :-2] for param in key.params]  # a window of 256 tokens, cut by the buffer's end
+    assert "end within a tile" in cuda_decode.refuses(q, work)

@@ -5,6 +5,7 @@ import torch
 
 from kvbench.cache.segments import FullSegment, PackedSegment, uniform_rows
 from kvbench.quantizers import AffineQuantizer
+from kvbench.quantizers.windowed import WindowedQuantizer
 
 ALL = slice(None)
 SHAPE = {"batch": 2, "heads": 2, "channels": 32, "dtype": torch.float32, "device": "cpu"}
@@ -98,3 +99,17 @@ def test_buffers_made_in_inference_mode_may_be_written_outside_of_it():
 def test_uniform_rows():
     assert list(uniform_rows([1, 1, 1])) == [slice(0, 3)]
     assert list(uniform_rows([1, 2, 2])) == [slice(0, 1), slice(1, 3)]
+
+
+@pytest.mark.parametrize(("window", "tiles"), [(64, 3), (128, 3), (256, 4), (384, 3)])
+def test_every_tile_has_room_for_its_own_parameters(window, tiles):
+    """Kernels find the parameters of a tile by its number, so windows of several tiles are not cut."""
+    quantizer = WindowedQuantizer(4, window, 64)
+    segment = PackedSegment(**SHAPE, quantizer=quantizer, side="key", capacity=300)
+    for count in (0, 4 * window):
+        if count:
+            segment.append(ALL, tokens(count))
+        held = segment.words[0].shape[2]
+        assert segment.params[0].shape[2] * quantizer.group_size == held * 128
+        tiles = tiles if not count else max(tiles, 4 * window // 128)
+        assert held == tiles and segment.capacity == tiles * 128
