@@ -19,7 +19,8 @@ def extended(positions: Tensor, new: Tensor) -> Tensor:
         return torch.cat([positions, new], -1)
     room = positions.untyped_storage().nbytes() // positions.element_size() - positions.storage_offset()
     if held + count > room or positions.stride() != (1,):
-        buffer = positions.new_empty(held + count + max(held // 2, 256))
+        with torch.inference_mode(False):  # steps may come inside and outside of it
+            buffer = positions.new_empty(held + count + max(held // 2, 256))
         buffer[:held] = positions
         positions = buffer[:held]
     grown = positions.as_strided((held + count,), (1,))

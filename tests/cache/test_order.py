@@ -32,3 +32,13 @@ def test_positions_of_heads_and_strided_ones():
     heads = torch.arange(6).view(2, 3)
     assert extended(heads, torch.tensor([[9], [9]])).tolist() == [[0, 1, 2, 9], [3, 4, 5, 9]]
     assert extended(torch.arange(10)[::2], torch.tensor([7])).tolist() == [0, 2, 4, 6, 8, 7]
+
+
+def test_positions_go_on_inside_and_outside_of_inference_mode():
+    with torch.inference_mode():
+        held = extended(torch.arange(5), torch.tensor([5]))
+    with torch.no_grad():
+        held = extended(held, torch.tensor([6]))
+    with torch.inference_mode():
+        held = extended(held, torch.tensor([7]))
+    assert extended(held, torch.tensor([8])).tolist() == list(range(9))
