@@ -32,7 +32,7 @@ class Sample:
             ``end_text`` (a text whose last token ends the answer), ``say_something`` (its first token is no end),
             ``prompt_limit`` and ``prompt_limits`` (most tokens of the prompt, in place of the model's), ``ids`` (the
             prompt in token ids, used as they are; ``ids_context``: token range of the context in them), ``answer_ids``
-            (the reference in token ids), ``warm_up`` (run before the others; its row counts for the peak of memory alone).
+            (the reference in token ids), ``warm_up`` (run before the others; its row counts for peak memory alone).
     """
 
     id: str
