@@ -87,8 +87,10 @@ def load(name: str) -> ModuleType | str:
         from kvbench.attention import triton_decode
 
         return triton_decode
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         return f"{error.name or error} is not installed"
+    except ImportError as error:  # another version of a package
+        return str(error)
 
 
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:

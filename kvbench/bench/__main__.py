@@ -6,9 +6,34 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvbench.bench.shapes import FORMATS, MODELS, tokens
+from kvbench.bench import shapes
+from kvbench.bench.shapes import FORMATS, MODELS
 
 SINGLE = [name for name, layer in FORMATS.items() if layer.single]
+
+
+def tokens(text: str) -> int:
+    """:func:`kvbench.bench.shapes.tokens`, refused in its words."""
+    try:
+        return shapes.tokens(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def point(text: str) -> str:
+    """`text`, if it is a point (:func:`kvbench.bench.shapes.point`)."""
+    try:
+        shapes.point(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def number(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,11 +46,13 @@ def parser() -> argparse.ArgumentParser:
     kernel.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"], help="shapes of heads")
     kernel.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
     kernel.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
-    kernel.add_argument("--batches", nargs="+", type=int, default=[1], metavar="B")
+    kernel.add_argument("--batches", nargs="+", type=number, default=[1], metavar="B")
     kernel.add_argument(
-        "--q-len", nargs="+", type=int, default=[1], metavar="Q", help="new tokens: 1, or more to verify"
+        "--q-len", nargs="+", type=number, default=[1], metavar="Q", help="new tokens: 1, or more to verify"
     )
-    kernel.add_argument("--points", nargs="+", metavar="MODEL:B:N[:Q]", help="these points instead of the whole grid")
+    kernel.add_argument(
+        "--points", nargs="+", type=point, metavar="MODEL:B:N[:Q]", help="these points instead of the whole grid"
+    )
     kernel.add_argument(
         "--dtype", choices=["float16", "bfloat16"], default="float16", help="of queries and exact tokens"
     )

@@ -119,7 +119,8 @@ def short(count: int) -> str:
 def point(text: str) -> Point:
     """``"7b:1:32k"`` or ``"8b:16:32k:5"``."""
     parts = text.split(":")
-    if len(parts) not in (3, 4) or parts[0] not in MODELS:
+    counts = parts[1:2] + parts[3:]
+    if len(parts) not in (3, 4) or parts[0] not in MODELS or not all(n.isdecimal() and int(n) for n in counts):
         raise ValueError(f"{text!r} is no point; MODEL:B:N[:Q] with a model of {', '.join(MODELS)}, such as 7b:1:32k")
     return Point(parts[0], int(parts[1]), tokens(parts[2]), int(parts[3]) if len(parts) == 4 else 1)
 
