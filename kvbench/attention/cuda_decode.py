@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from kvbench.attention.cuda_build import kernel
+from kvbench.attention.cuda_build import Signature, kernel
 from kvbench.attention.phases import Part, Work
 from kvbench.cache.layout import TILE
 
@@ -59,7 +59,18 @@ def refuses(query: Tensor, work: Work) -> str | None:
                 return f"groups of {part.format.group} tokens that end within a tile"
     if query.shape[0] * work.heads > LINES:
         return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
-    return None
+    rows = query.shape[1] // work.heads * query.shape[2]
+    return problem(work.signature(), work.key_dim, rows, query.dtype == torch.bfloat16, query.device.index or 0)
+
+
+@lru_cache(maxsize=256)
+def problem(phases: Signature, channels: int, rows: int, bf16: bool, device: int) -> str | None:
+    """Why the kernel cannot be compiled or held by this GPU, or None; found out once."""
+    try:
+        made = kernel(phases, channels, rows, bf16, device)
+    except RuntimeError as error:
+        return f"not compiled: {str(error).splitlines()[0]}"
+    return None if made.resident else "a multiprocessor of this GPU has no room for it"
 
 
 def attend(
@@ -86,7 +97,9 @@ def attend(
     made_for = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning)
     made = made_for.made
     blocks = -(-rows // made.rows)
-    if splits is None:
+    if splits is not None:
+        splits = max(1, min(splits, 128))  # the last merge holds a weight for each in shared memory
+    else:
         splits = best_splits(batch * work.heads * blocks, made_for.resident, most_splits(work, made.teams))
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
     stream = torch.cuda.current_stream(query.device).cuda_stream

@@ -24,7 +24,7 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (32, 64, 128)
-#: bytes of a line of the table: first token in the key segment, in the value segment, tokens
+#: numbers of a line of the table: first token in the key segment, in the value segment, tokens
 FIELDS = 3
 
 

@@ -92,6 +92,7 @@ class KVLayer(CacheLayerMixin):
         self.order: list[Tensor | None] = []
         self.paths: set[str] = set()
         self.observed: Tensor | None = None
+        self.__dict__.pop("pairs", None)  # phases that kernels have met (kvbench.attention.phases)
 
     # -- what transformers asks -------------------------------------------------------------------------------------
 
