@@ -188,6 +188,7 @@ class TestOnAGpu:
 
 def test_layers_that_its_addresses_do_not_reach_are_refused(monkeypatch):
     monkeypatch.setattr(cuda_decode, "available", lambda: None)
+    monkeypatch.setattr(cuda_decode, "problem", lambda *asked: None)  # there is nothing to compile for
     pieces = [[Piece(Format("affine", 4, axis, 64), [300]), Piece(FULL, [5])] for axis in ("channel", "token")]
     work = layer(*pieces, heads=2, key_dim=64, value_dim=64)
     q = torch.zeros(1, 2, 1, 64, dtype=torch.float16)
@@ -196,3 +197,16 @@ def test_layers_that_its_addresses_do_not_reach_are_refused(monkeypatch):
     key = work.phases[0][0]
     key.params = [param[:, :, :-2] for param in key.params]  # a window of 256 tokens, cut by the buffer's end
     assert "end within a tile" in cuda_decode.refuses(q, work)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_a_reason(monkeypatch):
+    def fail(*asked):
+        raise RuntimeError("nvrtc could not compile the decode kernel\nmore")
+
+    monkeypatch.setattr(cuda_decode, "available", lambda: None)
+    monkeypatch.setattr(cuda_decode, "kernel", fail)
+    cuda_decode.problem.cache_clear()
+    work = layer([Piece(FULL, [5])], [Piece(FULL, [5])], heads=1, key_dim=64, value_dim=64)
+    reason = cuda_decode.refuses(torch.zeros(1, 1, 1, 64, dtype=torch.float16), work)
+    cuda_decode.problem.cache_clear()
+    assert reason == "not compiled: nvrtc could not compile the decode kernel"
