@@ -1,4 +1,4 @@
-"""``python -m kvbench.calibrate --model tiny --text mini``: what method=kvquant needs to know of a model.
+"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: what method=kvquant needs to know of a model.
 
 Runs the model over a text, forwards and backwards, and writes thresholds of the keys' channels and codebooks of keys
 and values (KVQuant, sec. 3) as safetensors. ``method=kvquant`` finds the file in results/calibration, or takes it by
@@ -11,7 +11,8 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +47,13 @@ def run(arguments: argparse.Namespace) -> str:
         KvbenchError: the model or the text cannot be had, or does not fit.
     """
     bits = _bits(arguments.bits)
+    if arguments.sequences < len(arguments.text) or arguments.length < 2:
+        what = ("--length", arguments.length) if arguments.length < 2 else ("--sequences", arguments.sequences)
+        raise ConfigError(*what, "is too few", allowed=f"--sequences {len(arguments.text)} and --length 2 at least")
     chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
-    texts = documents(arguments.text)
+    texts = [documents(name) for name in arguments.text]
+
+    import torch
 
     from kvbench.calibration import file
     from kvbench.calibration.calibrate import calibrate, cut
@@ -60,17 +66,20 @@ def run(arguments: argparse.Namespace) -> str:
         else file.FOLDER / f"{chosen.name}-{100 * arguments.outliers:g}pct.safetensors"
     )
     loaded = load(chosen, RuntimeConfig(device=arguments.device))
-    ids = [token for text in texts for token in loaded.tokenizer(text, verbose=False)["input_ids"]]
-    length = min(arguments.length, loaded.max_length)
+    length, pieces = min(arguments.length, loaded.max_length), []
+    for number, (name, parts) in enumerate(zip(arguments.text, texts, strict=True)):
+        ids = [token for part in parts for token in loaded.tokenizer(part, verbose=False)["input_ids"]]
+        share = (arguments.sequences + len(texts) - 1 - number) // len(texts)
+        pieces.append(cut(ids, share, length, name))
     made = calibrate(
         loaded.model,
-        cut(ids, arguments.sequences, length),
+        torch.cat(pieces),
         name=chosen.name,
         bits=bits,
         outliers=arguments.outliers,
         fisher=arguments.fisher,
         first_tokens=arguments.first_tokens,
-        text_sha256=hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).hexdigest(),
+        text_sha256=_digest(texts),
         tell=_tell,
     )
     file.save(made, out)
@@ -109,26 +118,54 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
     return chosen
 
 
-def documents(names: Sequence[str]) -> list[str]:
-    """The texts of files and folders; ``mini`` stands for generated ones, a prompt and its answer of every mini task.
+def documents(name: str) -> list[str]:
+    """The texts of a file or folder, or generated ones: ``mini`` or ``python``.
 
     Raises:
         DataError: there is no text.
     """
+    if name in GENERATED and not Path(name).exists():
+        return GENERATED[name]()
+    if not Path(name).exists():
+        raise DataError(
+            f"--text {name}: there is no such file or folder.\n"
+            f"  hint: without a text of your own: --text {' '.join(GENERATED)}"
+        )
     from kvbench.tasks.texts import files
 
-    texts: list[str] = []
-    for name in names:
-        if name == "mini" and not Path(name).exists():
-            from kvbench.tasks.mini import Mini
+    return files(name)
 
-            task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
-            texts += [sample.prompt + str(sample.meta["target"]) for sample in task.samples()]
-        elif not Path(name).exists():
-            raise DataError(f"--text {name}: there is no such file or folder.\n  hint: --text mini generates one")
-        else:
-            texts += files(name)
-    return texts
+
+def mini() -> list[str]:
+    """Prompts of mini's tasks with their answers, drawn by a seed that no evaluation uses."""
+    from kvbench.tasks.mini import Mini
+
+    task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
+    return [sample.prompt + str(sample.meta["target"]) for sample in task.samples()]
+
+
+def python() -> list[str]:
+    """The running Python's own modules without those that ``mini_text`` measures perplexity on.
+
+    Raises:
+        DataError: this Python has no sources.
+    """
+    from kvbench.tasks.mini.heldout import EXCLUDED
+
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found = [path for path in sorted(folder.glob("*.py")) if path.name not in EXCLUDED]
+    if not found:
+        raise DataError(f"--text python: {folder} holds no sources.\n  hint: --text mini, or a file")
+    return [path.read_text(encoding="utf-8", errors="replace") for path in found]
+
+
+#: texts that need no file
+GENERATED: dict[str, Callable[[], list[str]]] = {"mini": mini, "python": python}
+
+
+def _digest(texts: Sequence[Sequence[str]]) -> str:
+    joined = "\0".join(part for parts in texts for part in parts)
+    return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _bits(text: str) -> tuple[int, ...]:
@@ -148,7 +185,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", required=True, help="a choice of conf/model (llama2-7b), or a folder with weights")
     parser.add_argument("--path", help="folder of the weights, where the choice's own is not meant")
     parser.add_argument("--random", action="store_true", help="random weights of the choice's architecture")
-    parser.add_argument("--text", required=True, nargs="+", help="text files or folders; mini: generated text")
+    parser.add_argument(
+        "--text",
+        required=True,
+        nargs="+",
+        help="files or folders; mini: generated text; python: its own modules. Each gives equally many sequences",
+    )
     parser.add_argument("--bits", default="2,3,4", help="widths of the codebooks (default: %(default)s)")
     parser.add_argument("--outliers", type=float, default=0.01, help="share kept exact (default: %(default)s)")
     parser.add_argument("--sequences", type=int, default=16, help="sequences read (default: %(default)s)")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from kvbench.attention.projections import attentions, key_source, value_source
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.methods import Method
@@ -80,6 +83,26 @@ def calibrations(*names: str) -> str:
             made = calibrate(model(name), sequences, name=name, bits=(3, 4), outliers=share, fisher=name == "llama")
             file.save(made, folder / f"{name}-{100 * share:g}pct.safetensors")
     return str(folder)
+
+
+@contextmanager
+def quantized_projections(model: PreTrainedModel, change: Callable[[int, str, Tensor], Tensor]) -> Iterator[None]:
+    """A model whose projections return ``change(layer, side, x)`` for the keys and values ``x`` ``[T, C]`` of a row."""
+    hooks = []
+    for index, attention in enumerate(attentions(model)):
+        for side, source in (("key", key_source(model, attention)), ("value", value_source(model, attention))):
+
+            def replace(module, inputs, out, index=index, side=side, source=source):
+                out = out.clone()
+                out[0, :, source.start : source.stop] = change(index, side, out[0, :, source.start : source.stop])
+                return out
+
+            hooks.append(source.module.register_forward_hook(replace))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def padded_batch(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ class Parts:
     Args:
         codes: packed codes.
         scales: scales with minima or zero points (and whatever a code needs to be decoded).
-        window: tokens in full precision.
-        index: positions and permutations kept beside the tokens on the device.
+        window: tokens in full precision, and single elements of others (KVQuant's outliers).
+        index: positions and permutations kept beside the tokens on the device, and the places of such elements.
     """
 
     codes: int = 0

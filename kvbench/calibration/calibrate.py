@@ -96,7 +96,7 @@ def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
     return named
 
 
-def cut(ids: Sequence[int], count: int, length: int) -> Tensor:
+def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
     """`count` sequences of `length` tokens, spread evenly over a text, none of which overlap: ``[count, length]``.
 
     Raises:
@@ -104,7 +104,7 @@ def cut(ids: Sequence[int], count: int, length: int) -> Tensor:
     """
     if len(ids) < count * length:
         raise DataError(
-            f"the text has {len(ids)} tokens; {count} sequences of {length} need {count * length}.\n"
+            f"{name} has {len(ids)} tokens; {count} sequences of {length} need {count * length}.\n"
             f"  hint: more text, or --sequences {max(len(ids) // length, 1)}"
             + (f" --length {len(ids)}" if len(ids) < length else "")
         )

@@ -118,12 +118,25 @@ def test_the_command_writes_a_file_that_the_method_takes(tmp_path, monkeypatch, 
     method.prepare(command.model_config("tiny", None, None, False))
 
 
+def test_texts_that_need_no_file_leave_the_measured_ones_out():
+    from kvbench.tasks.mini import Mini
+    from kvbench.tasks.mini.text import documents
+
+    generated, sources = command.documents("mini"), command.documents("python")
+    assert generated == command.documents("mini") and min(map(len, generated)) > 1000
+    assert Mini(tasks="needle").sample("needle", 2048, 0).prompt not in "".join(generated)
+    measured = {document.text for document in documents()}
+    assert len(sources) > 50 and not measured & set(sources)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--model", "tiny", "--text", "nowhere"], "there is no such file or folder"),
         (["--model", "tinny", "--text", "mini"], "did you mean 'tiny'"),
         (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is no list of widths"),
+        (["--model", "tiny", "--text", "mini", "python", "--sequences", "1"], "--sequences=1: is too few"),
+        (["--model", "tiny", "--text", "mini", "--length", "1"], "--length=1: is too few"),
         (["--model", "llama2-7b", "--path", "empty", "--text", "mini"], "is no folder"),
     ],
 )

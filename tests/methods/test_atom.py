@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kvbench.attention import reference
-from kvbench.errors import ConfigError
+from kvbench.decoding.perplexity import decode_nll, forward_nll, simulated_nll
+from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
-from tests import slow
+from tests import slow, zoo
 from tests.zoo import feed, new_layer, random_kv
 
 ALL = slice(None)
@@ -36,6 +37,49 @@ def test_the_bill_is_2_h_l_d_b_over_8_plus_s(dtype, pair):
         layer.settle()
         used = sum(n for store in layer.stores() for s in store.segments for n in s.used(0).values())
         assert used == 2 * 2 * 80 * (64 * bits // 8 + pair)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3"])
+def test_the_authors_variant_equals_projections_that_quantize_in_the_models_own_forward_pass(architecture):
+    """Keys before RoPE, and a prompt and steps that read what is stored; only the variant with both is that."""
+    model = zoo.model(architecture)
+    ids, _ = zoo.padded_batch([90], seed=2)
+
+    def change(layer, side, x):
+        return slow.atom(x.unflatten(1, (2, 64)), 2).flatten(1)
+
+    with zoo.quantized_projections(model, change):
+        expected = float(forward_nll(model, ids, 31))
+    found = {}
+    for rope in ("pre", "post"):
+        for prefill in ("quantized", "exact"):
+            method = load_method("atom", quantizer="int2_token", rope=rope, prefill=prefill)
+            found[rope, prefill] = float(decode_nll(model, method.new_cache(model), ids, 31, prompt=30, chunk=9))
+            method.detach(model)
+    simulated = load_method("atom", quantizer="int2_token", rope="pre")
+    assert float(simulated_nll(model, simulated.new_cache(model), ids, 31)) == pytest.approx(expected, rel=2e-5)
+    assert found.pop(("pre", "quantized")) == pytest.approx(expected, rel=2e-5)
+    assert all(abs(other - expected) > 1e-3 for other in found.values())
+
+
+def test_packed_tokens_are_taken_back():
+    """A token's form depends on itself alone: any number of the newest may go, the prompt's too."""
+    layers = [new_layer(load_method("atom", quantizer="int4_token")) for _ in range(2)]
+    keys, values = random_kv(200)
+    for layer, stop in zip(layers, (130, 190), strict=True):
+        feed(layer, keys[:, :, :stop], values[:, :, :stop])
+    feed(layers[1], keys[:, :, 190:], values[:, :, 190:])
+    layers[1].settle()
+    layers[1].crop(-70)
+    for layer in layers:
+        feed(layer, keys[:, :, 10:15], values[:, :, 10:15])
+        layer.settle()
+    for mine, other in zip(*(layer.stores() for layer in layers), strict=True):
+        assert torch.equal(
+            mine.segments[0].read(ALL, 0, 135, torch.float32), other.segments[0].read(ALL, 0, 135, torch.float32)
+        )
+    with pytest.raises(CacheError, match="cannot take back 136 tokens"):
+        layers[0].crop(-136)
 
 
 def test_quantizers_that_are_not_atoms_are_refused():

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from kvbench.attention import pre_rope
-from kvbench.attention.projections import attentions, key_source, value_source
+from kvbench.attention.projections import attentions
 from kvbench.calibration import file
 from kvbench.decoding import generate
 from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
@@ -23,21 +23,6 @@ ROWS = slice(0, 1)
 
 def kvquant(*names: str, **changes):
     return load_method("kvquant", **{"calibration": zoo.calibrations(*names), "outliers": 0.05, **changes})
-
-
-def quantized_projections(model, change):
-    """Make a model's projections return ``change(layer, side, x)`` for keys and values ``x`` ``[T, C]``."""
-    hooks = []
-    for index, attention in enumerate(attentions(model)):
-        for side, source in (("key", key_source(model, attention)), ("value", value_source(model, attention))):
-
-            def replace(module, inputs, out, index=index, side=side, source=source):
-                out = out.clone()
-                out[0, :, source.start : source.stop] = change(index, side, out[0, :, source.start : source.stop])
-                return out
-
-            hooks.append(source.module.register_forward_hook(replace))
-    return hooks
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "phi3"])
@@ -60,12 +45,8 @@ def test_the_cache_equals_projections_that_quantize_in_the_models_own_forward_pa
             out = slow.kvquant_values(x, levels, 0.05)
         return torch.cat([x[:first], out[first:]])
 
-    hooks = quantized_projections(model, change)
-    try:
+    with zoo.quantized_projections(model, change):
         expected = forward_nll(model, ids, 41)
-    finally:
-        for hook in hooks:
-            hook.remove()
     exact = forward_nll(model, ids, 41)
     assert abs(float(exact - expected)) > 1e-2
     for nll in found:
