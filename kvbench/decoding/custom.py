@@ -64,6 +64,10 @@ def custom_generate(
     if unknown or (generation_config.num_beams or 1) > 1:
         what = ", ".join(unknown) or f"num_beams={generation_config.num_beams}"
         raise ModelError(f"custom_generate decodes greedily or samples with temperature and top_p; it has no {what}")
+    ending = [type(criterion).__name__ for criterion in model_kwargs.get("stopping_criteria") or ()]
+    ending = [name for name in ending if name not in ("MaxLengthCriteria", "EosTokenCriteria")]
+    if ending:
+        raise ModelError(f"custom_generate ends at max_new_tokens and EOS tokens alone; it has no {', '.join(ending)}")
     sampling = Sampling()
     if generation_config.do_sample:
         sampling = Sampling(generation_config.temperature or 1.0, generation_config.top_p or 1.0, seed)

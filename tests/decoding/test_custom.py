@@ -53,7 +53,9 @@ def test_rows_that_end_are_filled_up_and_sampling_follows_the_config():
     assert ended[0].tolist() == greedy[0, : first + 1].tolist()
 
 
-@pytest.mark.parametrize("kwargs", [{"repetition_penalty": 1.3}, {"do_sample": True, "top_k": 3}, {"num_beams": 2}])
+@pytest.mark.parametrize(
+    "kwargs", [{"repetition_penalty": 1.3}, {"do_sample": True, "top_k": 3}, {"num_beams": 2}, {"max_time": 9.0}]
+)
 def test_what_the_loops_do_not_have_is_refused(kwargs):
     model = zoo.restless()
     ids, _ = zoo.padded_batch([20])
