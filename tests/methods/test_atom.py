@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kvbench.attention import reference
 from kvbench.decoding.perplexity import decode_nll, forward_nll, simulated_nll
@@ -60,6 +61,20 @@ def test_the_authors_variant_equals_projections_that_quantize_in_the_models_own_
     assert float(simulated_nll(model, simulated.new_cache(model), ids, 31)) == pytest.approx(expected, rel=2e-5)
     assert found.pop(("pre", "quantized")) == pytest.approx(expected, rel=2e-5)
     assert all(abs(other - expected) > 1e-3 for other in found.values())
+
+
+def test_keys_that_are_normalised_after_their_projection_are_seen_after_it():
+    """Qwen3: what stands right before RoPE is k_norm's output; the first token's keys are compared with the cache's."""
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**zoo.ARCHITECTURE, head_dim=64)).eval()
+    ids, _ = zoo.padded_batch([90])
+    found = [
+        float(decode_nll(model, load_method("atom", rope=rope).new_cache(model), ids, 31, prompt=30, chunk=60))
+        for rope in ("pre", "post")
+    ]
+    assert found[0] == pytest.approx(found[1], rel=0.02) and found[0] != found[1]
+    expected = float(forward_nll(model, ids, 31))
+    assert found[0] == pytest.approx(expected, rel=0.02)
 
 
 def test_packed_tokens_are_taken_back():
