@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from experiments.quantspec.prompts import Prompt, books, default_folder, tasks
+from experiments.quantspec.prompts import Prompt, books, tasks
 from experiments.quantspec.table import fold
 from kvbench.cache import Prompts
 from kvbench.decoding import Sampling
@@ -138,8 +138,7 @@ def main() -> int:
     where = f"{arguments.model}, {arguments.dtype}, " + (
         "greedy" if arguments.temperature == 0 else f"temperature {arguments.temperature:g}"
     )
-    note = "" if default_folder() else " No folder of books was named: `books` are Python's own texts."
-    print(fold(path, Path(arguments.out), drafts, where, note))
+    print(fold(path, Path(arguments.out), drafts, where))
     return 0
 
 

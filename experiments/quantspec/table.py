@@ -13,7 +13,7 @@ from kvbench.results.speculation import ratio_error
 Record = Mapping[str, Any]
 
 
-def fold(path: Path, out: Path, drafts: Sequence[str], where: str, note: str = "") -> str:
+def fold(path: Path, out: Path, drafts: Sequence[str], where: str) -> str:
     """Write ``acceptance*.md`` and ``.json`` (named as `path`) and return the text.
 
     Args:
@@ -22,6 +22,10 @@ def fold(path: Path, out: Path, drafts: Sequence[str], where: str, note: str = "
         where: model, dtype and sampling, for the heading.
     """
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if any(r["data"] == "books" and r["prompt"].startswith("python@") for r in records):
+        note = " No folder of books was named: `books` are texts that come with Python."
+    else:
+        note = " The books are PG-19-like: whole, published before 1919, not PG-19's own transcripts."
     settings = sorted({(r["data"], r["nominal"]) for r in records})
     lines = [f"# Acceptance by draft and gamma: {where}", "", HEAD + note, ""]
     table = []
