@@ -67,6 +67,9 @@ class RuntimeConfig:
         retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
         kernels: what serves decode attention on a GPU: ``auto`` (the fastest that can), ``cuda``, ``triton`` or
             ``reference`` (plain torch).
+        graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (where a captured step serves and the answer
+            is long enough to be worth a capture), ``always`` (where it serves) or ``never``; the row says which.
+        compile: captured steps run what lies around attention through torch.compile (fused norms, RoPE, activations).
         results_dir: one folder per run is made in here.
     """
 
@@ -78,6 +81,8 @@ class RuntimeConfig:
     device_map: Literal["auto"] | None = None
     retry: Literal["oom"] | None = None
     kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
+    graphs: Literal["auto", "always", "never"] = "auto"
+    compile: bool = False
     results_dir: str = "results/runs"
 
     def check(self) -> None:
