@@ -1,0 +1,266 @@
+"""What physics allows: TTFT, TPOT and memory of a decoder from bytes, FLOPs and two rates of a GPU.
+
+A step reads every weight (of the embedding table one row a sequence, which is left out) and every stored key and value
+once; it cannot be faster than these bytes at the rate at which the GPU reads, nor than its FLOPs at the rate of a large
+matmul (Williams et al., "Roofline", 2009). Linear layers and attention follow one another, so their times add up.
+Kernel launches, small reads that stay below the ceiling, and synchronisation are not in it: what a measurement has on
+top of the prediction is their cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvbench.profiling.gpus import Gpu
+
+Bound = Literal["memory", "compute"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Numbers of a decoder (Llama, Mistral, Qwen2, Phi-3: gated feed-forward, RMSNorm).
+
+    Args:
+        hidden, intermediate: channels of the residual stream and of the feed-forward layer.
+        layers: of the decoder.
+        query_heads, heads, channels: Hq, H (KV heads) and D of attention.
+        vocabulary: tokens that lm_head scores.
+        tied: lm_head is the embedding table.
+        qkv_bias: queries, keys and values have biases (Qwen2).
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    query_heads: int
+    heads: int
+    channels: int
+    vocabulary: int
+    tied: bool = False
+    qkv_bias: bool = False
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """From anything with transformers' names: a model's ``config``, a ``config.json`` as a dict, or the
+        ``architecture`` of a model's YAML (:class:`kvbench.models.spec.Architecture`)."""
+        numbers = config if isinstance(config, Mapping) else None
+
+        def get(name: str, default: Any = None) -> Any:
+            return numbers.get(name, default) if numbers is not None else getattr(config, name, default)
+
+        heads = get("num_attention_heads")
+        return cls(
+            hidden=get("hidden_size"),
+            intermediate=get("intermediate_size"),
+            layers=get("num_hidden_layers"),
+            query_heads=heads,
+            heads=get("num_key_value_heads") or heads,
+            channels=get("head_dim") or get("hidden_size") // heads,
+            vocabulary=get("vocab_size"),
+            tied=bool(get("tie_word_embeddings", False)),
+            qkv_bias=get("model_type") == "qwen2" or bool(get("attention_bias", False)),
+        )
+
+    @property
+    def linear_elements(self) -> int:
+        """Weights of the linear layers of the whole decoder, lm_head left out."""
+        attention = self.hidden * self.channels * (2 * self.query_heads + 2 * self.heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_elements(self) -> int:
+        """Weights of lm_head, and of the embedding table."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def other_elements(self) -> int:
+        """Norms, and biases where there are."""
+        bias = (self.query_heads + 2 * self.heads) * self.channels if self.qkv_bias else 0
+        return self.layers * (2 * self.hidden + bias) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.linear_elements + self.other_elements + self.head_elements * (1 if self.tied else 2)
+
+    def weight_bytes(self, bits: int = 16, group: int | None = None) -> int:
+        """Bytes of all weights on the device; `bits` below 16 hold for linear layers and lm_head.
+
+        Args:
+            bits: of a weight; other widths than 16 have a scale and a minimum (4 bytes) for each group.
+            group: weights of a group; None: no groups (16 bits).
+        """
+        linear = self.linear_elements + (0 if self.tied else self.head_elements)
+        packed = linear * bits // 8 + (4 * linear // group if group else 0)
+        return packed + 2 * (self.other_elements + self.head_elements)
+
+    def bytes_read(self, weight_bytes: float, width: int = 2) -> float:
+        """What a step reads of `weight_bytes`: all but the embedding table (unless lm_head is that table)."""
+        return weight_bytes - (0 if self.tied else width * self.head_elements)
+
+    def kv_bytes(self, tokens: int, width: int = 2) -> int:
+        """Bytes of the exact keys and values of so many tokens, all layers."""
+        return 2 * self.layers * self.heads * self.channels * tokens * width
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a roofline says of one setting.
+
+    Args:
+        ttft_s: seconds of the prefill of the whole batch.
+        tpot_s: seconds of a decode step of the whole batch.
+        decode_peak_bytes: weights, stored keys and values, logits.
+        prefill_peak_bytes: weights, stored keys and values, one layer's activations over the whole prompt.
+        bound: what bounds the larger part of a decode step.
+        prefill_bound: what bounds the larger part of the prefill.
+        kv_share: attention's share of a decode step's time.
+        tokens_per_s: of a decode step, all sequences together.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    decode_peak_bytes: int
+    prefill_peak_bytes: int
+    bound: Bound
+    prefill_bound: Bound
+    kv_share: float
+    tokens_per_s: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The larger of both peaks."""
+        return max(self.decode_peak_bytes, self.prefill_peak_bytes)
+
+    def throughput(self, batch: int, new_tokens: int) -> float:
+        """Tokens/s of a whole generation of `new_tokens` a sequence, prefill inside."""
+        return batch * new_tokens / (self.ttft_s + (new_tokens - 1) * self.tpot_s)
+
+
+def predict(
+    shape: Shape,
+    kv_bytes_per_step: float,
+    weight_bytes: float,
+    batch: int,
+    context: int,
+    gpu: Gpu,
+    *,
+    kv_stored_bytes: float | None = None,
+    attended: float | None = None,
+    q_len: int = 1,
+    overhead_s_per_layer: float = 0.0,
+    prefill_chunk: int | None = None,
+    width: int = 2,
+) -> Prediction:
+    """TTFT, TPOT and memory of one model, cache, batch, context and GPU.
+
+    Args:
+        shape: the model (``Shape.of(model.config)``).
+        kv_bytes_per_step: bytes of keys and values that a step reads, whole batch and all layers
+            (``cache.bill().used.total``; less where a draft reads the upper nibbles alone).
+        weight_bytes: bytes of all parameters as loaded, the embedding table included; what a step reads of them is
+            found here (:meth:`Shape.bytes_read`).
+        batch: sequences.
+        context: tokens of each before the step; the prompt of the prefill.
+        gpu: :func:`kvbench.profiling.gpus.gpu_named`, or ``gpu_of(torch.cuda.get_device_name())`` where not None.
+        kv_stored_bytes: what the cache holds, where that is more than a step reads.
+        attended: tokens that a query sees, where a method drops some; None: `context`.
+        q_len: new tokens of a step (more than 1 to verify a draft's).
+        overhead_s_per_layer: time of a layer beside its bytes and FLOPs (launches, small kernels); 0: pure roofline.
+        prefill_chunk: tokens whose activations are alive at once; None: the whole prompt.
+        width: bytes of an element in full precision.
+    """
+    stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
+    overhead = overhead_s_per_layer * shape.layers
+    reads = shape.bytes_read(weight_bytes, width)
+    per_token = 2 * (shape.linear_elements + shape.head_elements)
+    seen = context if attended is None else attended
+    score = 4 * shape.layers * shape.query_heads * shape.channels  # FLOPs of a query and a token: scores, sum of values
+    linear = _Time.of(reads, per_token * batch * q_len, gpu)
+    attention = _Time.of(kv_bytes_per_step, score * batch * q_len * seen, gpu)
+    tpot = linear.seconds + attention.seconds
+
+    tokens = batch * context
+    flops = 2 * shape.linear_elements * tokens + 2 * shape.head_elements * batch
+    moved = reads + tokens * width * shape.layers * _linear_activations(shape)
+    causal = score * batch * context * (context + 1) / 2
+    heads = tokens * width * shape.layers * shape.channels * (2 * shape.query_heads + 2 * shape.heads)
+    first = _Time.of(moved, flops, gpu), _Time.of(heads + stored, causal, gpu)
+
+    logits = batch * q_len * shape.vocabulary * (width + 4)  # as computed, and fp32 for sampling
+    alive = batch * min(context, prefill_chunk or context) * live_activations(shape) * width
+    return Prediction(
+        ttft_s=first[0].seconds + first[1].seconds + overhead,
+        tpot_s=tpot + overhead,
+        decode_peak_bytes=round(weight_bytes + stored + logits),
+        prefill_peak_bytes=round(weight_bytes + stored + alive),
+        bound=_bound(linear, attention),
+        prefill_bound=_bound(*first),
+        kv_share=attention.seconds / (tpot + overhead),
+        tokens_per_s=batch / (tpot + overhead),
+    )
+
+
+def max_batch(
+    shape: Shape,
+    kv_bytes_per_sequence: float,
+    weight_bytes: float,
+    context: int,
+    gpu: Gpu,
+    *,
+    prefill: bool = True,
+    prefill_chunk: int | None = None,
+    reserve_gib: float = 1.0,
+) -> int:
+    """Most sequences that fit into the GPU's memory; 0: not even one.
+
+    Args:
+        shape, weight_bytes, context, gpu: as :func:`predict`.
+        kv_bytes_per_sequence: keys and values that the cache holds of each.
+        prefill: the prompts of all of them are read at once; False: decoding alone has to fit.
+        prefill_chunk: as :func:`predict`.
+        reserve_gib: GiB that are not to be had: the CUDA context, the driver, fragments of the allocator.
+    """
+    room = gpu.memory - reserve_gib * 2**30 - weight_bytes
+    logits = shape.vocabulary * 6
+    alive = min(context, prefill_chunk or context) * live_activations(shape) * 2 if prefill else 0
+    return max(0, int(room // (kv_bytes_per_sequence + max(logits, alive))))
+
+
+def live_activations(shape: Shape) -> int:
+    """Elements a token that are alive at once where a prefill is largest.
+
+    In the feed-forward layer the gate, the up projection and their product stand beside four residual streams; in
+    attention queries, keys and values before and after RoPE and the output stand beside two. For Llama-2-7B with stock
+    transformers this gives 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k; 15.0, 31.6, 50.6 and 88.7 were
+    measured.
+    """
+    feed_forward = 3 * shape.intermediate + 4 * shape.hidden
+    attention = 2 * shape.hidden + shape.channels * (3 * shape.query_heads + 4 * shape.heads)
+    return max(feed_forward, attention)
+
+
+def _linear_activations(shape: Shape) -> int:
+    """Elements a token that the linear layers of a decoder layer read and write."""
+    attention = 2 * shape.hidden + shape.channels * (2 * shape.query_heads + 2 * shape.heads)
+    return attention + 2 * shape.hidden + 3 * shape.intermediate
+
+
+@dataclass(frozen=True)
+class _Time:
+    """Seconds of some work, and what bounds it."""
+
+    seconds: float
+    bound: Bound
+
+    @classmethod
+    def of(cls, moved: float, flops: float, gpu: Gpu) -> _Time:
+        memory, compute = moved / gpu.read, flops / gpu.matmul
+        return cls(max(memory, compute), "compute" if compute > memory else "memory")
+
+
+def _bound(*parts: _Time) -> Bound:
+    """What bounds the larger part."""
+    return max(parts, key=lambda part: part.seconds).bound

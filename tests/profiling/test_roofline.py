@@ -1,0 +1,153 @@
+"""The roofline against published parameter counts, hand computation, and figures measured on an H200."""
+
+import pytest
+import yaml
+
+from kvbench.confdir import conf_dir, options
+from kvbench.errors import ConfigError
+from kvbench.models.spec import Architecture
+from kvbench.profiling.gpus import GPUS, gpu_named, gpu_of, own_gpu
+from kvbench.profiling.roofline import Shape, max_batch, predict
+from kvbench.schema import build
+
+H200 = GPUS["h200"]
+K = 1024
+
+
+def architecture(name):
+    return yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))["architecture"]
+
+
+SEVEN, EIGHT = (Shape.of(architecture(name)) for name in ("llama2-7b", "llama3-8b-instruct"))
+
+
+@pytest.mark.parametrize("name", [name for name in options("model") if name != "tiny"])
+def test_parameters_are_the_published_number(name):
+    numbers = build(Architecture, architecture(name))
+    assert Shape.of(numbers).parameters == numbers.parameters
+    assert Shape.of(vars(numbers)) == Shape.of(numbers)
+
+
+def test_shapes_of_a_model_and_of_its_config_agree_with_the_bytes_loaded():
+    from tests import zoo
+
+    for name in ("llama", "qwen2", "phi3"):
+        model = zoo.model(name)
+        shape = Shape.of(model.config)
+        assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits", "group", "gigabytes"),
+    [(SEVEN, 16, None, 13.21), (SEVEN, 4, 128, 3.51), (EIGHT, 16, None, 15.01), (EIGHT, 4, 128, 3.99)],
+)
+def test_bytes_of_weights_that_a_step_reads(shape, bits, group, gigabytes):
+    read = shape.bytes_read(shape.weight_bytes(bits, group))
+    assert read / 1e9 == pytest.approx(gigabytes, abs=0.006)
+
+
+#: ms a token at batch 1 on an H200 by arithmetic of another hand: weights and KV bytes over 4.69 TB/s. Columns: bits of
+#: the cache 16, 8 G128, 4 G128, 2 G128, 4 G32, 2 G32 with 16-bit weights; 16, 4 G128, 2 G128 with 4-bit weights
+BITS = [16, 8.25, 4.25, 2.25, 5, 3, 16, 4.25, 2.25]
+TPOT = {
+    ("7b", 4): [3.27, 3.05, 2.94, 2.88, 2.96, 2.90, 1.21, 0.87, 0.81],
+    ("7b", 32): [6.48, 4.71, 3.79, 3.33, 3.96, 3.50, 4.41, 1.72, 1.26],
+    ("7b", 64): [10.14, 6.59, 4.76, 3.85, 5.11, 4.19, 8.07, 2.69, 1.78],
+    ("7b", 128): [17.47, 10.37, 6.71, 4.88, 7.40, 5.56, 15.40, 4.64, 2.81],
+    ("8b", 4): [3.31, 3.26, 3.23, 3.22, 3.24, 3.22, 0.96, 0.88, 0.87],
+    ("8b", 32): [4.12, 3.67, 3.44, 3.33, 3.49, 3.37, 1.77, 1.09, 0.98],
+    ("8b", 64): [5.03, 4.14, 3.69, 3.46, 3.77, 3.54, 2.68, 1.34, 1.11],
+    ("8b", 128): [6.86, 5.09, 4.17, 3.71, 4.34, 3.89, 4.51, 1.82, 1.37],
+}
+
+
+@pytest.mark.parametrize(("model", "thousands"), TPOT)
+def test_tpot_where_memory_bounds_it(model, thousands):
+    shape = {"7b": SEVEN, "8b": EIGHT}[model]
+    context = thousands * K
+    for column, (bits, expected) in enumerate(zip(BITS, TPOT[model, thousands], strict=True)):
+        weights = shape.weight_bytes(*((16, None) if column < 6 else (4, 128)))
+        found = predict(shape, shape.kv_bytes(context) * bits / 16, weights, 1, context, H200)
+        assert found.bound == "memory"
+        assert found.tpot_s * 1e3 == pytest.approx(expected, rel=0.01, abs=0.006)
+
+
+def test_peak_of_a_prefill_is_what_was_measured_with_stock_transformers():
+    for thousands, gib in ((4, 15.0), (32, 31.6), (64, 50.6), (128, 88.7)):
+        context = thousands * K
+        found = predict(SEVEN, SEVEN.kv_bytes(context), SEVEN.weight_bytes(), 1, context, H200)
+        assert found.prefill_peak_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+        assert found.prefill_bound == "compute"
+        assert found.peak_bytes == found.prefill_peak_bytes > found.decode_peak_bytes
+
+
+def test_prefill_by_hand():
+    """32k tokens of 7B: 2 FLOPs a weight and token; attention 4 FLOPs a channel and pair, half of the pairs."""
+    n, linear = 32 * K, 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    flops = 2 * linear * n + 2 * 32000 * 4096 + 4 * 32 * 4096 * n * (n + 1) / 2
+    found = predict(SEVEN, SEVEN.kv_bytes(n), SEVEN.weight_bytes(), 1, n, H200)
+    assert found.ttft_s == pytest.approx(flops / 718e12)
+    assert 0.6 < found.ttft_s / 1.408 < 1  # 1.408 s were measured
+
+
+def test_large_batches_of_short_prompts_are_bound_by_compute():
+    n, batch = 64, 1024
+    found = predict(SEVEN, batch * SEVEN.kv_bytes(n), SEVEN.weight_bytes(), batch, n, H200)
+    linear = 2 * (SEVEN.linear_elements + SEVEN.head_elements) * batch / 718e12
+    assert found.bound == "compute"
+    assert found.tpot_s == pytest.approx(linear + batch * SEVEN.kv_bytes(n) / 4.69e12)
+    assert found.tokens_per_s == pytest.approx(batch / found.tpot_s)
+
+
+def test_overhead_is_a_layers_and_comes_on_top():
+    plain = predict(SEVEN, 1e9, SEVEN.weight_bytes(), 1, K, H200)
+    slow = predict(SEVEN, 1e9, SEVEN.weight_bytes(), 1, K, H200, overhead_s_per_layer=1e-5)
+    assert slow.tpot_s - plain.tpot_s == pytest.approx(32e-5)
+    assert slow.ttft_s - plain.ttft_s == pytest.approx(32e-5)
+    assert plain.throughput(1, 100) == pytest.approx(100 / (plain.ttft_s + 99 * plain.tpot_s))
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    n, weights, each = 4 * K, SEVEN.weight_bytes(), SEVEN.kv_bytes(4 * K)
+    for gpu, prefill in ((H200, True), (GPUS["l40s"], True), (GPUS["l40s"], False)):
+        most = max_batch(SEVEN, each, weights, n, gpu, prefill=prefill)
+        room = gpu.memory - 2**30
+        fits = [predict(SEVEN, b * each, weights, b, n, gpu) for b in (most, most + 1)]
+        used = [p.peak_bytes if prefill else p.decode_peak_bytes for p in fits]
+        assert most > 0 and used[0] <= room < used[1]
+    assert max_batch(SEVEN, SEVEN.kv_bytes(128 * K), weights, 128 * K, GPUS["l40s"]) == 0
+    assert max_batch(SEVEN, each, weights, n, H200, prefill_chunk=256) > max_batch(SEVEN, each, weights, n, H200)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb-pcie"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA H100 PCIe", None),  # another memory, another clock
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX 6000 Ada Generation", None),
+        ("Tesla T4", None),
+    ],
+)
+def test_gpus_by_the_name_of_the_device(device, name):
+    found = gpu_of(device)
+    assert (found and found.name) == name
+
+
+def test_gpus_by_name():
+    assert gpu_named("H200").read == 4.69e12 and gpu_named("NVIDIA L40S") is GPUS["l40s"]
+    with pytest.raises(ConfigError, match=r"did you mean 'a100-80gb'.*--bandwidth-TBs"):
+        gpu_named("a100-80")
+    own = own_gpu(2.0, 100, 24)
+    assert (own.read, own.matmul, own.memory, own.ridge) == (2e12, 1e14, 24 * 2**30, 50)
+    for gpu in GPUS.values():
+        assert 0.5 * gpu.bandwidth < gpu.read < gpu.bandwidth and 0.5 * gpu.flops < gpu.matmul < gpu.flops
