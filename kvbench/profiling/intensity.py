@@ -1,0 +1,115 @@
+"""Arithmetic intensity of inference, and the speed-up of speculation: QuantSpec's analysis.
+
+Source: Tiwari et al., "QuantSpec: Self-Speculative Decoding with Hierarchical Quantized KV Cache" (2025), sec. 3.1,
+Table 1 (FLOPs, memory operations and intensity of prefill and decoding by linear layers, attention and both together)
+and sec. 3.1.2 (ridge point); the speed-up is Leviathan et al., "Fast Inference from Transformers via Speculative
+Decoding" (2023), eq. 1 and theorem 3.8, with measured or predicted times in place of a cost ratio.
+
+The table's terms stand in ``O(.)``; here each has the factor 1, so that values tell regimes and orders of magnitude
+apart and are no seconds: those are in :mod:`kvbench.profiling.roofline`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.profiling.gpus import Gpu
+
+Phase = Literal["prefill", "decode"]
+Part = Literal["linear", "attention", "aggregate"]
+
+
+@dataclass(frozen=True)
+class Intensity:
+    """A cell of Table 1.
+
+    Args:
+        flops: floating-point operations, up to a constant factor.
+        mops: elements loaded and stored, up to a constant factor.
+    """
+
+    flops: float
+    mops: float
+
+    @property
+    def value(self) -> float:
+        """Arithmetic intensity, FLOPs / MOPs (sec. 3.1)."""
+        return self.flops / self.mops
+
+    def __add__(self, other: Intensity) -> Intensity:
+        return Intensity(self.flops + other.flops, self.mops + other.mops)
+
+
+def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> Intensity:
+    """QuantSpec's Table 1 with its own letters.
+
+    Args:
+        phase, part: row and column of the table.
+        B: batch size.
+        S_L: sequence length.
+        d: hidden dimension.
+        k: tokens generated (decode).
+    """
+    if part == "aggregate":
+        return table_1(phase, "linear", B, S_L, d, k) + table_1(phase, "attention", B, S_L, d, k)
+    if phase == "prefill":
+        if part == "linear":
+            return Intensity(B * S_L * d**2, B * S_L * d + d**2)  # activations + weights
+        return Intensity(B * S_L**2 * d, B * S_L + B * S_L * d)  # scores (FlashAttention) + Q, C_K, C_V
+    if part == "linear":
+        return Intensity(k * B * d**2, k * B * d + k * d**2)  # activations + weights
+    return Intensity(k * B * S_L * d, k * B * S_L + k * B * S_L * d)  # scores + C_K, C_V
+
+
+def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
+    """The table's last rows: what the intensity tends to, ``S_L`` far below `d` or (from `d` on) far above it."""
+    short = d > S_L
+    if phase == "decode":
+        return {"linear": B, "attention": 1, "aggregate": B if short else 1}[part]
+    return {"linear": B * S_L if short else d, "attention": S_L, "aggregate": B * S_L if short else S_L}[part]
+
+
+def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
+    """What bounds work on a GPU by its data sheet: intensity below the ridge point is memory-bound (sec. 3.1.2)."""
+    return "memory" if flops / moved_bytes < gpu.ridge else "compute"
+
+
+def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
+    """What is worth quantizing for decoding (sec. 3.1.2, end): weights where linear layers load most, keys and values
+    where attention does, both where neither loads twice as much as the other."""
+    if kv_bytes > 2 * linear_bytes:
+        return "kv"
+    return "weights" if linear_bytes > 2 * kv_bytes else "both"
+
+
+def accepted(acceptance: float, gamma: int) -> float:
+    """E, tokens that a round yields on average: ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
+
+    Args:
+        acceptance: a, probability that a drafted token is accepted, each independently of the others.
+        gamma: g, tokens drafted a round.
+    """
+    if not 0.0 <= acceptance <= 1.0:
+        raise ValueError(f"acceptance={acceptance} is no probability; give one from 0 to 1")
+    return sum(acceptance**i for i in range(gamma + 1))
+
+
+def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
+    """Speed-up of speculation over plain decoding: ``E * T_ar / (g * T_draft + T_verify)``.
+
+    Args:
+        acceptance, gamma: as :func:`accepted`.
+        t_ar: time of a step of the baseline.
+        t_draft, t_verify: of a drafted token, and of the target's pass over the drafted ones (one unit for all three).
+    """
+    return accepted(acceptance, gamma) * t_ar / (gamma * t_draft + t_verify)
+
+
+def best_gamma(
+    acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
+) -> tuple[int, float]:
+    """The number of drafted tokens with the largest :func:`speed_up`, and that speed-up; of equal ones the smaller."""
+    found = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
+    best = max(found, key=lambda gamma: (found[gamma], -gamma))
+    return best, found[best]

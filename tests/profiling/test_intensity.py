@@ -1,0 +1,84 @@
+"""QuantSpec's Table 1 at points computed by hand, its regimes, and the speed-up formula at published values."""
+
+import pytest
+
+from kvbench.profiling.gpus import GPUS
+from kvbench.profiling.intensity import accepted, asymptote, best_gamma, bound, regime, speed_up, table_1
+from kvbench.profiling.roofline import Shape
+
+LLAMA = Shape(4096, 11008, 32, 32, 32, 128, 32000)
+
+
+@pytest.mark.parametrize(
+    ("phase", "part", "flops", "mops"),
+    [  # B = 2, S_L = 8, d = 4, k = 3
+        ("prefill", "linear", 2 * 8 * 16, 64 + 16),
+        ("prefill", "attention", 2 * 64 * 4, 16 + 64),
+        ("prefill", "aggregate", 256 + 512, 80 + 80),
+        ("decode", "linear", 3 * 2 * 16, 24 + 48),
+        ("decode", "attention", 3 * 2 * 8 * 4, 48 + 192),
+        ("decode", "aggregate", 96 + 192, 72 + 240),
+    ],
+)
+def test_table_1_by_hand(phase, part, flops, mops):
+    cell = table_1(phase, part, B=2, S_L=8, d=4, k=3)
+    assert (cell.flops, cell.mops) == (flops, mops)
+    assert cell.value == pytest.approx(flops / mops)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("part", ["linear", "attention", "aggregate"])
+@pytest.mark.parametrize(("B", "S_L"), [(1, 8), (4, 8), (1, 1 << 20), (4, 1 << 20)])
+def test_intensity_tends_to_the_tables_last_rows(phase, part, B, S_L):
+    d = 4096
+    found, limit = table_1(phase, part, B, S_L, d, k=100).value, asymptote(phase, part, B, S_L, d)
+    assert 0.4 < found / limit <= 1.01
+
+
+def test_decoding_is_memory_bound_and_prefill_is_not_on_an_a6000():
+    """Fig. 2 and 6: Llama-2-7B in 16 bits; linear layers, attention, and both, at all batches and contexts."""
+    gpu = GPUS["a6000"]
+    for batch in (1, 8, 64):
+        for context in (1 << 10, 1 << 14, 1 << 17):
+            weights, kv = 2 * (LLAMA.linear_elements + LLAMA.head_elements), batch * LLAMA.kv_bytes(context)
+            linear, attention = weights * batch, 4 * 32 * 32 * 128 * batch * context
+            assert bound(linear, weights, gpu) == bound(attention, kv, gpu) == "memory"
+            assert bound(linear + attention, weights + kv, gpu) == "memory"
+            assert bound(weights * batch * context, weights, gpu) == "compute"
+
+
+def test_what_is_worth_quantizing():
+    """Sec. 3.1.2, end: small batch and short context: weights; a long context or a large batch: keys and values."""
+    weights = 2 * LLAMA.linear_elements
+    assert regime(weights, LLAMA.kv_bytes(4096)) == "weights"
+    assert regime(weights, LLAMA.kv_bytes(24 * 1024)) == "both"
+    assert regime(weights, LLAMA.kv_bytes(128 * 1024)) == "kv"
+    assert regime(weights, 64 * LLAMA.kv_bytes(4096)) == "kv"
+
+
+def test_tokens_of_a_round():
+    assert accepted(0.0, 4) == 1 and accepted(1.0, 4) == 5
+    assert accepted(0.8, 2) == pytest.approx((1 - 0.8**3) / 0.2)
+    with pytest.raises(ValueError, match="probability"):
+        accepted(1.2, 2)
+
+
+@pytest.mark.parametrize(
+    ("times", "acceptance", "gamma", "factor"),
+    [  # times of a roofline in ms: plain step, draft, verification; arithmetic of another hand
+        ((6.48, 1.72, 4.71), 0.8, 2, 1.94),
+        ((6.48, 1.72, 4.71), 0.9, 4, 2.29),
+        ((6.48, 1.72, 4.71), 0.95, 7, 2.60),
+        ((17.47, 4.64, 10.37), 0.9, 3, 2.47),
+        ((4.12, 1.09, 3.67), 0.8, 3, 1.75),
+        ((8.36, 5.17, 8.68), 0.85, 2, 1.13),
+        ((20.10, 12.35, 20.63), 0.95, 4, 1.30),
+    ],
+)
+def test_speed_up_of_speculation(times, acceptance, gamma, factor):
+    assert speed_up(acceptance, gamma, *times) == pytest.approx(factor, abs=0.006)
+    assert best_gamma(acceptance, *times) == (gamma, pytest.approx(factor, abs=0.006))
+
+
+def test_a_draft_that_costs_as_much_as_its_target_never_pays():
+    assert best_gamma(0.95, 1.0, 1.0, 1.0)[1] < 1.0
