@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvbench.attention.prefill import rows_of
 from kvbench.cache.layer import KVLayer
 
 #: scores that are made at a time, which bounds the memory whatever the prompt: 256 MiB, or what a CPU's caches hold
@@ -46,25 +47,38 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
     Args:
         query: the new queries ``[B, Hq, q, D]``.
         keys: all keys of the prompt so far ``[B, H, T, D]``.
+        mask: as :func:`kvbench.attention.prefill.attend` takes it.
+
+    Column sums take a second pass over all T x T scores, in fp32 and a block at a time: H2O's prefill is slower than
+    any other's by as much, whatever its cache saves.
     """
     wanted, count, width = layer.method.observe_prompt, query.shape[2], keys.shape[2]
     before = layer.observed
     if before is not None:
         before = torch.nn.functional.pad(before, (0, width - before.shape[-1]))
+    made = SCORES.get(query.device.type, MOST_SCORES)
+    heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
+    # KV heads whose keys are in fp32 at a time: all of them would be twice what the layer's keys are
+    wide = min(max(1, made // (keys.shape[0] * width * keys.shape[-1])), heads)
+    parts = [(slice(h, h + wide), slice(h * group, (h + wide) * group)) for h in range(0, heads, wide)]
     if wanted > 0:
         new = min(wanted, count)
-        part_mask = None if mask is None else mask[..., count - new :, :]
-        part = probabilities(query[:, :, count - new :], keys, part_mask, scaling, width - new)
+        part_mask = rows_of(mask, count - new, count, width)
+        seen = torch.empty(*query.shape[:2], new, width, device=query.device)
+        for kv, q in parts:
+            seen[:, q] = probabilities(query[:, q, count - new :], keys[:, kv], part_mask, scaling, width - new)
         if before is None or new == wanted:
-            return part
-        return torch.cat([before[:, :, -(wanted - new) :], part], 2)
+            return seen
+        return torch.cat([before[:, :, -(wanted - new) :], seen], 2)
     sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before.clone()
-    made = SCORES.get(query.device.type, MOST_SCORES)
-    block = max(1, made // (query.shape[0] * query.shape[1] * width))
-    for first in range(0, count, block):
-        last = min(first + block, count)
-        seen = width - count + last  # no query of the block sees a later key
-        rows = None if mask is None else mask[..., first:last, :seen]
-        part = probabilities(query[:, :, first:last], keys[:, :, :seen], rows, scaling, width - count + first)
-        sums[..., :seen] += part.sum(2, keepdim=True)
+    for kv, q in parts:
+        own = keys[:, kv].float()
+        block = max(1, made // (own.shape[0] * own.shape[1] * group * width))
+        for first in range(0, count, block):
+            last = min(first + block, count)
+            stop = width - count + last  # no query of the block sees a later key
+            rows = rows_of(mask, first, last, width)
+            rows = None if rows is None else rows[..., :stop]
+            part = probabilities(query[:, q, first:last], own[:, :, :stop], rows, scaling, width - count + first)
+            sums[:, q, :, :stop] += part.sum(2, keepdim=True)
     return sums

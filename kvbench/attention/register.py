@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from kvbench.attention import fused, observe, pre_rope, reference
+from kvbench.attention import fused, observe, pre_rope, prefill, reference
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError
@@ -45,7 +44,8 @@ def attention(
     Args:
         query: ``[B, Hq, q, D]``, after RoPE.
         key, value: a :class:`Handle`, or tensors ``[B, H, n, D]`` where another cache is in use.
-        attention_mask: bool ``[B, 1, q, kv]`` in logical coordinates, or None: causal.
+        attention_mask: bool ``[B, 1, q, kv]`` in logical coordinates; a long prompt's padding ``[B, q]``
+            (:func:`kvbench.attention.prefill.padding`); or None: causal.
         scaling: factor on the scores; None means 1/sqrt(D).
 
     Returns:
@@ -56,7 +56,8 @@ def attention(
     """
     before = pre_rope.take(module)
     if not isinstance(key, Handle):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+        assert not isinstance(value, Handle)
+        return prefill.attend(module, query, key, value, attention_mask, scaling, kwargs)[0], None
     for name in UNSERVED:
         if kwargs.get(name) is not None:
             raise CacheError(f"{type(module).__name__} uses '{name}' in attention, which kvbench caches do not serve")
@@ -99,7 +100,7 @@ def prompt(
     held, values = layer.extend_prompt(stored, values)
     if held is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, held)
-    out, _ = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)
+    out, layer.progress.prefill = prefill.attend(module, query, keys, values, mask, scaling, kwargs)
     for each in layer.chain():
         if each.method.observe_prompt:
             each.observed = observe.extend(each, query, keys, mask, scaling)
@@ -121,11 +122,10 @@ def stored_prompt(
     count, outs = query.shape[2], []
     for first in range(0, count, QUERIES):
         last = min(first + QUERIES, count)
-        if mask is None:
+        visible = prefill.rows_of(mask, first, last, layer.seen)
+        if visible is None:
             seen = torch.arange(layer.seen, device=query.device)
             visible = (seen <= seen[layer.seen - count + first : layer.seen - count + last, None])[None, None]
-        else:
-            visible = mask[..., first:last, :]
         outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling))
     return torch.cat(outs, 1)
 
@@ -151,7 +151,8 @@ def step(
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """Boolean masks in logical coordinates, as for ``sdpa``; attention gathers them by each slot's position."""
-    return sdpa_mask(*args, **kwargs)
+    padding = prefill.padding(kwargs)
+    return sdpa_mask(*args, **kwargs) if padding is None else padding
 
 
 def register() -> None:

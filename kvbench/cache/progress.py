@@ -31,6 +31,7 @@ class Progress:
         upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
         calibration: file of the method's thresholds and codebooks (KVQuant), or None.
         positions: rotary positions of the columns, where keys are stored before RoPE.
+        prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); empty before.
     """
 
     prompts: Prompts | None = None
@@ -44,6 +45,7 @@ class Progress:
     upper: bool = False
     calibration: Path | None = None
     positions: RopePositions = field(default_factory=RopePositions)
+    prefill: str = ""
 
     @property
     def prompt_width(self) -> int | None:
@@ -68,7 +70,8 @@ class Progress:
         whatever window the model has.
 
         Args:
-            mask: ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive, or None (nothing is padding).
+            mask: ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; the padding itself, bool
+                ``[B or 1, q]``; or None (nothing is padding).
             batch: rows.
             count: new tokens, q.
         """
@@ -127,6 +130,8 @@ class Progress:
 
 def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
     """For each new token whether it may attend to itself, bool ``[B, q]``; `mask` as in :meth:`Progress.see`."""
+    if mask.ndim == 2:
+        return mask[:, -count:].expand(batch, count)
     diagonal = mask[:, 0, :, -count:].diagonal(dim1=-2, dim2=-1)
     if diagonal.dtype != torch.bool:
         diagonal = diagonal > torch.finfo(diagonal.dtype).min / 2

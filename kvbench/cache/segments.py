@@ -26,6 +26,8 @@ Side = Literal["key", "value"]
 
 #: tokens that are encoded at a time: bounds the fp32 temporaries of a long prompt
 ENCODED = 2048
+#: chosen tokens of a prompt that are gathered at a time on their way to where they stay
+GATHERED = 8192
 
 
 class Segment(ABC):
@@ -54,7 +56,8 @@ class Segment(ABC):
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
         """Add the tokens `index` (``[n]``, on the device of `x`) of ``x`` ``[rows, H, T, D]``, in this order."""
-        self.append(rows, x.index_select(2, index))
+        for first in range(0, len(index), GATHERED):
+            self.append(rows, x.index_select(2, index[first : first + GATHERED]))
 
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -132,13 +135,22 @@ class FullSegment(Segment):
 
     def append(self, rows: slice, x: Tensor) -> None:
         count = x.shape[2]
-        if count == 0:
-            return
+        if count:
+            first = self.reserve(rows, count)
+            self.buffer[rows, :, first : first + count].copy_(x)
+
+    def reserve(self, rows: slice, count: int) -> int:
+        """Hold `count` tokens more, which the caller writes: the place in the buffer where the first of them goes."""
         if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
             self._make_room(rows, count)
         start, length = self.starts[rows][0], self.lengths[rows][0]
-        self.buffer[rows, :, start + length : start + length + count].copy_(x)
         self._set(rows, start, length + count)
+        return start + length
+
+    def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
+        if len(index) and self.starts[rows][0] + self.lengths[rows][0] + len(index) > self.capacity:
+            self._make_room(rows, len(index))  # for all of them: the parts shall not grow the buffer one by one
+        super().append_chosen(rows, x, index)
 
     def _make_room(self, rows: slice, count: int) -> None:
         start, length = self.starts[rows][0], self.lengths[rows][0]
@@ -283,11 +295,12 @@ class PackedSegment(Segment):
         if isinstance(how, Form):
             pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
         else:
-            x = x if index is None else x.index_select(2, index)
             per = self.quantizer.block_tokens
             block = max(ENCODED // per, 1) * per
             for first in range(0, count, block):
-                self._encode(rows, start + first, x[:, :, first : first + block])
+                last = first + block
+                part = x[:, :, first:last] if index is None else x.index_select(2, index[first:last])
+                self._encode(rows, start + first, part)
         for row in range(*rows.indices(len(self.lengths))):
             self.lengths[row] = start + count
 
