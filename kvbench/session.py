@@ -9,11 +9,13 @@ from typing import Any
 
 from kvbench.attention.fused import choose
 from kvbench.config import RunConfig
+from kvbench.decoding import slices
 from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.questions import ask
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.speculative import figures, token_seconds
+from kvbench.efficiency import Meter, point_rows
 from kvbench.models.load import load
 from kvbench.models.spec import ModelConfig
 from kvbench.profiling.device import device_name
@@ -40,12 +42,15 @@ class Session:
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config, self.task = config, task
         choose(config.runtime.kernels)
+        slices.choose(config.runtime.mlp_chunk)
         self.loaded: Any = load(config.model, config.runtime)
         prepare(self.loaded.model, config.method.speculation)
         self.device = self.loaded.device
         self.device_name = device_name(self.device) or cpu_name()
         self.dtype = str(self.loaded.dtype).removeprefix("torch.")
         self._warm = False
+        #: measures points of dataset=efficiency; made with the first one
+        self.meter: Meter | None = None
 
     def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
         """Batches of the samples in their order, but for the one with the longest prompt, which comes first.
@@ -65,7 +70,7 @@ class Session:
         """Let go of the model, so that its memory is free for the next run of a sweep."""
         if self.loaded is not None:
             self.config.method.detach(self.loaded.model)
-        self.loaded = None
+        self.loaded = self.meter = None
 
     def rows(self, samples: Sequence[Sample]) -> list[Row]:
         """Generate and score one batch; all samples share `max_new_tokens` and `stop`.
@@ -80,6 +85,8 @@ class Session:
         """
         if "window" in samples[0].meta:
             return window_rows(self, samples, row_bill)
+        if "point" in samples[0].meta:
+            return [row for sample in samples for row in point_rows(self, sample)]
         if "questions" in samples[0].meta:
             return [self._several(sample) for sample in samples]
         census = not self._warm
@@ -122,8 +129,10 @@ class Session:
                 pad_token_id=pad_id,
                 observer=peaks,
                 answer_ids=[answer_ids(sample, tokenizer)[:new_tokens] for sample in samples],
+                graphs=runtime.graphs,
+                compile=runtime.compile,
             )
-        measured = self._measured(cache, peaks, warm_up, len(samples), generation.ttft_s, generation.step_s)
+        measured = self._measured(cache, peaks, warm_up, len(samples), generation)
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
         rows = [
             self._row(sample, prompts[index], generation, index, bills[index], measured)
@@ -174,15 +183,16 @@ class Session:
             prompt_tokens=results[0].prompt_tokens,
             answer_nll=[tuple(map(sum, zip(*(result.answer_nll[0] for result in results), strict=True)))],  # type: ignore[list-item]
             rounds=[each for result in results for each in result.rounds],
+            stepping="eager (several questions on one cache)",
         )
-        measured = self._measured(cache, peaks, warm_up, 1, whole.ttft_s, whole.step_s)
+        measured = self._measured(cache, peaks, warm_up, 1, whole)
         row = self._row(sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)
         if not whole.rounds:
             row[MEASURED]["decoded"] = len(whole.step_s)
         return {**row, "method": cache.notes[0]} if cache.notes else row
 
     def _measured(
-        self, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, ttft_s: float, step_s: Sequence[float]
+        self, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, generation: Generation
     ) -> dict[str, Any]:
         self._warm = True
         return {
@@ -190,8 +200,10 @@ class Session:
             "dtype": self.dtype,
             "warm_up": warm_up,
             "batch_rows": rows,
-            "ttft_s": round(ttft_s + cache.search_s, 6),  # a method's search is part of it
-            "step_s": [round(step, 6) for step in step_s],
+            "ttft_s": round(generation.ttft_s + cache.search_s, 6),  # a method's search is part of it
+            "step_s": [round(step, 6) for step in generation.step_s],
+            "stepping": generation.stepping,
+            "capture_s": round(generation.capture_s, 6),
             "peak_bytes": peaks.row(),
             "attention": {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)},
         }

@@ -143,8 +143,7 @@ def pack(key: Part, value: Part) -> bytes:
 
 def most_splits(work: Work, teams: int) -> int:
     """CTAs of a head beyond which teams would find no tile."""
-    tiles = [sum(-(-count // 128) for _, _, count in row) for row in work.counts]
-    return max(1, -(-max(tiles) // teams))
+    return max(1, -(-work.tiles() // teams))
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,10 @@ _chosen: list[Kernels] = ["auto"]
 
 
 def choose(kernels: Kernels) -> None:
-    """Let this process use the fastest path that serves a step (``auto``), or only the one named."""
+    """Let this process use the fastest path that serves a step (``auto``), or only the one named.
+
+    A kernel that is named serves layers without packed tokens too, as captured steps always have it.
+    """
     _chosen[0] = kernels
 
 
@@ -46,18 +49,23 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -
     wanted = chosen()
     if wanted == "reference" or query.device.type != "cuda":
         return None
-    if not any(segment.packed for store in layer.stores() for segment in store.segments):
-        return None  # torch's own SDPA serves what is exact
+    if wanted == "auto" and not any(segment.packed for store in layer.stores() for segment in store.segments):
+        return None  # torch's own SDPA serves what is exact, as in stock transformers
     try:
         check(layer, mask, query.shape[2])
         described = work(layer, upper=bool(getattr(layer.progress, "upper", False)))
         name, module = pick(query, described, wanted)
     except NotServed as reason:
-        layer.paths.update((f"reference ({reason})", "packed"))
+        layer.paths.add(f"reference ({reason})")
         return None
-    layer.paths.update((name, "packed"))
+    layer.paths.update(label(name, described))
     with torch.cuda.device_of(query):  # kernels are launched on the current device: runtime.device=cuda:1
         return module.attend(query, described, scaling)
+
+
+def label(name: str, described: Work) -> set[str]:
+    """What a layer's paths say of a step that kernel `name` served."""
+    return {name, "packed"} if any(f.kind != "full" for pair in described.signature() for f in pair) else {name}
 
 
 def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:

@@ -69,6 +69,8 @@ class Work:
         counts: the same as nested lists on the host.
         heads: KV heads.
         key_dim, value_dim: channels.
+        room: tokens that the buffers of a row can hold, where known. Kernels share a head among so many programs as
+            suit it, not the tokens of the moment: a captured step and an eager one then add up in the same order.
     """
 
     phases: list[tuple[Part, Part]]
@@ -77,10 +79,16 @@ class Work:
     heads: int
     key_dim: int
     value_dim: int
+    room: int | None = None
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
         """Formats of the phases: what a kernel is compiled for."""
         return tuple((key.format, value.format) for key, value in self.phases)
+
+    def tiles(self) -> int:
+        """Tiles of 128 tokens of the longest row: those that there is room for, where that is known."""
+        held = max(sum(-(-count // TILE) for _, _, count in row) for row in self.counts)
+        return held if self.room is None else max(held, -(-self.room // TILE))
 
     def longest(self) -> list[int]:
         """Most tokens that a row has in each phase."""
@@ -149,14 +157,12 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
     return found
 
 
-def work(layer: KVLayer, upper: bool = False) -> Work:
-    """The phases of `layer`.
+def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
+    """Pairs of (key segment, value segment) in slot order, and each row's line for every pair (:class:`Work`).
 
     Raises:
-        NotServed: a segment has a format that no kernel reads, or packed keys and values are not aligned.
+        NotServed: packed keys and values are not aligned.
     """
-    if layer.rotation is not None:
-        raise NotServed("keys are stored before RoPE")
     keys, values = layer.stores()
     rows = []
     for row in range(layer.batch):
@@ -177,16 +183,44 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     )
     known.update(pair for found in rows for pair in found)
     order = sorted(known)
-    counts = [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
+    return order, [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
+
+
+def work(layer: KVLayer, upper: bool = False) -> Work:
+    """The phases of `layer`.
+
+    Raises:
+        NotServed: a segment has a format that no kernel reads, or packed keys and values are not aligned.
+    """
+    if layer.rotation is not None:
+        raise NotServed("keys are stored before RoPE")
+    order, counts = lines(layer)
+    return assembled(layer, order, counts, upload(layer, counts), upper)
+
+
+def assembled(
+    layer: KVLayer,
+    order: Sequence[tuple[int, int]],
+    counts: list[list[tuple[int, int, int]]],
+    table: Tensor,
+    upper: bool = False,
+) -> Work:
+    """The work of pairs of segments (:func:`lines`) whose lines stand in `table`.
+
+    Raises:
+        NotServed: a segment has a format that no kernel reads.
+    """
+    keys, values = layer.stores()
     parts_k = {k: part(keys.segments[k], layer.key_dim, upper) for k, _ in order}
     parts_v = {v: part(values.segments[v], layer.value_dim, upper) for _, v in order}
     return Work(
         [(parts_k[k], parts_v[v]) for k, v in order],
-        upload(layer, counts),
+        table,
         counts,
         layer.heads,
         layer.key_dim,
         layer.value_dim,
+        sum(int(getattr(segment, "capacity", 0)) for segment in keys.segments),
     )
 
 

@@ -103,7 +103,7 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
         tensors = (query, out, work.table, keys, values, extents, *room)
         return (*tensors, *strides, work.heads, scaling * LOG2E, chosen.fused, *fixed)
 
-    steps = sum(-(-tokens // 128) for tokens in work.longest())
+    steps = work.tiles()
     if INTERPRETED:
         parts = min(steps, 2)
     else:

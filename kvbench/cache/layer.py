@@ -273,7 +273,25 @@ class KVLayer(CacheLayerMixin):
             tail = store.tail
             for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
                 tail.append(rows, x[rows].detach())
-        count = keys.shape[2]
+        self._extend_order(keys.shape[2])
+
+    def advance(self, count: int) -> list[tuple[int, int]]:
+        """Hold `count` new tokens that a captured step writes; for each row where its keys and its values go.
+
+        Returns:
+            Places in the buffers of the two tails, (keys, values), for each row.
+        """
+        places: list[list[int]] = [[], []]
+        for store, found in zip(self.stores(), places, strict=True):
+            tail = store.tail
+            for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
+                first = tail.reserve(rows, count)
+                found += [first] * len(range(*rows.indices(self.batch)))
+        self.seen += count
+        self._extend_order(count)
+        return list(zip(*places, strict=True))
+
+    def _extend_order(self, count: int) -> None:
         for row, positions in enumerate(self.order):
             if positions is not None:
                 new = torch.arange(self.seen - count, self.seen).expand(*positions.shape[:-1], count)

@@ -14,11 +14,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
+from kvbench.decoding import graphs as captured_decoding
 from kvbench.decoding import speculative
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import check_cache, forward, now, prefill
 from kvbench.decoding.sampling import Sampling, choose
+from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods.speculation import Speculation
 
@@ -45,6 +47,8 @@ class Generation:
         prompt_tokens: real prompt tokens of each row.
         answer_nll: for each row (sum of negative log-likelihoods in nats, tokens) of its reference answer.
         rounds: rounds of speculation; empty where every step gave one token.
+        stepping: how decode steps ran: ``graph`` (a captured step was replayed), or ``eager`` with the reason.
+        capture_s: seconds that recording it took; in no other figure.
     """
 
     tokens: list[list[int]]
@@ -55,6 +59,8 @@ class Generation:
     prompt_tokens: list[int]
     answer_nll: list[tuple[float, int]] = field(default_factory=list)
     rounds: list[speculative.Round] = field(default_factory=list)
+    stepping: str = "eager"
+    capture_s: float = 0.0
 
 
 @torch.inference_mode()
@@ -75,6 +81,8 @@ def generate(
     answer_ids: Sequence[Sequence[int]] | None = None,
     observer: Observer | None = None,
     speculate: bool | Speculation = True,
+    graphs: captured_decoding.Graphs = "never",
+    compile: bool = False,
 ) -> Generation:
     """Answer a batch of prompts.
 
@@ -94,6 +102,9 @@ def generate(
         observer: told when a phase begins (memory meters hook on it).
         speculate: decode by speculation where the cache's method has one (``Method.speculation``); or say how: any
             method's cache may be the target, and lead any other's as the draft (:meth:`kvbench.cache.KVCache.lead`).
+        graphs: capture a decode step and replay it: ``auto`` (where it serves and is worth it), ``always`` (where it
+            serves) or ``never``.
+        compile: captured steps run what lies around attention through ``torch.compile``.
 
     Raises:
         CacheError: the model did not use the cache it was given.
@@ -128,8 +139,16 @@ def generate(
     lengths = mask.sum(-1) if mask is not None else torch.full((batch,), width, device=input_ids.device)
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
+    stepping, capture_s = "eager (speculation)", 0.0
     if speculation is None:
-        steps = decode(model, cache, token, mask, lengths, *rest)
+        captured, stepping = capture(
+            model, cache, token, lengths, sampling, generators, max_new_tokens - 1, graphs, compile
+        )
+        if captured is None:
+            steps = decode(model, cache, token, mask, lengths, *rest)
+        else:
+            steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
+            capture_s = captured.seconds
     else:
         rounds = speculative.decode(model, cache, token, *rest, speculation)
         steps = [each.seconds for each in rounds]
@@ -143,7 +162,36 @@ def generate(
         prompt_tokens=[int(n) for n in lengths.tolist()],
         answer_nll=nll,
         rounds=rounds,
+        stepping=stepping,
+        capture_s=capture_s,
     )
+
+
+def capture(
+    model: PreTrainedModel,
+    cache: KVCache,
+    token: Tensor,
+    lengths: Tensor,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    steps: int,
+    graphs: captured_decoding.Graphs,
+    compile: bool,
+) -> tuple[captured_decoding.Captured | None, str]:
+    """A captured decode step whose first bookkeeping is done, or None; and what the row says of it."""
+    reason = captured_decoding.refuses(model, cache, graphs, steps, token.device)
+    if reason is not None:
+        return None, f"eager ({reason})"
+    states = [generator.get_state() for generator in generators]
+    uniforms = captured_decoding.uniforms(sampling, generators, steps)
+    captured = captured_decoding.Captured(Step(model, cache, token, lengths, sampling, uniforms), compile=compile)
+    try:
+        captured.first()
+    except captured_decoding.NotCaptured as error:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)  # the eager steps draw what the captured ones would have
+        return None, f"eager ({error})"
+    return captured, "graph" if not compile else "graph, compiled"
 
 
 def decode(

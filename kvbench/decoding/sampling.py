@@ -54,6 +54,16 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
     """Next tokens ``[B]`` from logits ``[B, V]``."""
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
-    probs = probabilities(logits, sampling).cpu()
-    drawn = [torch.multinomial(p, 1, generator=g) for p, g in zip(probs, generators, strict=True)]
-    return torch.cat(drawn).to(logits.device)
+    uniform = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+    return draw(probabilities(logits, sampling), uniform.to(logits.device))
+
+
+def draw(probs: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens ``[B]`` from distributions ``[B, V]`` and uniform numbers ``[B]`` in [0, 1): where their sums pass them.
+
+    Nothing here waits for the device, so a captured step draws like an eager one.
+    """
+    sums = probs.cumsum(-1)
+    total = sums[:, -1:]
+    wanted = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(sums, wanted, right=True)[:, 0]

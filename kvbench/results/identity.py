@@ -16,6 +16,9 @@ from typing import Any
 #: raised by hand whenever the same configuration would give other outputs (prompting, decoding, a quantizer's rule)
 GENERATION_VERSION = 1
 
+#: how a token is drawn from a distribution; stands in the identity of runs that draw
+_DRAW = 2
+
 #: ``method._target_`` of the method that all others are paired with
 BASELINE_TARGET = "kvbench.methods.fp16.FP16"
 
@@ -60,7 +63,7 @@ def identity(config: Mapping[str, Any], data: Mapping[str, Any], weights: Path |
             "generation_version": GENERATION_VERSION,
             "model": model,
             "data": dict(data),
-            "decoding": dict(config["decoding"]),
+            "decoding": {**config["decoding"], **({"draw": _DRAW} if config["decoding"].get("temperature") else {})},
             "seed": config["runtime"].get("seed", 0),
         },
         "method": {"method": method, "quantizer": formats or None},

@@ -1,0 +1,216 @@
+"""One decode step over buffers that stay where they are: what a CUDA graph records.
+
+The host does a step's bookkeeping (:meth:`Step.advance`): it lets the method demote what has grown too old, reserves a
+place for the new token in every layer, and sends lengths and places to the device, one small copy for all layers. The
+device does the rest (:meth:`Step.run`): the model's forward pass, appending, attention over everything stored, the next
+token and its position; nothing in it waits for the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvbench.attention import fused
+from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
+from kvbench.attention.recorded import PassThrough
+from kvbench.cache import KVCache, watch
+from kvbench.cache.append import append
+from kvbench.cache.layer import KVLayer
+from kvbench.decoding.sampling import Sampling, draw, probabilities
+
+#: host copies of the tables under way: the host may be so many steps ahead of the device, less one
+RING = 4
+
+
+@dataclass
+class Place:
+    """A layer of a recorded step.
+
+    Args:
+        layer: whose buffers it reads and writes.
+        work: its phases; the table is a view of the step's state.
+        places: where the new tokens go, int32 ``[B, 2]``, likewise.
+        pointers: of all buffers: where one has moved, the step must be recorded anew.
+        kernel: name and module of what serves it, once known.
+    """
+
+    layer: KVLayer
+    work: Work
+    places: Tensor
+    pointers: tuple[int, ...]
+    kernel: tuple[str, ModuleType] | None = None
+
+
+class Step:
+    """The next decode step of a batch, again and again.
+
+    Args:
+        model: runs under :func:`kvbench.attention.recorded.recording` whenever :meth:`run` is called.
+        cache: after the prompt.
+        token: last token of each row, not cached yet, ``[B]``.
+        lengths: tokens of each row in the cache, ``[B]``: the position of `token`.
+        sampling: how the next token is chosen.
+        uniforms: fp32 ``[steps, B]``, what it is drawn with; None where greedy.
+
+    Attributes:
+        tokens: ``[B, 1]``, the next step's input and, after it, its output.
+        version: raised whenever the buffers have moved: what was recorded before is void.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        token: Tensor,
+        lengths: Tensor,
+        sampling: Sampling,
+        uniforms: Tensor | None = None,
+    ) -> None:
+        self.model, self.cache, self.sampling = model, cache, sampling
+        self.device = token.device
+        with torch.inference_mode(False):
+            self.tokens = torch.empty(len(token), 1, dtype=torch.long, device=self.device)
+            self.positions = torch.empty_like(self.tokens)
+            self.number = torch.zeros(1, dtype=torch.long, device=self.device)
+            self.uniforms = None if uniforms is None else uniforms.to(self.device)
+        self.tokens.copy_(token[:, None])
+        self.positions.copy_(lengths[:, None])
+        self.through = PassThrough()
+        self.version = 0
+        self.layers: list[Place] = []
+        self._shape: list[list[tuple[int, int]]] = []
+        self._turn = self._sent = 0
+
+    # -- the host's part --------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Settle all layers, hold one token more in each, and send the tables that the next :meth:`run` reads.
+
+        Raises:
+            NotServed: a layer cannot be attended to by a recorded step.
+            NonFiniteError: the method packed NaN or Inf.
+        """
+        if not self.cache.progress.held:
+            watch.poll(self.cache.progress)
+            for layer in self.cache.layers:
+                layer.settle()
+        tables, places, shape = [], [], []
+        known: dict[Any, Any] = {}
+        for layer in self.cache.layers:
+            places.append(np.array(layer.advance(1), dtype=np.int32))
+            # layers of a cache nearly always agree: what one holds is worked out once
+            key = (*state(layer), frozenset(layer.__dict__.get("pairs", ())))
+            if key not in known:
+                order, counts = lines(layer)
+                known[key] = order, counts, np.array(counts, dtype=np.int32).reshape(-1)
+            order, counts, flat = known[key]
+            layer.__dict__.setdefault("pairs", set()).update(order)
+            shape.append(order)
+            tables.append((counts, flat))
+        if shape != self._shape or any(pointers(place.layer) != place.pointers for place in self.layers):
+            self._build(shape, tables)
+        pairs = zip(tables, places, strict=True)
+        self._send(np.concatenate([part for (_, table), place in pairs for part in (table, place.reshape(-1))]))
+
+    def _build(self, shape: list[list[tuple[int, int]]], tables: list[Any]) -> None:
+        """Make the state in device memory, and each layer's view of it."""
+        batch = len(self.tokens)
+        size = sum(batch * (len(order) * FIELDS + 2) for order in shape)
+        cuda = self.device.type == "cuda"
+        with torch.inference_mode(False):
+            self.state = torch.zeros(size, dtype=torch.int32, device=self.device)
+            self._host = [torch.zeros(size, dtype=torch.int32, pin_memory=cuda) for _ in range(RING)]
+        self._copied: list[torch.cuda.Event | None] = [None] * RING
+        self.layers, first = [], 0
+        for layer, order, (counts, _) in zip(self.cache.layers, shape, tables, strict=True):
+            fused.check(layer, None, 1)
+            middle, last = first + batch * len(order) * FIELDS, first + batch * (len(order) * FIELDS + 2)
+            table = self.state[first:middle].view(batch, len(order), FIELDS)
+            work = assembled(layer, order, counts, table, bool(layer.progress.upper))
+            self.layers.append(Place(layer, work, self.state[middle:last].view(batch, 2), pointers(layer)))
+            first = last
+        self._shape = shape
+        self.version += 1
+
+    def _send(self, numbers: np.ndarray[Any, Any]) -> None:
+        slot = self._sent % RING
+        self._sent += 1
+        event = self._copied[slot]
+        if event is not None:
+            event.synchronize()  # the copy of RING steps ago: long done
+        self._host[slot].numpy()[:] = numbers
+        self.state.copy_(self._host[slot], non_blocking=True)
+        if self.device.type == "cuda":
+            event = event or torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self.device))
+            self._copied[slot] = event
+
+    # -- the device's part ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The forward pass, the next token, its position: only work for the device, on the same memory each time."""
+        self._turn = 0
+        logits = self.model(
+            input_ids=self.tokens,
+            position_ids=self.positions,
+            past_key_values=self.through,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        if self._turn != len(self.layers):
+            raise NotServed(f"the model ran attention {self._turn} times for {len(self.layers)} layers")
+        if self.uniforms is None:
+            token = logits.argmax(-1)
+        else:
+            uniform = self.uniforms.index_select(0, self.number)[0]
+            token = draw(probabilities(logits, self.sampling), uniform)
+        self.tokens.copy_(token[:, None])
+        self.positions.add_(1)
+        self.number.add_(1)
+
+    def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Append the new token of the next layer and attend to everything that it holds.
+
+        Args:
+            query: ``[B, Hq, 1, D]``. key, value: ``[B, H, 1, D]``.
+
+        Returns:
+            ``[B, 1, Hq, Dv]``.
+
+        Raises:
+            NotServed: no kernel reads the layer.
+        """
+        place = self.layers[self._turn]
+        self._turn += 1
+        if place.kernel is None:
+            wanted = fused.chosen()
+            if wanted == "reference":
+                raise NotServed("runtime.kernels=reference")
+            place.kernel = fused.pick(query, place.work, wanted)
+            place.layer.paths.update(fused.label(place.kernel[0], place.work))
+        keys, values = place.layer.stores()
+        append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
+        return place.kernel[1].attend(query, place.work, scaling)
+
+
+def state(layer: KVLayer) -> tuple[Any, ...]:
+    """Lengths and starts of all segments of a layer: what its table is made of."""
+    return tuple(
+        (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
+        for store in layer.stores()
+        for segment in store.segments
+    )
+
+
+def pointers(layer: KVLayer) -> tuple[int, ...]:
+    """Addresses of all buffers of a layer."""
+    return tuple(
+        buffer.data_ptr() for store in layer.stores() for segment in store.segments for _, buffer in segment.buffers()
+    )
