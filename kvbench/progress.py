@@ -61,7 +61,7 @@ class Progress:
         """`count` more samples are done."""
         self.done += count
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, note=note)
+            self._bar.update(self._task, total=self.total, completed=self.done, note=note)
         elif time.monotonic() - self._said >= self.every_s and self.done < self.total:
             self._said = time.monotonic()
             say(f"{self.title}: {self.done}/{self.total}  {note}")

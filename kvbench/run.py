@@ -57,12 +57,24 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     checked = check(config)
     task = tasks.load(config["dataset"])
-    material = identity(
-        settled(config, checked), {"identity": task.identity(), "version": task.version}, checked.model.folder()
-    )
+    if hasattr(task, "fits"):
+        task.fits(checked)
+    data = {"identity": task.identity(), "version": task.version}
+    if hasattr(task, "setting"):  # a task that measures the machine: on another one it is another run
+        data["setting"] = task.setting(checked.runtime, _machine(checked))
+    material = identity(settled(config, checked), data, checked.model.folder())
     store = RunStore(checked.runtime.results_dir, run_id(material), say)
     with _terminated_as_interrupt(), store.hold():
         return _Run(config, checked, task, store).do()
+
+
+def _machine(checked: RunConfig) -> str:
+    """Name of the device that the run would be on."""
+    from kvbench.models.load import resolve_device
+    from kvbench.profiling.device import device_name
+    from kvbench.results.environment import cpu_name
+
+    return device_name(resolve_device(checked.runtime.device)) or cpu_name()
 
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
@@ -101,9 +113,10 @@ class _Run:
             from kvbench.models.load import load_tokenizer
 
             self.task.bind(load_tokenizer(self.checked.model))
-        self.samples = list(self.task.samples())
+        if self.checked.runtime.retry == "oom":  # points that did not fit are tried again
+            self.rows = {name: row for name, row in self.rows.items() if row.get("status") != "oom"}
+        missing = self._missing()
         _check_ids(self.samples)
-        missing = [sample for sample in self.samples if sample.id not in self.rows]
         if missing and before.get("status") == "oom" and self.checked.runtime.retry != "oom":
             say(f"{self.label}: ran out of memory before, which is a result; runtime.retry=oom tries it again")
             self.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
@@ -126,6 +139,18 @@ class _Run:
                 self._finish("error")
             raise
         return self._finish("oom" if self.oom is not None else "error" if self.errors else "ok")
+
+    def _missing(self) -> list[Sample]:
+        """Samples that are left to do; those of a task that grows depend on the rows so far."""
+        task: Any = self.task
+        self.samples = list(task.samples(self.rows) if self.grows else task.samples())
+        failed = {error["sample"] for error in self.errors}
+        return [sample for sample in self.samples if sample.id not in self.rows and sample.id not in failed]
+
+    @property
+    def grows(self) -> bool:
+        """Whether what there is to do depends on what came out so far (dataset=efficiency)."""
+        return hasattr(self.task, "setting")
 
     def _rescore(self) -> None:
         """Score stored predictions anew where the scorer has changed since."""
@@ -163,9 +188,15 @@ class _Run:
             self.store.write_environment(self.environment)
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
-            for batch in session.plan(missing):
-                if not self._batch(session, batch, bar):
+            if not self.grows:
+                for batch in session.plan(missing):
+                    if not self._batch(session, batch, bar):
+                        return
+            while self.grows and missing:
+                bar.total = len(self.samples)
+                if not self._batch(session, missing[:1], bar):
                     return
+                missing = self._missing()
 
     def _batch(self, session: Session, batch: list[Sample], bar: Progress) -> bool:
         """One batch into rows on disk; False where the run has to end."""
@@ -270,4 +301,6 @@ def shown(sample: Sample) -> dict[str, str]:
 
 def _note(row: Row) -> str:
     score = row["scores"].get("score")
+    if score is None and "status" in row:
+        return f"{row['id']} {row['status']}"
     return f"{row['id']} {'-' if score is None else f'{score:.2f}'}"

@@ -205,7 +205,11 @@ class Session:
             "stepping": generation.stepping,
             "capture_s": round(generation.capture_s, 6),
             "peak_bytes": peaks.row(),
-            "attention": {"reads_packed": bool(cache.reads_packed), "path": str(cache.path)},
+            "attention": {
+                "reads_packed": bool(cache.reads_packed),
+                "path": str(cache.path),
+                "prefill": str(cache.progress.prefill),
+            },
         }
 
     def _row(

@@ -67,7 +67,8 @@ class CsvLogger(Logger):
 
 def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """One flat row of `metrics.json`: dotted keys, hyper-parameters as ``method.residual``, scores as
-    ``scores.needle@2048.score``; lists and tracebacks left out."""
+    ``scores.needle@2048.score``, points as ``scores.efficiency@4096.b8.tpot_s.median``; lists and
+    tracebacks left out."""
     config = metrics["config"]
     row: dict[str, Any] = {
         "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -109,7 +110,9 @@ def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _score(entry: Mapping[str, Any]) -> dict[str, Any]:
     pair = entry["vs_fp16"] or {"diff": None, "stderr": None, "n": None}
-    return {"score": entry["score"], "stderr": entry["stderr"], "n": entry["n"], "vs_fp16": pair}
+    points = dict(entry.get("points") or {})
+    batches = {f"b{batch}": figures for batch, figures in points.pop("batches", {}).items()}
+    return {"score": entry["score"], "stderr": entry["stderr"], "n": entry["n"], "vs_fp16": pair, **points, **batches}
 
 
 def _text(rows: list[dict[str, Any]], columns: list[str], *, header: bool) -> str:

@@ -60,6 +60,9 @@ class WandbLogger(Logger):
             "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"] if row.get("kv_bytes") else None,
             "sample/prompt_tokens": row["prompt_tokens"],
         }
+        for name, value in flatten(measured.get("point") or {}, f"sample/{key}").items():
+            if isinstance(value, (int, float)):
+                history[name.replace(".", "/")] = value
         if not measured["warm_up"] and measured["ttft_s"] is not None:
             history["sample/ttft_s"] = measured["ttft_s"]
         self._start().log({key: value for key, value in history.items() if value is not None})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from kvbench.results.points import points
 from kvbench.results.samples import Row
 
 PARTS = ("codes", "scales", "window", "index")
@@ -41,7 +42,8 @@ def scores(
     Returns:
         key -> ``{score, stderr, n, version, scorer_version, variants, nll, vs_fp16}``. ``variants`` holds the scorer's
         further scores, ``nll`` the mean answer NLL per token (None where no answer was given), ``perplexity`` see
-        :func:`perplexity`, ``vs_fp16`` is None without a baseline.
+        :func:`perplexity`, ``vs_fp16`` is None without a baseline; ``points`` is there for time and memory alone
+        (:func:`kvbench.results.points.points`).
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -61,6 +63,9 @@ def scores(
         nll = _compare(group, baseline, nll_per_token)
         entry["nll"] = nll if nll["n"] else None
         entry["perplexity"] = perplexity(group, nll)
+        measured = points(group, baseline)
+        if measured is not None:
+            entry["points"] = measured
         result[key] = entry
     return result
 

@@ -9,12 +9,14 @@ from typing import Any
 
 from kvbench.results import aggregate
 from kvbench.results.identity import short_name
+from kvbench.results.points import has_points
 
 Metrics = Mapping[str, Any]
 
 
 def best_first(runs: Sequence[Metrics]) -> list[Metrics]:
-    """Highest mean score first, then lowest perplexity; equal ones by the bytes of their cache, then as they came.
+    """Highest mean score first, then lowest perplexity, then highest throughput (dataset=efficiency); equal ones by the
+    bytes of their cache, then as they came.
 
     A run that is not ``ok`` stands behind all others: its mean is over other samples than theirs. Runs that all
     speculate stand by their time per token: what comes out is their target's whatever the draft (a search for gamma).
@@ -29,7 +31,8 @@ def _rank(run: Metrics) -> tuple[bool, int, float, float]:
     score = (run.get("mean") or {}).get("score")
     found = [entry["perplexity"]["ppl"] for entry in run.get("scores", {}).values() if entry.get("perplexity")]
     held = ((run.get("kv_bytes") or {}).get("used") or {}).get("total")
-    kind, value = (0, -score) if score is not None else (1, fmean(found)) if found else (2, 0.0)
+    speed = (run.get("tokens_per_s") or 0.0) if has_points(run) else 0.0
+    kind, value = (0, -score) if score is not None else (1, fmean(found)) if found else (2, -speed)
     return run["status"] != "ok", kind, value, math.inf if held is None else held
 
 

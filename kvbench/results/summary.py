@@ -9,6 +9,7 @@ from typing import Any
 from kvbench.errors import KvbenchError
 from kvbench.results import aggregate
 from kvbench.results.identity import is_baseline, short_name
+from kvbench.results.points import headline
 from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.speculation import speculation, speedup
 from kvbench.results.store import SCHEMA_VERSION, RunStore
@@ -93,6 +94,7 @@ def build(
         "error": errors[-1]["message"] if errors else None,
         "env": dict(environment),
     }
+    metrics |= headline(by_task)
     if metrics["speculation"] and pair:
         metrics["speculation"]["speedup"] = speedup(metrics, pair.metrics())
     return metrics
@@ -134,6 +136,8 @@ def pair_siblings(store: RunStore) -> int:
                 if entry["nll"] and paired[key]["nll"]:
                     entry["nll"]["vs_fp16"] = paired[key]["nll"]["vs_fp16"]
                 entry["perplexity"] = paired[key]["perplexity"]
+                if "points" in paired[key]:
+                    entry["points"] = paired[key]["points"]
             metrics["mean"] = aggregate.overall(metrics["scores"])
             metrics["baseline"] = store.run_id
             if metrics.get("speculation"):

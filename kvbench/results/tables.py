@@ -11,7 +11,6 @@ import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,10 @@ from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from kvbench.results import points_table
+from kvbench.results.cells import Cell, seconds, size
+from kvbench.results.points import has_points
 
 Metrics = Mapping[str, Any]
 
@@ -30,19 +33,6 @@ _LABEL, _GAP = 34, 2
 
 _COSTS = ("KV", "ratio", "peak", "TTFT", "TPOT")
 _DRAFTS = ("accepted", "speed-up")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What stands in one place of a table: `main`, and below it `detail`."""
-
-    main: str
-    detail: str = ""
-
-    @property
-    def width(self) -> int:
-        """Columns of the screen that it takes."""
-        return max(len(self.main), len(self.detail))
 
 
 def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
@@ -106,6 +96,8 @@ def markdown(runs: Sequence[Metrics]) -> str:
 def to_csv(runs: Sequence[Metrics]) -> str:
     """One line per run with plain numbers (bytes, seconds), for a spreadsheet or pandas."""
     runs = [reread(run) for run in runs]
+    if any(map(has_points, runs)):
+        return points_table.to_csv(runs, labels(runs))
     keys = _tasks(runs)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
@@ -136,6 +128,8 @@ def to_csv(runs: Sequence[Metrics]) -> str:
 
 def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
     """Header and cells: a line per run; columns are the run, its tasks, their mean, and what it costs."""
+    if any(map(has_points, runs)):
+        return points_table.grid(runs, labels(runs))
     keys = _tasks(runs)
     # perplexities have no mean
     with_mean = sum(any((run["scores"].get(key) or {}).get("score") is not None for run in runs) for key in keys) > 1
@@ -165,6 +159,9 @@ def labels(runs: Sequence[Metrics]) -> list[str]:
 def notes(runs: Sequence[Metrics]) -> list[str]:
     """What a reader must know beside the numbers."""
     lines = ["± standard error over samples; Δ paired difference to fp16 on the same samples"]
+    if any(map(has_points, runs)):
+        devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
+        return [*points_table.notes(runs), "device: " + ("; ".join(devices) or "unknown")]
     kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
     described = {
         "cpu_live_tensors": "live tensors, weights included, counted on the longest prompt",
@@ -195,24 +192,6 @@ def reread(run: Metrics) -> Metrics:
     except (OSError, ValueError):
         return run
     return content if isinstance(content, dict) and content.get("run_id") == run["run_id"] else run
-
-
-def size(count: float | None) -> str:
-    """Bytes in a unit that leaves three figures."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1000:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:.3g} TiB"
-
-
-def seconds(value: float | None) -> str:
-    """A time in s or ms."""
-    if value is None:
-        return "-"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
 
 
 def _score(entry: Mapping[str, Any] | None) -> Cell:

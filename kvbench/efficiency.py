@@ -1,0 +1,269 @@
+"""Measures time and memory of one point: a prompt length and a batch, through a model and a method's cache.
+
+Shared by ``dataset=efficiency`` and ``python -m kvbench.bench memory | tpot | prefill``. A point is measured in a fixed
+order: short generations for the prefill's time, on a CPU one under the census of live tensors, and a whole generation
+from which everything else comes. Memory that ends is a result: the point's figures then say what was asked for, and the
+process gets its memory back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.prompts import Prompts
+from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.sampling import Sampling
+from kvbench.failures import bytes_asked, is_out_of_memory
+from kvbench.figures import Figures, memory, per_sequence, predicted, times, weight_bytes
+from kvbench.profiling.memory import PhasePeaks, release
+from kvbench.results.samples import MEASURED, Row
+from kvbench.scoring import scored
+from kvbench.tasks.base import Sample
+from kvbench.tasks.filled import filled
+
+if TYPE_CHECKING:
+    from kvbench.methods.base import Method
+    from kvbench.session import Session
+
+#: tokens of the prompt of the generation that warms up
+WARM_PROMPT = 256
+#: new tokens of a generation that is there for its prefill
+SHORT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How points are measured.
+
+    Args:
+        new_tokens: generated for every sequence, exactly.
+        repeats: prefills that are timed.
+        warm_up: tokens generated once, before anything is timed.
+        seed: of the prompts' words, and of draws.
+        graphs, compile, prefill_chunk: as :func:`kvbench.decoding.autoregressive.generate` takes them.
+        temperature, top_p: 0: greedy.
+        census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
+    """
+
+    new_tokens: int
+    repeats: int = 3
+    warm_up: int = 8
+    seed: int = 0
+    graphs: str = "auto"
+    compile: bool = False
+    prefill_chunk: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    census: bool = True
+
+    def sampling(self, batch: int) -> Sampling:
+        """A seed for each row."""
+        return Sampling(self.temperature, self.top_p, [self.seed + row for row in range(batch)])
+
+
+@dataclass
+class Watch:
+    """Observer of one generation: peaks, how far it came, and what the cache held when the first step began."""
+
+    peaks: PhasePeaks
+    cache: Any = None
+    at: str = "search"
+    held: int | None = None
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        if name == "decode" and self.cache is not None:
+            self.held = self.cache.bill().used.total
+        self.at = name
+        self.peaks.phase(name)
+
+
+@dataclass
+class Meter:
+    """Measures points of one model and method.
+
+    Args:
+        model: in evaluation mode, where it is to run.
+        tokenizer: makes the prompts' words.
+        method: its caches are measured.
+        how: settings.
+    """
+
+    model: Any
+    tokenizer: Any
+    method: Method
+    how: How
+    _warm: bool = field(default=False, init=False)
+    _watch: Watch | None = field(default=None, init=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        device: torch.device = self.model.device
+        return device
+
+    def point(self, prompt: int, batch: int) -> Figures:
+        """Figures of one point; ``status`` is ``ok`` or ``oom`` (with ``bytes_asked`` and ``phase``).
+
+        Raises:
+            CacheError: the model did not use the method's cache.
+        """
+        point = {"prompt": prompt, "batch": batch, "new_tokens": self.how.new_tokens}
+        release(self.device)
+        try:
+            self.warm(prompt)
+            return {"status": "ok", **point, **self._measured(prompt, batch)}
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            lost = {"bytes_asked": bytes_asked(error), "message": str(error)[:400]}
+        # the error is gone, and with its traceback what the generation held
+        watch, self._watch = self._watch, None
+        lost["phase"] = watch.at if watch else "search"
+        del watch
+        release(self.device)
+        return {"status": "oom", **point, **lost, "weights": weight_bytes(self.model)}
+
+    def warm(self, prompt: int = WARM_PROMPT) -> None:
+        """Once: a short generation of one sequence, after which nothing is initialised or compiled any more."""
+        if self._warm:
+            return
+        ids, told = self.batch(min(prompt, WARM_PROMPT), 1)
+        self._generate(ids, told, self.how.warm_up, census=False)
+        self._warm = True
+
+    def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
+        """Prompts of exactly `prompt` tokens ``[batch, prompt]``, and what the cache is told about them."""
+        made = filled(self.tokenizer, prompt, batch, self.how.seed)
+        ids = torch.tensor(made.ids, device=self.device)
+        told = Prompts([0] * batch, [prompt] * batch, made.contexts, made.queries, ids, self.tokenizer.decode)
+        return ids, told
+
+    def _measured(self, prompt: int, batch: int) -> Figures:
+        ids, told = self.batch(prompt, batch)
+        prefills, searches = [], []
+        for _ in range(self.how.repeats - 1):
+            generation, cache, _ = self._generate(ids, told, SHORT, graphs="never", census=False)
+            prefills.append(generation.ttft_s)
+            searches.append(cache.search_s)
+            del generation, cache
+            release(self.device)
+        peaks = None
+        if self.how.census and self.device.type == "cpu":
+            peaks = self._generate(ids, told, self.how.new_tokens, census=True)[2].peaks
+            release(self.device)
+        generation, cache, watch = self._generate(ids, told, self.how.new_tokens, census=False)
+        prefills.append(generation.ttft_s)
+        searches.append(cache.search_s)
+        figures = times(generation, prefills, searches, batch, self.how.new_tokens)
+        figures |= memory(self.model, cache, (peaks or watch.peaks).row())
+        figures |= {"path": str(cache.path), "reads_packed": bool(cache.reads_packed)}
+        drafted = bool(generation.rounds)
+        figures["predicted"] = predicted(self.model, figures, prompt, batch, watch.held, drafted)
+        if cache.notes:
+            figures["note"] = cache.notes[0]
+        return figures
+
+    def _generate(
+        self, ids: Tensor, told: Prompts, new_tokens: int, *, graphs: str | None = None, census: bool
+    ) -> tuple[Generation, Any, Watch]:
+        """One generation with a cache of its own, which has room for the whole answer however short this one is."""
+        watch = self._watch = Watch(PhasePeaks(self.device, census=census))
+        with fresh_search(self.method), watch.peaks.run():
+            length = ids.shape[1] + self.how.new_tokens
+            cache = self.method.new_cache(self.model, told, max_length=length)
+            watch.cache = cache
+            generation = generate(
+                self.model,
+                cache,
+                ids,
+                max_new_tokens=new_tokens,
+                sampling=self.how.sampling(ids.shape[0]),
+                prefill_chunk=self.how.prefill_chunk,
+                observer=watch,
+                **step_options(graphs or self.how.graphs, self.how.compile),
+            )
+        watch.cache = self._watch = None
+        return generation, cache, watch
+
+
+def step_options(graphs: str, compile: bool) -> dict[str, Any]:
+    """How steps are run, as far as :func:`generate` can be told."""
+    known = inspect.signature(generate).parameters
+    return {name: value for name, value in (("graphs", graphs), ("compile", compile)) if name in known}
+
+
+@contextmanager
+def fresh_search(method: Any) -> Iterator[None]:
+    """Embeddings that earlier runs have kept stay out of the way: a search is timed with all that it has to do."""
+    name = getattr(method, "encoder", None)
+    if not isinstance(name, str):
+        yield
+        return
+    from kvbench.retrieval.encoders import encoder
+    from kvbench.retrieval.store import EmbeddingStore
+
+    found = encoder(name)
+    kept = getattr(found, "store", None)
+    if kept is None:
+        yield
+        return
+    found.store = EmbeddingStore(None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        found.store = kept  # type: ignore[attr-defined]
+
+
+def point_rows(session: Session, sample: Sample) -> list[Row]:
+    """The row of one point of :class:`kvbench.tasks.efficiency.Efficiency`; the session keeps its meter."""
+    point = sample.meta["point"]
+    if session.meter is None:
+        decoding, runtime = session.config.decoding, session.config.runtime
+        how = How(
+            new_tokens=decoding.max_new_tokens or sample.max_new_tokens,
+            **{key: point[key] for key in ("repeats", "warm_up", "seed")},
+            **{key: getattr(runtime, key) for key in ("graphs", "compile", "prefill_chunk")},
+            temperature=decoding.temperature,
+            top_p=decoding.top_p,
+        )
+        session.meter = Meter(session.loaded.model, session.loaded.tokenizer, session.config.method, how)
+    figures = session.meter.point(point["prompt"], point["batch"])
+    good = figures["status"] == "ok"
+    if point["prompt"] + figures["new_tokens"] > session.loaded.max_length:
+        figures["beyond"] = session.loaded.max_length  # with random weights alone (Efficiency.fits)
+    note = figures.pop("note", None)
+    row = {
+        "id": sample.id,
+        "task": sample.task,
+        "length": sample.length,
+        "prompt_tokens": point["prompt"],
+        "truncated": 0,
+        "prediction": "",
+        "tokens": [],
+        "finish": "length" if good else "oom",
+        "status": figures["status"],
+        **scored(session.task, sample, ""),
+        "nll": None,
+        "kv_bytes": per_sequence(figures) if good else None,
+        MEASURED: {
+            "device": session.device_name,
+            "dtype": session.dtype,
+            "warm_up": False,
+            "batch_rows": point["batch"],
+            "ttft_s": None,  # a mean over points would say nothing: each has its own figures
+            "step_s": [],
+            "decoded": 0,
+            "peak_bytes": figures.get("peak"),
+            "attention": {"reads_packed": figures["reads_packed"], "path": figures["path"]} if good else None,
+            "point": figures,
+        },
+    }
+    return [{**row, "method": note} if note else row]

@@ -1,0 +1,129 @@
+"""Points of time and memory (dataset=efficiency): the figures of each batch of one prompt length, beside fp16's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.results.samples import MEASURED, Row
+
+Figures = dict[str, Any]
+
+#: figures of a point that stand in metrics.json as they were measured
+_KEPT = (
+    "status",
+    "ttft_s",
+    "search_s",
+    "prefill_s",
+    "first_step_s",
+    "tpot_s",
+    "tokens_per_s",
+    "capture_s",
+    "stepping",
+    "path",
+    "weights",
+    "over_used",
+    "over_reserved",
+    "predicted",
+    "bytes_asked",
+    "phase",
+    "beyond",
+)
+
+
+def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
+    """Points of one prompt length, None where the rows are no points.
+
+    Args:
+        group: the rows of one prompt length.
+        baseline: sample id -> row of the fp16 run of the same setting (machine included), or None.
+
+    Returns:
+        ``max_batch``: the largest that fitted (None: not even the smallest); ``oom_batch``: the smallest that did not
+        (None: memory did not end); ``best_batch`` and ``tokens_per_s``: the highest throughput; ``max_batch_vs_fp16``
+        and ``tokens_per_s_vs_fp16``: both to those of fp16, where both runs' memory ended (the throughput: where fp16
+        has points); ``batches``: the figures by batch, of those that did not fit only the smallest.
+    """
+    rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
+    if not rows:
+        return None
+    found = _limits(rows)
+    others = {batch: (baseline or {}).get(row["id"]) for batch, row in rows.items()}
+    length = group[0].get("length")
+    theirs = {
+        row[MEASURED]["batch_rows"]: row
+        for row in (baseline or {}).values()
+        if row.get("length") == length and row.get(MEASURED, {}).get("point")
+    }
+    fp16 = _limits(theirs) if theirs else {"max_batch": None, "oom_batch": None, "tokens_per_s": None}
+    ended = found["oom_batch"] and fp16["oom_batch"]
+    found["max_batch_vs_fp16"] = _ratio(found["max_batch"], fp16["max_batch"]) if ended else None
+    found["tokens_per_s_vs_fp16"] = _ratio(found["tokens_per_s"], fp16["tokens_per_s"])
+    shown = [batch for batch, row in sorted(rows.items()) if row["status"] == "ok" or batch == found["oom_batch"]]
+    found["batches"] = {str(batch): _figures(rows[batch], others[batch]) for batch in shown}
+    return found
+
+
+def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
+    """``(prompt tokens, batch, figures)`` of a run's points, in order."""
+    for key, entry in metrics.get("scores", {}).items():
+        for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
+            yield int(key.rsplit("@", 1)[1]), int(batch), figures
+
+
+def has_points(metrics: Mapping[str, Any]) -> bool:
+    """Whether a run measured points, and nothing else."""
+    entries = list(metrics.get("scores", {}).values())
+    return bool(entries) and all(entry.get("points") for entry in entries)
+
+
+def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
+    """What of the points can stand at the top of `metrics.json`: the best throughput; times where there is one point.
+
+    Returns:
+        Values for the keys ``ttft_s``, ``tpot_s`` and ``tokens_per_s``; empty without points.
+    """
+    found = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
+    if not found:
+        return {}
+    made: Figures = {"tokens_per_s": max(figures["tokens_per_s"] for figures in found)}
+    if len(found) == 1:
+        (one,) = found
+        tpot = one["tpot_s"]
+        made["ttft_s"] = {"median": one["ttft_s"], "n": 1}
+        made["tpot_s"] = {"median": tpot["median"], "p99": tpot["p99"], "first_step": one["first_step_s"], "n": 1}
+    return made
+
+
+def _limits(rows: Mapping[int, Row]) -> Figures:
+    """What memory allowed, and the best throughput, of rows by batch."""
+    good = {batch: row[MEASURED]["point"]["tokens_per_s"] for batch, row in rows.items() if row["status"] == "ok"}
+    best = max(good, key=lambda batch: good[batch]) if good else None
+    return {
+        "max_batch": max(good, default=None),
+        "oom_batch": min((batch for batch, row in rows.items() if row["status"] == "oom"), default=None),
+        "best_batch": best,
+        "tokens_per_s": good[best] if best is not None else None,
+    }
+
+
+def _figures(row: Row, other: Row | None) -> Figures:
+    point = row[MEASURED]["point"]
+    made = {key: point[key] for key in _KEPT if key in point}
+    if row["status"] == "ok":
+        made |= {f"kv_{kind}": point[f"kv_{kind}"]["total"] for kind in ("used", "reserved")}
+        made |= {f"peak_{phase}": point["peak"][phase] for phase in ("prefill", "decode")}
+        made["kv_ratio"] = _ratio(point["kv_fp16"], made["kv_used"])
+        if other is not None and other.get("status") == "ok":
+            theirs = other[MEASURED]["point"]
+            made["vs_fp16"] = {
+                "ttft_s": _ratio(point["ttft_s"], theirs["ttft_s"]),
+                "tpot_s": _ratio(point["tpot_s"]["median"], theirs["tpot_s"]["median"]),
+                "tokens_per_s": _ratio(point["tokens_per_s"], theirs["tokens_per_s"]),
+                "peak_decode": _ratio(point["peak"]["decode"], theirs["peak"]["decode"]),
+            }
+    return made
+
+
+def _ratio(mine: float | None, theirs: float | None) -> float | None:
+    return mine / theirs if mine is not None and theirs else None

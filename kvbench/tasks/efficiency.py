@@ -1,0 +1,169 @@
+"""Time and memory over a grid of prompt lengths and batch sizes: one sample is one point of the grid.
+
+Nothing is answered or scored. A point that does not fit into memory is a result too, and the last one of its prompt
+length: larger batches of that length are not tried. Which point comes next therefore depends on the points before, so
+:meth:`Efficiency.samples` is given the rows that are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.schema import bounded
+from kvbench.tasks.base import Sample
+
+if TYPE_CHECKING:
+    from kvbench.config import RunConfig, RuntimeConfig
+
+#: fewest tokens of a prompt: a few words
+SHORTEST = 16
+#: keys of the runtime group that do not change what is measured, or are said elsewhere
+_ELSEWHERE = ("results_dir", "retry", "batch_size", "seed", "device")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """A grid of points.
+
+    Args:
+        name: of the data set, for the results.
+        prompts: tokens of a prompt.
+        batches: sequences at a time, or ``grow``: 1, 2, 4, ... until memory ends.
+        max_batch: where ``grow`` ends all the same.
+        bisect: once memory has ended, so many batches between the largest that fitted and the smallest that did not.
+        new_tokens: tokens generated for every sequence, exactly: nothing ends an answer.
+        repeats: prefills that are timed for TTFT (the median is reported); the last one goes on to decode.
+        warm_up: tokens generated once, before anything is timed.
+        seed: of the prompts' words.
+    """
+
+    version: ClassVar[int] = 1
+    scorer_version: ClassVar[int] = 1
+
+    name: str = "efficiency"
+    prompts: tuple[int, ...] = bounded((128, 512), minimum=SHORTEST)
+    batches: tuple[int, ...] | Literal["grow"] = bounded((1, 2, 4), minimum=1)
+    max_batch: int = bounded(4096, minimum=1)
+    bisect: int = bounded(0, minimum=0)
+    new_tokens: int = bounded(32, minimum=2)
+    repeats: int = bounded(3, minimum=1)
+    warm_up: int = bounded(8, minimum=2)
+    seed: int = bounded(0, minimum=0)
+
+    def check(self) -> None:
+        """Raise ConfigError for a grid without points."""
+        if not self.prompts:
+            raise ConfigError("dataset.prompts", "[]", "names no prompt length", hint="dataset.prompts=[4096]")
+        if not self.batches:
+            raise ConfigError("dataset.batches", "[]", "names no batch", hint="dataset.batches=[1,2,4], or grow")
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError where the rest of the configuration cannot run this grid."""
+        new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
+        if new < 2:
+            raise ConfigError("decoding.max_new_tokens", new, "leaves no decode step to time", allowed="from 2 on")
+        if config.model.weights != "random" and longest + new > config.model.max_length:
+            room = config.model.max_length - new
+            raise ConfigError(
+                "dataset.prompts",
+                list(self.prompts),
+                f"and {new} new tokens are more than the model takes (model.max_length={config.model.max_length})",
+                allowed=f"at most {room} tokens a prompt" if room >= SHORTEST else "shorter ones, and fewer new tokens",
+                hint="model.weights=random has no such limit: random weights know no positions",
+            )
+        if config.runtime.batch_size != 1:
+            raise ConfigError(
+                "runtime.batch_size",
+                config.runtime.batch_size,
+                "is what dataset=efficiency varies",
+                hint=f"dataset.batches=[{config.runtime.batch_size}]",
+            )
+        if config.decoding.stop:
+            raise ConfigError(
+                "decoding.stop", list(config.decoding.stop), "ends no answer here: exactly new_tokens are generated"
+            )
+
+    def samples(self, rows: Mapping[str, Row] | None = None) -> Iterator[Sample]:
+        """The points that are there or to be measured, given the rows of those that are there.
+
+        With ``grow`` the next point of each prompt length is known only once the one before is measured.
+        """
+        for prompt in dict.fromkeys(self.prompts):
+            for batch in self._batches(prompt, rows or {}):
+                yield self._sample(prompt, batch)
+
+    def identity(self) -> dict[str, Any]:
+        """What a point depends on; the grid is no part of it, so a larger one adds points."""
+        settings = {key: getattr(self, key) for key in ("new_tokens", "repeats", "warm_up", "seed")}
+        return {"target": "efficiency", "version": self.version, **settings}
+
+    @staticmethod
+    def setting(runtime: RuntimeConfig, device: str) -> dict[str, Any]:
+        """What of the machine and the runtime group makes another run: all that changes time or memory."""
+        said = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
+        return {"device": device, **said}
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """Nothing: a point has no prediction."""
+        return {}
+
+    def _batches(self, prompt: int, rows: Mapping[str, Row]) -> list[int]:
+        """Batches of one prompt length, smallest first, as far as they are known."""
+        grow = self.batches == "grow"
+        fits, ends, found = 0, 0, []
+        for batch in doubling(self.max_batch) if isinstance(self.batches, str) else sorted(set(self.batches)):
+            found.append(batch)
+            status = _status(rows, prompt, batch)
+            if status == "oom":
+                ends = batch
+                break
+            if status is None and grow:
+                return found
+            fits = batch
+        for _ in range(self.bisect if ends else 0):
+            batch = (fits + ends) // 2
+            if batch in (fits, ends):
+                break
+            found.append(batch)
+            status = _status(rows, prompt, batch)
+            if status is None:
+                break
+            fits, ends = (fits, batch) if status == "oom" else (batch, ends)
+        return sorted(found)
+
+    def _sample(self, prompt: int, batch: int) -> Sample:
+        settings = {key: getattr(self, key) for key in ("repeats", "warm_up", "seed")}
+        return Sample(
+            id=point_id(prompt, batch),
+            task="efficiency",
+            length=prompt,
+            prompt="",
+            answers=(),
+            max_new_tokens=self.new_tokens,
+            meta={"point": {"prompt": prompt, "batch": batch, **settings}},
+        )
+
+
+def point_id(prompt: int, batch: int) -> str:
+    """Id of a point's sample and row."""
+    return f"efficiency@{prompt}/b{batch}"
+
+
+def doubling(most: int) -> Iterator[int]:
+    """1, 2, 4, ... up to `most`, and `most` itself."""
+    batch = 1
+    while batch < most:
+        yield batch
+        batch *= 2
+    yield most
+
+
+def _status(rows: Mapping[str, Row], prompt: int, batch: int) -> str | None:
+    row = rows.get(point_id(prompt, batch))
+    return None if row is None else str(row["status"])
