@@ -62,6 +62,8 @@ class RuntimeConfig:
         batch_size: prompts a batch.
         seed: of sampling, shuffles and random weights.
         prefill_chunk: tokens per prefill call; None: the whole prompt at once.
+        mlp_chunk: tokens of a long prompt that the feed-forward layers take at a time: bounds what they hold besides;
+            ``auto``: 8192 of a prompt of more than 16384; None: all. Results differ by rounding at most.
         memory_limit_gb: GiB of device memory that the process may take; None: no limit.
         device_map: ``auto`` spreads the model over several devices; None: one device.
         retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
@@ -77,6 +79,7 @@ class RuntimeConfig:
     batch_size: int = bounded(1, minimum=1)
     seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
     prefill_chunk: int | None = bounded(None, minimum=2)
+    mlp_chunk: int | Literal["auto"] | None = bounded("auto", minimum=1)
     memory_limit_gb: float | None = bounded(None, above=0.0)
     device_map: Literal["auto"] | None = None
     retry: Literal["oom"] | None = None

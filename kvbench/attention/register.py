@@ -118,6 +118,7 @@ def stored_prompt(
     scaling: float,
 ) -> Tensor:
     """Attention of prompt tokens to what the method stores of the prompt so far, themselves included."""
+    layer.progress.prefill = "stored"
     layer.place_chunk(keys, values)
     count, outs = query.shape[2], []
     for first in range(0, count, QUERIES):

@@ -31,7 +31,8 @@ class Progress:
         upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
         calibration: file of the method's thresholds and codebooks (KVQuant), or None.
         positions: rotary positions of the columns, where keys are stored before RoPE.
-        prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); empty before.
+        prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
+            what the method stores; empty before.
     """
 
     prompts: Prompts | None = None

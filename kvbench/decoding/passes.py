@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
+from kvbench.decoding.slices import sliced
 from kvbench.errors import CacheError
 
 
@@ -29,10 +30,11 @@ def prefill(
     if chunk < width:
         cache.open_prefill()
     logits = input_ids.new_empty(0)
-    for first in range(0, width, chunk):
-        last = min(first + chunk, width)
-        part = None if mask is None else mask[:, :last]
-        logits = forward(model, cache, input_ids[:, first:last], part, positions[:, first:last])
+    with sliced(model, batch * min(chunk, width)):
+        for first in range(0, width, chunk):
+            last = min(first + chunk, width)
+            part = None if mask is None else mask[:, :last]
+            logits = forward(model, cache, input_ids[:, first:last], part, positions[:, first:last])
     cache.finalize()
     check_cache(cache, width)
     return logits[:, -1]

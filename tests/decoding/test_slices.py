@@ -1,0 +1,105 @@
+"""Feed-forward layers of a long prompt a slice at a time: the same numbers, less memory, and nobody else's modules."""
+
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from kvbench.decoding import generate, slices
+from kvbench.methods import load_method
+from kvbench.profiling.memory import TensorCensus
+from tests import zoo
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was():
+    yield
+    slices.choose("auto")
+
+
+@pytest.mark.parametrize("lengths", [[231], [120, 231]])
+def test_slices_change_no_number_on_a_cpu(lengths):
+    model, method = zoo.model("llama"), load_method("kivi", residual=64)
+    ids, mask = zoo.padded_batch(lengths)
+    found = []
+    for size in (None, 64):
+        slices.choose(size)
+        cache = method.new_cache(model)
+        found.append(generate(model, cache, ids, mask, max_new_tokens=6, answer_ids=[[5, 9]] * len(lengths)))
+    assert found[0].tokens == found[1].tokens
+    for a, b in zip(found[0].answer_nll, found[1].answer_nll, strict=True):
+        assert a[0] == pytest.approx(b[0], rel=1e-6)
+
+
+def test_modules_are_sliced_and_given_back():
+    torch.manual_seed(0)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=32, **size)).eval()
+    mlp, seen = model.gpt_neox.layers[0].mlp, []
+    mlp.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
+    mlp.dense_h_to_4h.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape))
+    x = torch.randn(2, 50, 32)
+    whole, own = mlp(x), mlp.forward
+    mlp.forward = outer = lambda hidden: own(hidden)  # as accelerate's hooks do
+    slices.choose(16)
+    seen.clear()
+    with slices.sliced(model, 100) as count:
+        assert count == 2
+        torch.testing.assert_close(mlp(x), whole)
+        assert torch.equal(mlp(x[:, :8]), mlp.forward(x[:, :8]))  # short enough: in one piece
+    assert seen[0] == (2, 50, 32)
+    assert [tuple(shape) for shape in seen[1:8]] == [(2, 8, 32)] * 6 + [(2, 2, 32)]
+    assert mlp.forward is outer
+    assert "forward" not in model.gpt_neox.layers[1].mlp.__dict__
+    with slices.sliced(model, 16) as count:
+        assert count == 0
+    slices.choose("auto")
+    with slices.sliced(model, slices.LONG) as count:
+        assert count == 0
+    with slices.sliced(model, slices.LONG + 1) as count:
+        assert count == 2
+
+
+def test_experts_and_what_is_unknown_are_left_alone():
+    class Odd(torch.nn.Module):
+        def __init__(self, **parts):
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+    linear = torch.nn.Linear(4, 4)
+    assert slices.plain(Odd(up_proj=linear, act=torch.nn.SiLU(), dropout=torch.nn.Dropout(0.1)))
+    assert not slices.plain(Odd(experts=torch.nn.ModuleList([linear])))
+    assert not slices.plain(Odd(gate=Odd(router=linear)))
+    assert not slices.plain(Odd(conv=torch.nn.Conv1d(4, 4, 3)))  # its tokens see each other
+    assert not slices.plain(Odd(norm=torch.nn.LayerNorm(4)))
+
+
+def test_a_long_prefill_holds_a_slice_of_the_intermediate_size():
+    tokens, hidden, inner = 1024, 32, 512
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 32, (1, tokens))
+    peaks = {}
+    for size in (None, 64):
+        slices.choose(size)
+        cache = load_method("fp16").new_cache(model, max_length=tokens + 2)
+        with TensorCensus() as census:
+
+            class Look:
+                def phase(self, name):
+                    census.phase(name)
+
+            before = census.current
+            generate(model, cache, ids, max_new_tokens=1, observer=Look())
+        peaks[size] = census.peaks["prefill"] - before
+    one = tokens * inner * 4
+    assert peaks[None] > 3 * one
+    assert peaks[64] < one
