@@ -61,7 +61,8 @@ def join(module: nn.Module, names: Sequence[str]) -> list[Callable[[], None]]:
     sensible while compiling, then.
     """
     found = [getattr(module, name, None) for name in names]
-    linears = [one for one in found if isinstance(one, nn.Linear) and type(one) is nn.Linear and one.bias is None]
+    # a subclass may do something else
+    linears: list[nn.Linear] = [one for one in found if type(one) is nn.Linear and one.bias is None]  # type: ignore[misc]
     if len(linears) < len(names):
         return []
     if len({(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}) > 1:
