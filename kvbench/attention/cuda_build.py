@@ -149,11 +149,16 @@ class Kernel:
     """
 
     def __init__(self, made: Build, device: int) -> None:
-        from cuda.bindings import driver
-
         self.made = made
         major, minor = torch.cuda.get_device_capability(device)
         binary = compiled(made.macros() + source(), f"sm_{major}{minor}")
+        with torch.cuda.device(device):  # a module belongs to the context that is current when it is loaded
+            self._load(binary, device)
+
+    def _load(self, binary: bytes, device: int) -> None:
+        from cuda.bindings import driver
+
+        made = self.made
         self.module = ask(driver.cuModuleLoadData(binary))
         self.function = ask(driver.cuModuleGetFunction(self.module, b"decode"))
         attribute = driver.CUfunction_attribute
