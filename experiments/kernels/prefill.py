@@ -1,0 +1,160 @@
+"""``python -m experiments.kernels.prefill``: what a long prompt's time goes to in one layer, by choice, on this GPU.
+
+Causal SDPA by each back end of torch (and by the order that kvbench gives it, and torch's own), with the time of the
+first call, in which cuDNN plans; the feed-forward layer whole and in slices; peaks of both beside their inputs. Some
+15 s for both models at 32k and 128k tokens. Writes results/<device>/prefill_layer.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kvbench.attention import prefill
+from kvbench.bench.shapes import MODELS, Model, tokens
+from kvbench.decoding import slices
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+#: hidden and intermediate size of the models of :data:`kvbench.bench.shapes.MODELS`
+SIZES = {"7b": (4096, 11008), "8b": (4096, 14336), "tiny": (384, 1024)}
+
+
+class Attention(nn.Module):
+    """What transformers' SDPA asks of an attention module."""
+
+    is_causal = True
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.num_key_value_groups = model.query_heads // model.heads
+
+
+class Mlp(nn.Module):
+    """A gated feed-forward layer, as Llama's."""
+
+    def __init__(self, hidden: int, inner: int, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        make: dict[str, Any] = {"bias": False, "device": device, "dtype": dtype}
+        self.gate_proj, self.up_proj = nn.Linear(hidden, inner, **make), nn.Linear(hidden, inner, **make)
+        self.down_proj = nn.Linear(inner, hidden, **make)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """Something that has a module named ``mlp``."""
+
+    def __init__(self, mlp: Mlp) -> None:
+        super().__init__()
+        self.mlp = mlp
+
+
+def measure(call: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
+    """Milliseconds of the first call and the best of the others, and peak GiB beside what was there."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    times = []
+    for _ in range(repeats + 1):
+        wait()
+        started = time.perf_counter()
+        call()
+        wait()
+        times.append(1e3 * (time.perf_counter() - started))
+    peak = torch.cuda.max_memory_allocated() - before if device.type == "cuda" else 0
+    return {"first_ms": round(times[0], 3), "ms": round(min(times[1:]), 3), "peak_gib": round(peak / 2**30, 3)}
+
+
+@contextmanager
+def chosen(backend: prefill.Backend) -> Iterator[None]:
+    """Within it kvbench leaves the order of the back ends to torch (``stock``), or not (``auto``)."""
+    prefill.choose(backend)
+    try:
+        yield
+    finally:
+        prefill.choose("auto")
+
+
+def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """Causal attention of `count` tokens to themselves; None for a back end that refuses."""
+    module = Attention(model)
+    # as projections leave them: heads beside channels
+    q, k, v = (
+        torch.randn(1, count, heads, model.channels, device=device, dtype=dtype).transpose(1, 2)
+        for heads in (model.query_heads, model.heads, model.heads)
+    )
+    found: dict[str, Any] = {}
+    work = 2 * count**2 * model.query_heads * model.channels  # of the lower triangle: two products
+    contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "auto": lambda: chosen("auto"),
+        "stock": lambda: chosen("stock"),
+        **{name: (lambda backend=backend: sdpa_kernel([backend])) for name, backend in BACKENDS.items()},  # type: ignore[misc]
+    }
+    for name, context in contexts.items():
+        inside = chosen("stock") if name in BACKENDS else nullcontext()
+        try:
+            with context(), inside:
+                with prefill.order(q, k, v, None) as served:
+                    found[name] = measure(lambda: prefill.attend(module, q, k, v, None, None, {}), device, repeats)
+                found[name] |= {"served": served, "tflops": round(work / found[name]["ms"] / 1e9, 1)}
+        except RuntimeError as error:
+            found[name] = {"refused": str(error).splitlines()[0]}
+    return found
+
+
+def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
+    """The feed-forward layer of one model on `count` tokens: whole, and in slices of several sizes."""
+    hidden, inner = SIZES[name]
+    block = Block(Mlp(hidden, inner, device, dtype))
+    x = torch.randn(1, count, hidden, device=device, dtype=dtype)
+    found = {}
+    for size in (None, 4096, slices.SLICE, 16384):
+        slices.choose(size)
+        with slices.sliced(block, count):  # type: ignore[arg-type]
+            found["whole" if size is None else str(size)] = measure(lambda: block.mlp(x), device, repeats)
+    slices.choose("auto")
+    return found
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
+    parser.add_argument("--contexts", nargs="+", type=tokens, default=[tokens("32k"), tokens("128k")])
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("results/h200/prefill_layer.json"))
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16
+    rows = []
+    for name in options.models:
+        for count in options.contexts:
+            row = {
+                "model": name,
+                "tokens": count,
+                "attention": attention(MODELS[name], count, device, dtype, options.repeats),
+                "mlp": feed_forward(name, count, device, dtype, options.repeats),
+            }
+            rows.append(row)
+            for part in ("attention", "mlp"):
+                for how, figures in row[part].items():  # type: ignore[union-attr]
+                    print(f"{name} {count:>7} {part:<10}{how:<7} {figures}", flush=True)
+    device_name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    found = {"device": device_name, "torch": torch.__version__, "dtype": "bfloat16", "rows": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
