@@ -1,1 +1,1 @@
-"""Benchmarks of the kernels alone: ``python -m kvbench.bench kernel | quantize`` (torch and triton, no Hydra)."""
+"""Benchmarks of the kernels alone and predictions: ``python -m kvbench.bench`` (torch and triton, no Hydra)."""

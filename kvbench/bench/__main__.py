@@ -1,27 +1,20 @@
-"""``python -m kvbench.bench kernel | quantize``."""
+"""``python -m kvbench.bench kernel | quantize | predict``; only `predict` needs no GPU, nor torch."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from kvbench.bench import shapes
-from kvbench.bench.shapes import FORMATS, MODELS
-
-SINGLE = [name for name, layer in FORMATS.items() if layer.single]
-
-
-def tokens(text: str) -> int:
-    """:func:`kvbench.bench.shapes.tokens`, refused in its words."""
-    try:
-        return shapes.tokens(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+from kvbench.bench import predict
+from kvbench.bench.choices import number, tokens
 
 
 def point(text: str) -> str:
     """`text`, if it is a point (:func:`kvbench.bench.shapes.point`)."""
+    from kvbench.bench import shapes
+
     try:
         shapes.point(text)
     except ValueError as error:
@@ -29,19 +22,23 @@ def point(text: str) -> str:
     return text
 
 
-def number(text: str) -> int:
-    """A number from 1 on."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(measuring: bool = True) -> argparse.ArgumentParser:
+    """The command line; without the commands that measure it needs no torch."""
     top = argparse.ArgumentParser(
-        prog="python -m kvbench.bench", description="Times kvbench's kernels on this GPU; one layer, whole operations."
+        prog="python -m kvbench.bench",
+        description="Times kvbench's kernels on this GPU, or predicts times and memory on any.",
     )
     commands = top.add_subparsers(dest="command", required=True)
+    predict.add_parser(commands)
+    if measuring:
+        measured(commands)
+    return top
+
+
+def measured(commands: Any) -> None:
+    """The commands that measure, whose choices come with torch."""
+    from kvbench.bench.shapes import FORMATS, MODELS
+
     kernel = commands.add_parser("kernel", help="decode attention over packed keys and values")
     kernel.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"], help="shapes of heads")
     kernel.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
@@ -75,14 +72,16 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--name", help="name of the JSON file (default: the command)")
         command.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
         command.add_argument("--seconds", type=float, default=0.25, help="measuring time of a figure")
-    return top
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a benchmark; the exit status is 1 where a row failed."""
-    args = parser().parse_args(argv)
-    args.argv = sys.argv[1:] if argv is None else argv
+    given = sys.argv[1:] if argv is None else argv
+    args = parser(measuring=given[:1] != ["predict"]).parse_args(given)
+    args.argv = given
     args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
+    if args.command == "predict":
+        return predict.run(args)
     import torch
 
     if not torch.cuda.is_available():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import pairwise
 
 from kvbench.attention.phases import Format, pairs_of_row
+from kvbench.bench.choices import token_count as tokens
 
 FULL = Format("full", 16)
 
@@ -101,14 +101,6 @@ class Point:
 
     def __str__(self) -> str:
         return f"{self.model} B{self.batch} {short(self.context)} q{self.q_len}"
-
-
-def tokens(text: str) -> int:
-    """``"32k"`` -> 32768, ``"4096"`` -> 4096."""
-    found = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
-    if not found or not int(found[1]):
-        raise ValueError(f"{text!r} is no number of tokens; for example 4k, 32k, 131072")
-    return int(found[1]) * (1024 if found[2] else 1)
 
 
 def short(count: int) -> str:

@@ -1,0 +1,113 @@
+"""What is typed on the bench's command line, read and refused in words. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench.confdir import options
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method
+from kvbench.methods.load import load_method
+from kvbench.models.spec import local_folder
+from kvbench.profiling.roofline import Shape
+
+
+def token_count(text: str) -> int:
+    """``"32k"`` -> 32768, ``"4096"`` -> 4096.
+
+    Raises:
+        ValueError: it is no number of tokens.
+    """
+    found = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
+    if not found or not int(found[1]):
+        raise ValueError(f"{text!r} is no number of tokens; for example 4k, 32k, 131072")
+    return int(found[1]) * (1024 if found[2] else 1)
+
+
+def tokens(text: str) -> int:
+    """:func:`token_count`, refused in its words."""
+    try:
+        return token_count(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def number(text: str) -> int:
+    """A number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; give a number from 0 to 1")
+    return value
+
+
+def shape_of(name: str) -> Shape:
+    """The shape of a model: a name of conf/model, a YAML like those, or a folder with a config.json.
+
+    Raises:
+        ConfigError: there is none, or it does not say its architecture.
+    """
+    known = options("model")
+    path = known.get(name) or Path(name).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        raise ConfigError("model", name, "no such model", allowed=known)
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    if path.name == "config.json":
+        return Shape.of(data)
+    if data.get("architecture"):
+        return Shape.of(data["architecture"])
+    folder = local_folder(data.get("path"))
+    if folder is None or not (folder / "config.json").is_file():
+        raise ConfigError(
+            "model.architecture", None, f"is not given in {path}", hint="--model FOLDER with a config.json"
+        )
+    return Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+
+
+def method_of(text: str) -> Method:
+    """``"kivi:int4:residual=64"`` -> the method; values are YAML, ``10/30/60`` is a list.
+
+    Raises:
+        ConfigError: a name, key or value that is not there.
+    """
+    name, *rest = text.split(":")
+    fields: dict[str, Any] = {}
+    quantizer = None
+    for part in rest:
+        key, given, value = part.partition("=")
+        if given:
+            values = [yaml.safe_load(v) for v in value.split("/")]
+            fields[key] = values if len(values) > 1 else values[0]
+        elif quantizer is None:
+            quantizer = part
+        else:
+            raise ConfigError("methods", text, f"has two quantizers, {quantizer} and {part}", hint=f"{name}:{part}")
+    return load_method(name, quantizer=quantizer, **fields)

@@ -1,0 +1,282 @@
+"""``python -m kvbench.bench predict``: what physics allows, by model, method, context, batch and GPU; needs no GPU.
+
+Bytes are exact (:mod:`kvbench.methods.bytes`), times are a roofline's (:mod:`kvbench.profiling.roofline`): launches,
+the search of a Cocktail and the dequantization of a kernel are not in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvbench.bench.choices import method_of, number, positive, shape_of, share, tokens
+from kvbench.bench.table import table
+from kvbench.errors import ConfigError, KvbenchError
+from kvbench.methods.base import Method
+from kvbench.methods.byte_parts import KVBytes, View
+from kvbench.methods.bytes import kv_bytes
+from kvbench.methods.load import load_method
+from kvbench.profiling.gpus import GPUS, Gpu, gpu_named, own_gpu
+from kvbench.profiling.intensity import accepted
+from kvbench.profiling.roofline import Prediction, Shape, max_batch, predict
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line; times in s, memory in bytes. `tpot_s` of a speculative method is of a token that a round yields."""
+
+    model: str
+    gpu: str
+    method: str
+    batch: int
+    context: int
+    new_tokens: int
+    ttft_s: float
+    tpot_s: float
+    over_fp16: float
+    tokens_per_s: float
+    bound: str
+    prefill_bound: str
+    kv_share: float
+    weight_bytes: int
+    kv_bytes: int
+    kv_bytes_per_step: int
+    kv_of_fp16: float
+    decode_peak_bytes: int
+    prefill_peak_bytes: int
+    fits: bool
+    max_batch: int
+    draft_s: float | None = None
+    verify_s: float | None = None
+
+
+def add_parser(commands: Any) -> None:
+    """The subcommand's options."""
+    add = commands.add_parser(
+        "predict", help="TTFT, TPOT, memory and the largest batch by a roofline; needs no GPU", description=__doc__
+    ).add_argument
+    add(
+        "--model",
+        nargs="+",
+        default=["llama2-7b"],
+        help="names of conf/model, a model YAML, or folders with config.json",
+    )
+    add(
+        "--methods",
+        nargs="+",
+        default=["fp16", "kivi:int4", "kivi:int2"],
+        metavar="METHOD[:QUANTIZER][:KEY=VALUE]",
+        help="such as fp16 kivi:int4 kivi:int4:residual=64 cocktail:split=10/30/60 quantspec:draft_weights=int4",
+    )
+    add("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N", help="tokens of a prompt")
+    add("--batches", nargs="+", type=number, default=[1], metavar="B")
+    add("--gpu", nargs="+", default=["h200"], help=", ".join(GPUS))
+    add(
+        "--bandwidth-TBs", type=positive, help="a GPU of your own: TB/s that it reaches (with --tflops and --memory-gb)"
+    )
+    add("--tflops", type=positive, help="of it: bf16 TFLOP/s that a large matmul reaches")
+    add("--memory-gb", type=positive, help="of it: GiB; alone: the memory of the GPUs named")
+    add(
+        "--new-tokens",
+        type=number,
+        default=1,
+        help="tokens to generate: TPOT is of the middle, tok/s has the prefill in it",
+    )
+    add("--weight-bits", type=int, choices=[4, 8, 16], default=16, help="of linear layers and lm_head")
+    add("--weight-group", type=number, default=128, help="weights that share scale and minimum, below 16 bits")
+    add("--acceptance", type=share, default=0.9, help="probability that a drafted token is accepted (quantspec)")
+    add("--overhead-us", type=float, default=0.0, help="time of a layer beside its bytes and FLOPs; 0: pure roofline")
+    add("--prefill-chunk", type=tokens, help="tokens of a prompt whose activations live at once; default: all")
+    add("--out", type=Path, help="folder for a JSON file with all figures (default: none)")
+    add("--name", help="name of the JSON file (default: predict)")
+
+
+def gpus_of(args: argparse.Namespace) -> list[Gpu]:
+    """The GPUs asked for.
+
+    Raises:
+        ConfigError: an unknown one, or numbers of an own one that do not suffice.
+    """
+    own = args.bandwidth_TBs, args.tflops
+    if all(own):
+        if args.memory_gb is None:
+            raise ConfigError(
+                "--memory-gb", None, "is missing beside --bandwidth-TBs and --tflops", hint="--memory-gb 80"
+            )
+        return [own_gpu(args.bandwidth_TBs, args.tflops, args.memory_gb)]
+    if any(own):
+        missing = "--tflops" if args.bandwidth_TBs else "--bandwidth-TBs"
+        raise ConfigError(missing, None, "is missing: a GPU of your own has both rates", hint=f"{missing} 2.0")
+    found = [gpu_named(name) for name in args.gpu]
+    return [replace(gpu, memory_gib=args.memory_gb) for gpu in found] if args.memory_gb else found
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, method, context and GPU; see :func:`add_parser` for the rest."""
+
+    shape: Shape
+    method: Method
+    batch: int
+    context: int
+    gpu: Gpu
+    args: argparse.Namespace
+
+    def kv(self, view: View, at: int) -> KVBytes:
+        """Bytes of one sequence of `at` tokens."""
+        s = self.shape
+        return kv_bytes(
+            self.method,
+            at,
+            layers=s.layers,
+            query_heads=s.query_heads,
+            heads=s.heads,
+            channels=s.channels,
+            prompt=self.context,
+            view=view,
+        )
+
+    @property
+    def last(self) -> int:
+        """Tokens at the end of the generation."""
+        return self.context + self.args.new_tokens - 1
+
+    def step(self, view: View, weights: int, q_len: int = 1) -> Prediction:
+        """A step in the middle of the generation: what `view` reads, with what the cache holds at the end."""
+        middle = self.context + (self.args.new_tokens - 1) // 2
+        read = self.kv(view, middle)
+        # where nothing is packed, tokens may be evicted; else all are there
+        seen = middle if read.codes else read.window / self.shape.kv_bytes(1)
+        return predict(
+            self.shape,
+            self.batch * read.total,
+            weights,
+            self.batch,
+            self.context,
+            self.gpu,
+            kv_stored_bytes=self.batch * self.kv("all", self.last).total,
+            attended=seen,
+            q_len=q_len,
+            overhead_s_per_layer=self.args.overhead_us * 1e-6,
+            prefill_chunk=self.args.prefill_chunk,
+        )
+
+    def row(self, model: str, label: str, fp16_s: float | None) -> Row:
+        """The figures; `fp16_s` is the TPOT of full precision, None: this is it."""
+        args, shape = self.args, self.shape
+        weights = shape.weight_bytes(args.weight_bits, args.weight_group if args.weight_bits < 16 else None)
+        plan, extra, draft_s, verify_s = self.method.speculation, 0, None, None
+        if plan is None:
+            plain = self.step("all", weights)
+            tpot = plain.tpot_s
+        else:
+            light, extra = draft_weights(shape, weights, plan.weights)
+            plain = self.step("target", weights, plan.gamma + 1)
+            verify_s, draft_s = plain.tpot_s, self.step("draft", light).tpot_s
+            tpot = (plan.gamma * draft_s + verify_s) / accepted(args.acceptance, plan.gamma)
+        held = self.kv("all", self.last).total
+        most = max_batch(shape, held, weights + extra, self.context, self.gpu, prefill_chunk=args.prefill_chunk)
+        whole = replace(plain, tpot_s=tpot)
+        return Row(
+            model=model,
+            gpu=self.gpu.name,
+            method=label,
+            batch=self.batch,
+            context=self.context,
+            new_tokens=args.new_tokens,
+            ttft_s=plain.ttft_s,
+            tpot_s=tpot,
+            over_fp16=1.0 if fp16_s is None else fp16_s / tpot,
+            tokens_per_s=whole.throughput(self.batch, args.new_tokens) if args.new_tokens > 1 else self.batch / tpot,
+            bound=plain.bound,
+            prefill_bound=plain.prefill_bound,
+            kv_share=plain.kv_share,
+            weight_bytes=weights + extra,
+            kv_bytes=self.batch * held,
+            kv_bytes_per_step=self.batch * self.kv("all" if plan is None else "target", self.context).total,
+            kv_of_fp16=held / shape.kv_bytes(self.last),
+            decode_peak_bytes=plain.decode_peak_bytes + extra,
+            prefill_peak_bytes=plain.prefill_peak_bytes + extra,
+            fits=self.batch <= most,
+            max_batch=most,
+            draft_s=draft_s,
+            verify_s=verify_s,
+        )
+
+
+def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
+    """Bytes of all weights that a draft reads, and what of these is held beside the target's.
+
+    Args:
+        weights: bytes of the target's.
+        which: ``same``, ``int4`` (feed-forward layers) or ``int4_all`` (all linear layers of the decoder), in groups of
+            128 with 4 bytes each (:mod:`kvbench.models.int4`).
+    """
+    if which == "same":
+        return weights, 0
+    part = 3 * shape.hidden * shape.intermediate * shape.layers if which == "int4" else shape.linear_elements
+    light = part // 2 + 4 * part // 128
+    linear = shape.linear_elements + (0 if shape.tied else shape.head_elements)
+    exact = weights - 2 * (shape.other_elements + shape.head_elements)
+    return weights - round(exact * part / linear) + light, light
+
+
+def rows(args: argparse.Namespace) -> list[Row]:
+    """All lines asked for."""
+    gpus, methods = gpus_of(args), {text: method_of(text) for text in args.methods}
+    shapes = {name: shape_of(name) for name in args.model}
+    for method in methods.values():
+        for shape in shapes.values():
+            method.check(shape.channels)
+    found, exact = [], load_method("fp16")
+    for name, shape in shapes.items():
+        for gpu in gpus:
+            for context in args.contexts:
+                for batch in args.batches:
+                    base = Case(shape, exact, batch, context, gpu, args).row(name, "fp16", None)
+                    for text, method in methods.items():
+                        found.append(Case(shape, method, batch, context, gpu, args).row(name, text, base.tpot_s))
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table, write the JSON; 2 where something asked for does not exist."""
+    try:
+        found = rows(args)
+    except KvbenchError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(shown(found, args))
+    if args.out is not None:
+        path = args.out / f"{args.name or 'predict'}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
+        content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in found]}
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        print(f"\n{path}")
+    return 0
+
+
+def shown(found: list[Row], args: argparse.Namespace) -> str:
+    """The table and what its columns are."""
+    head = ["model", "gpu", "method", "B", "prompt", "TTFT s", "TPOT ms", "x fp16", "tok/s", "bound", "KV time %"]
+    head += ["KV GiB", "KV %", "prefill GiB", "decode GiB", "fits", "max B"]
+    lines = []
+    for row in found:
+        memory = (row.kv_bytes, row.prefill_peak_bytes, row.decode_peak_bytes)
+        kv, prefill, decode = (size / 2**30 for size in memory)
+        time = (row.ttft_s, 1e3 * row.tpot_s, row.over_fp16, row.tokens_per_s)
+        name = (row.model, row.gpu, row.method, row.batch, row.context)
+        held = (kv, 100 * row.kv_of_fp16, prefill, decode, "yes" if row.fits else "no", row.max_batch)
+        lines.append((*name, *time, row.bound, 100 * row.kv_share, *held))
+    notes = ["A roofline: no step can be faster. KV % is of fp16; max B: largest batch whose prompts are read at once."]
+    if any(row.draft_s is not None for row in found):
+        notes.append(
+            "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "
+            f"{args.acceptance:g} for each token; KV time % and bound are of the verification."
+        )
+    return "\n".join([table(head, lines), "", *notes])

@@ -1,0 +1,165 @@
+"""Predictions on the command line: figures against hand computation, torch left out, what is refused."""
+
+import json
+import subprocess
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+
+from kvbench.bench import __main__ as command
+from kvbench.bench.choices import method_of, shape_of, share
+from kvbench.bench.predict import draft_weights
+from kvbench.profiling.intensity import speed_up
+from kvbench.profiling.roofline import Shape
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def predicted(tmp_path, *arguments):
+    """Rows of the JSON file by method."""
+    assert command.main(["predict", *arguments, "--out", str(tmp_path)]) == 0
+    content = json.loads((tmp_path / "predict.json").read_text())
+    assert content["argv"][0] == "predict"
+    return {row["method"]: row for row in content["rows"]}
+
+
+def test_neither_torch_nor_a_gpu_is_needed(tmp_path):
+    code = (
+        "import sys\nfor name in ('torch', 'transformers', 'hydra', 'omegaconf'): sys.modules[name] = None\n"
+        "from kvbench.bench.__main__ import main\n"
+        "raise SystemExit(main(sys.argv[1:]))"
+    )
+    asked = ["predict", "--model", "llama2-7b", "--methods", "fp16", "kivi:int4", "quantspec", "--gpu", "h200", "l40s"]
+    done = subprocess.run([sys.executable, "-c", code, *asked], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.startswith("llama2-7b")]) == 2 * 3 * 3
+    assert any(
+        line.split()[:7] == ["llama2-7b", "h200", "fp16", "1", "32768", "0.98", "6.48"]
+        for line in done.stdout.splitlines()
+    )
+
+
+def test_figures_by_hand(tmp_path, capsys):
+    rows = predicted(tmp_path, "--methods", "fp16", "kivi:int4", "cocktail:split=10/30/60", "--contexts", "32k")
+    n, weights = 32768, 2 * 6738415616
+    read = weights - 2 * 32000 * 4096
+    fp16, kivi, cocktail = rows["fp16"], rows["kivi:int4"], rows["cocktail:split=10/30/60"]
+    assert fp16["kv_bytes"] == 2 * 32 * 4096 * n * 2 and fp16["weight_bytes"] == weights
+    assert fp16["tpot_s"] == pytest.approx((read + fp16["kv_bytes"]) / 4.69e12)
+    assert (fp16["over_fp16"], fp16["kv_of_fp16"]) == (1, 1)
+    # keys: no remainder of 128 exact; values: the newest 128; 5 bits an element with groups of 32
+    assert kivi["kv_bytes"] == 32 * 4096 * (n * 5 // 8 + (n - 128) * 5 // 8 + 128 * 2)
+    assert kivi["over_fp16"] == pytest.approx((read + fp16["kv_bytes"]) / (read + kivi["kv_bytes"]))
+    two, four, exact = 32 * 614, 32 * 308, 32 * 102  # chunks of 32 tokens by rank: 102 in FP16, 410 - 102 in INT4
+    per_element = two * (3 + 2.5) / 8 + four * (5 + 4.5) / 8 + exact * 4  # keys G 32, values G 64
+    assert cocktail["kv_bytes"] == 32 * 4096 * per_element
+    said = capsys.readouterr().out
+    assert "A roofline" in said and "Speculation" not in said
+
+
+def test_speculation_is_drafts_and_a_verification(tmp_path, capsys):
+    rows = predicted(tmp_path, "--methods", "quantspec:gamma=4:draft_weights=int4_all", "--contexts", "32k")
+    (row,) = rows.values()
+    fp16 = predicted(tmp_path, "--methods", "fp16", "--contexts", "32k")["fp16"]
+    assert row["draft_s"] < row["verify_s"] < fp16["tpot_s"]
+    assert row["over_fp16"] == pytest.approx(speed_up(0.9, 4, fp16["tpot_s"], row["draft_s"], row["verify_s"]))
+    # lm_head stays in 16 bits, so a little above what drafts with 4 bits throughout and no exact tokens would take
+    assert 1.72e-3 < row["draft_s"] < 1.72e-3 * 1.08 and row["verify_s"] == pytest.approx(4.71e-3, rel=0.01)
+    assert row["weight_bytes"] - fp16["weight_bytes"] == 32 * (4 * 4096**2 + 3 * 4096 * 11008) * 4.25 / 8
+    assert row["decode_peak_bytes"] > row["weight_bytes"] + row["kv_bytes"]
+    assert "acceptance of 0.9" in capsys.readouterr().out
+
+
+def test_weights_of_drafts():
+    shape = Shape(hidden=256, intermediate=512, layers=2, query_heads=4, heads=2, channels=64, vocabulary=128)
+    whole, feed_forward = shape.weight_bytes(), 2 * 3 * 256 * 512
+    assert draft_weights(shape, whole, "same") == (whole, 0)
+    light = feed_forward * 4.25 / 8
+    assert draft_weights(shape, whole, "int4") == (whole - 2 * feed_forward + light, light)
+    assert draft_weights(shape, whole, "int4_all")[1] == shape.linear_elements * 4.25 / 8
+
+
+def test_throughput_of_a_generation_and_the_largest_batch(tmp_path):
+    """LogQuant's setting (sec. 4.4): an 8B model in 48 GB, prompts of 512 and 2,000 new tokens."""
+    asked = ["--model", "llama3-8b-instruct", "--contexts", "512", "--new-tokens", "2000", "--memory-gb", "48"]
+    first = predicted(tmp_path, *asked, "--methods", "fp16", "logquant")
+    exact, packed = first["fp16"], first["logquant"]
+    assert exact["kv_bytes"] == 2 * 32 * 1024 * 2511 * 2
+    room = 47 * 2**30 - 2 * 8030261248
+    logits, alive = 6 * 128256, 2 * 512 * (3 * 14336 + 4 * 4096)
+    assert exact["max_batch"] == int(room // (exact["kv_bytes"] + max(logits, alive)))
+    assert packed["max_batch"] > 3 * exact["max_batch"]
+    step = 2 * (8030261248 - 128256 * 4096) + 2 * 32 * 1024 * 1511 * 2
+    assert exact["tpot_s"] == pytest.approx(step / 4.69e12)
+    assert exact["tokens_per_s"] == pytest.approx(2000 / (exact["ttft_s"] + 1999 * exact["tpot_s"]))
+
+
+def test_evicted_tokens_are_not_attended(tmp_path):
+    """64 queries over 128k tokens each take 6 ms of FLOPs if they see them all, and next to nothing if they see 64."""
+    rows = predicted(tmp_path, "--methods", "snapkv:budget=64", "--contexts", "128k", "--batches", "64")
+    assert rows["snapkv:budget=64"]["kv_share"] < 0.2
+
+
+def test_a_gpu_of_ones_own(tmp_path):
+    own = ["--bandwidth-TBs", "2", "--tflops", "100", "--memory-gb", "24"]
+    row = predicted(tmp_path, *own, "--methods", "fp16", "--contexts", "4k", "--overhead-us", "10")["fp16"]
+    assert row["gpu"] == "own" and row["fits"] and row["max_batch"] == 4
+    read = 2 * (6738415616 - 32000 * 4096)
+    assert row["tpot_s"] == pytest.approx((read + row["kv_bytes"]) / 2e12 + 32e-5)
+
+
+def test_shapes_by_name_file_and_folder(tmp_path):
+    tiny = shape_of("tiny")
+    assert (tiny.layers, tiny.tied, tiny.channels) == (8, True, 64)
+    (tmp_path / "config.json").write_text(json.dumps({**vars(shape_config()), "model_type": "llama"}))
+    assert shape_of(str(tmp_path)).parameters == 6738415616
+    assert shape_of(str(ROOT / "conf/model/llama2-7b.yaml")) == shape_of("llama2-7b")
+
+
+def shape_config():
+    import yaml
+
+    from kvbench.models.spec import Architecture
+    from kvbench.schema import build
+
+    return build(Architecture, yaml.safe_load((ROOT / "conf/model/llama2-7b.yaml").read_text())["architecture"])
+
+
+def test_methods_as_typed():
+    kivi = method_of("kivi:int4:residual=64:evict=true")
+    assert (kivi.residual, kivi.evict, kivi.quantizer.name) == (64, True, "int4")
+    assert method_of("cocktail:split=10/30/60").split == (10, 30, 60)
+    assert method_of("snapkv:budget=0.25").budget == 0.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "llama2-7"], "did you mean 'llama2-7b"),
+        (["--methods", "kiwi"], "did you mean 'kivi'"),
+        (["--methods", "kivi:int5"], "quantizer=int5"),
+        (["--methods", "kivi:int4:int2"], "two quantizers"),
+        (["--methods", "kivi:residul=64"], "did you mean 'residual'"),
+        (["--methods", "cocktail"], "split=[10,30,60]"),
+        (["--gpu", "h300"], "did you mean 'h200'"),
+        (["--bandwidth-TBs", "2"], "--tflops"),
+        (["--bandwidth-TBs", "2", "--tflops", "100"], "--memory-gb"),
+        (["--model", "phi3-mini-128k-instruct", "--methods", "cocktail:split=1/1/1"], "method.value_group_size"),
+    ],
+)
+def test_what_does_not_exist_is_refused(arguments, said, capsys):
+    assert command.main(["predict", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--contexts", "4q"], ["--batches", "0"], ["--acceptance", "1.5"], ["--tflops", "-1"]]
+)
+def test_numbers_are_refused_on_the_command_line(arguments, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["predict", *arguments])
+    assert arguments[1] in capsys.readouterr().err
+    with pytest.raises(ArgumentTypeError):
+        share("x")
