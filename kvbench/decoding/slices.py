@@ -1,14 +1,17 @@
-"""A long prompt's feed-forward layers a slice of tokens at a time.
+"""A long prompt's feed-forward layers, and RoPE, a slice of tokens at a time.
 
 A gated feed-forward layer holds three tensors of ``tokens x intermediate size``: 8.6 GB for 128k tokens of a 7B Llama,
 where the layer's input takes 1.1. Its tokens do not see each other, so slices give the same and hold no more than their
 own share; each is still a large matrix product (from some thousand tokens on, products are bound by arithmetic).
+Next in size is RoPE, which transformers computes through three tensors of the size of queries or keys.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -19,6 +22,8 @@ from transformers import PreTrainedModel
 LONG = 16384
 #: tokens of a slice where the user names none
 SLICE = 8192
+#: what transformers' files of models call the function that rotates queries and keys
+ROPE = "apply_rotary_pos_emb"
 #: names of what routes tokens between experts: such layers are left as they are
 ROUTED = ("expert", "router", "moe")
 
@@ -32,10 +37,11 @@ def choose(tokens: int | Literal["auto"] | None) -> None:
 
 @contextmanager
 def sliced(model: PreTrainedModel, tokens: int) -> Iterator[int]:
-    """Within it the feed-forward layers of `model` work on slices, if a pass of `tokens` is long enough.
+    """Within it the feed-forward layers of `model` and its RoPE work on slices, if a pass of `tokens` is long enough.
 
     Args:
-        model: its modules named ``mlp`` are meant, those that are made of linear layers alone.
+        model: its modules named ``mlp`` are meant, those that are made of linear layers alone, and what the files of
+            its classes call ``apply_rotary_pos_emb``.
         tokens: rows times columns of the passes to come.
 
     Gives:
@@ -48,16 +54,27 @@ def sliced(model: PreTrainedModel, tokens: int) -> Iterator[int]:
         return
     found = [each for name, each in model.named_modules() if name.rpartition(".")[2] == "mlp" and plain(each)]
     before = [each.__dict__.get("forward") for each in found]
+    rotations = {file: getattr(file, ROPE) for file in files(model) if callable(getattr(file, ROPE, None))}
     try:
+        for file, rotate in rotations.items():
+            setattr(file, ROPE, _rotated_by_slices(rotate, size))
         for each in found:
             each.forward = _by_slices(each.forward, size)  # type: ignore[method-assign]
         yield len(found)
     finally:
+        for file, rotate in rotations.items():
+            setattr(file, ROPE, rotate)
         for each, forward in zip(found, before, strict=True):
             if forward is None:
                 each.__dict__.pop("forward", None)
             else:  # others wrap modules in the same way (accelerate's hooks)
                 each.forward = forward  # type: ignore[method-assign]
+
+
+def files(model: nn.Module) -> set[ModuleType]:
+    """The Python modules in which the classes of a model's parts are defined."""
+    names = {type(each).__module__ for each in model.modules()}
+    return {sys.modules[name] for name in names if name in sys.modules}
 
 
 def plain(module: nn.Module) -> bool:
@@ -87,5 +104,22 @@ def _by_slices(forward: Callable[..., Any], size: int) -> Callable[..., Any]:
         for start in range(columns, x.shape[1], columns):
             out[:, start : start + columns] = forward(x[:, start : start + columns])
         return out
+
+    return run
+
+
+def _rotated_by_slices(rotate: Callable[..., Any], size: int) -> Callable[..., Any]:
+    def run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        tokens = q.shape[2] if q.ndim == 4 else 0
+        # cos and sin [B or 1, tokens, D] are of all tokens; other layouts are not taken apart
+        alike = q.ndim == k.ndim == 4 and cos.ndim == sin.ndim == 3 and tokens == k.shape[2] == cos.shape[1]
+        if args or kwargs or not alike or q.shape[0] * tokens <= size:
+            return rotate(q, k, cos, sin, *args, **kwargs)
+        columns, outs = max(size // q.shape[0], 1), (torch.empty_like(q), torch.empty_like(k))
+        for start in range(0, tokens, columns):
+            part = slice(start, start + columns)
+            for out, new in zip(outs, rotate(q[:, :, part], k[:, :, part], cos[:, part], sin[:, part]), strict=True):
+                out[:, :, part] = new
+        return outs
 
     return run

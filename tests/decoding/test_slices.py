@@ -59,6 +59,23 @@ def test_modules_are_sliced_and_given_back():
         assert count == 2
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "phi3"])
+def test_rope_by_slices_is_the_same_bit_for_bit(name):
+    model = zoo.model(name)
+    (file,) = (file for file in slices.files(model) if hasattr(file, slices.ROPE))
+    whole = getattr(file, slices.ROPE)
+    q, k = (torch.randn(2, 50, heads, 64).transpose(1, 2) for heads in (4, 2))
+    cos, sin = torch.randn(2, 1, 50, 64)
+    slices.choose(16)
+    with slices.sliced(model, 100):
+        assert getattr(file, slices.ROPE) is not whole
+        found = getattr(file, slices.ROPE)(q, k, cos, sin)
+    assert getattr(file, slices.ROPE) is whole
+    for ours, theirs in zip(found, whole(q, k, cos, sin), strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.stride(-1) == 1  # what back ends of attention ask for
+
+
 def test_experts_and_what_is_unknown_are_left_alone():
     class Odd(torch.nn.Module):
         def __init__(self, **parts):
