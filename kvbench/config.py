@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.models.spec import ModelConfig
+from kvbench.parallel import launch
 from kvbench.schema import bounded, build, unknown
 
 #: groups of a run's configuration, in the order in which they are checked and shown
@@ -62,10 +63,12 @@ class RuntimeConfig:
         batch_size: prompts a batch.
         seed: of sampling, shuffles and random weights.
         prefill_chunk: tokens per prefill call; None: the whole prompt at once.
-        mlp_chunk: tokens of a long prompt that the feed-forward layers take at a time: bounds what they hold besides;
+        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE take at a time: bounds what they hold besides;
             ``auto``: 8192 of a prompt of more than 16384; None: all. Results differ by rounding at most.
-        memory_limit_gb: GiB of device memory that the process may take; None: no limit.
-        device_map: ``auto`` spreads the model over several devices; None: one device.
+        memory_limit_gb: GiB of memory that a process may take of each device; None: no limit.
+        device_map: ``auto`` spreads the model's layers over all GPUs, as many on each; None: one device.
+        tensor_parallel: ``auto``: the processes that torchrun started share every layer, each with its heads and their
+            cache; None: one process.
         retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
         kernels: what serves decode attention on a GPU: ``auto`` (the fastest that can), ``cuda``, ``triton`` or
             ``reference`` (plain torch).
@@ -82,6 +85,7 @@ class RuntimeConfig:
     mlp_chunk: int | Literal["auto"] | None = bounded("auto", minimum=1)
     memory_limit_gb: float | None = bounded(None, above=0.0)
     device_map: Literal["auto"] | None = None
+    tensor_parallel: Literal["auto"] | None = None
     retry: Literal["oom"] | None = None
     kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
     graphs: Literal["auto", "always", "never"] = "auto"
@@ -101,7 +105,41 @@ class RuntimeConfig:
                 f"spreads a model over GPUs, but runtime.device={self.device} names one device",
                 hint="runtime.device=auto, or runtime.device_map=null",
             )
+        self._check_processes()
         check_writable(self.results_dir, "runtime.results_dir")
+
+    def _check_processes(self) -> None:
+        """Raise ConfigError where torchrun and `tensor_parallel` do not go together."""
+        key, value, start = (
+            "runtime.tensor_parallel",
+            self.tensor_parallel,
+            "torchrun --nproc-per-node 2 -m kvbench ...",
+        )
+        if value is None:
+            if launch.size() > 1:
+                raise ConfigError(
+                    key,
+                    "null",
+                    f"torchrun started {launch.size()} processes, which would all do the same",
+                    hint=f"{key}=auto",
+                )
+            return
+        if not launch.launched():
+            raise ConfigError(key, value, "needs the processes that torchrun starts", hint=f"{start} {key}=auto")
+        if self.device_map:
+            raise ConfigError(
+                key,
+                value,
+                "cuts every layer over the GPUs, and runtime.device_map spreads whole ones: one of them",
+                hint="runtime.device_map=null",
+            )
+        if self.device not in ("auto", "cuda", "cpu"):
+            raise ConfigError(
+                key,
+                value,
+                f"gives each process a GPU of its own, but runtime.device={self.device} names one",
+                hint="runtime.device=auto",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,11 +286,4 @@ def _combinations(model: ModelConfig, decoding: DecodingConfig, runtime: Runtime
             decoding.max_new_tokens,
             f"leaves no room for a prompt: model.max_length={model.max_length}",
             allowed=f"at most {model.max_length - 1}",
-        )
-    if model.weights == "random" and runtime.device_map:
-        raise ConfigError(
-            "runtime.device_map",
-            runtime.device_map,
-            "spreads a checkpoint; model.weights=random has none",
-            hint="runtime.device_map=null",
         )

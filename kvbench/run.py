@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from kvbench import loggers, tasks
+from kvbench import loggers, ranks, tasks
 from kvbench.config import RunConfig, check
 from kvbench.errors import KvbenchError
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
@@ -24,6 +22,7 @@ from kvbench.scoring import scored
 from kvbench.tasks.base import Sample, Task
 
 if TYPE_CHECKING:
+    from kvbench.parallel.team import Team
     from kvbench.session import Session
 
 #: samples that may fail before a run gives up: one bad record must not cost the rest, a broken set-up must not go on
@@ -64,8 +63,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         data["setting"] = task.setting(checked.runtime, _machine(checked))
     material = identity(settled(config, checked), data, checked.model.folder())
     store = RunStore(checked.runtime.results_dir, run_id(material), say)
-    with _terminated_as_interrupt(), store.hold():
-        return _Run(config, checked, task, store).do()
+    with ranks.terminated_as_interrupt(), ranks.joined(checked, task) as team:
+        if team is not None and team.rank > 0:
+            return ranks.follow(checked, task, team)
+        with store.hold():
+            return _Run(config, checked, task, store, team).do()
 
 
 def _machine(checked: RunConfig) -> str:
@@ -94,7 +96,10 @@ def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
 class _Run:
     """The state of one call of :func:`run` while it holds the run's directory."""
 
-    def __init__(self, config: Mapping[str, Any], checked: RunConfig, task: Task, store: RunStore) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], checked: RunConfig, task: Task, store: RunStore, team: Team | None
+    ) -> None:
+        self.team = team
         self.config, self.checked, self.task, self.store = config, checked, task, store
         self.label = short_name(config)
         self.environment = environment()
@@ -166,21 +171,24 @@ class _Run:
 
     def _generate(self, missing: list[Sample]) -> None:
         """Generate what is missing, longest prompt first; the first batch warms up and carries the memory census."""
-        from kvbench.models.load import resolve_device
+        from kvbench.models.devices import homes
         from kvbench.profiling.device import device_name
 
         self.checked.method.ready()
-        device = resolve_device(self.checked.runtime.device)
+        device = homes(self.checked.runtime)[0]
         self.environment = environment(str(device), device_name(device))
+        if self.team is not None:
+            self.team.on_failure = self._lost
+            self.team.tell([sample.id for sample in missing])
         with ExitStack() as stack:
             try:
-                session = stack.enter_context(_session(self.checked, self.task, device))
+                session = stack.enter_context(ranks.opened(self.checked, self.task, self.team))
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 self._ran_out(error, None)
                 return
-            self.environment = environment(str(session.device), session.device_name, session.dtype)
+            self.environment = environment(str(session.device), session.device_name, session.dtype) | session.layout()
             self.device = session.device_name
             others = {row[MEASURED].get("dtype") for row in self.rows.values() if MEASURED in row} - {session.dtype}
             if others:
@@ -201,7 +209,7 @@ class _Run:
     def _batch(self, session: Session, batch: list[Sample], bar: Progress) -> bool:
         """One batch into rows on disk; False where the run has to end."""
         try:
-            rows = session.rows(batch)
+            rows = ranks.batch(self.team, session, batch)
         except Exception as error:
             if is_out_of_memory(error):
                 self._ran_out(error, batch[0].id)
@@ -210,7 +218,7 @@ class _Run:
             bar.say(f"{self.label}: {batch[0].id}: {error}")
             if len(self.errors) >= MAX_ERRORS:
                 bar.say(f"{self.label}: {MAX_ERRORS} samples failed; giving up")
-            return len(self.errors) < MAX_ERRORS
+            return len(self.errors) < MAX_ERRORS and not (self.team is not None and self.team.broken)
         self.store.append(rows)
         self.rows.update({row["id"]: row for row in rows})
         samples = {sample.id: sample for sample in batch}
@@ -224,6 +232,18 @@ class _Run:
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000]}
         size = "an unknown amount" if asked is None else tables.size(asked)
         say(f"{self.label}: out of memory at {sample or 'loading the model'}, {size} asked for; recorded as a result")
+
+    def _lost(self, found: Mapping[str, Any]) -> None:
+        """Record that another rank's failure ends this process, whose main thread waits for that rank for ever."""
+        if found["kind"] == "KeyboardInterrupt":
+            self._finish("interrupted")
+        elif found["oom"]:
+            self.oom = {"bytes_asked": None, "sample": None, "message": f"rank {found['rank']}: {found['message']}"}
+            self._finish("oom")
+        else:
+            message = f"rank {found['rank']}: {found['message']}"
+            self.errors.append({"sample": None, "type": found["kind"], "message": message, "traceback": ""})
+            self._finish("error")
 
     def _finish(self, status: str) -> dict[str, Any]:
         """Write `metrics.json`, then tell the logger; a logger's failure loses nothing."""
@@ -245,44 +265,6 @@ class _Run:
         if metrics != self.before:
             self.logger.finish(metrics)
         return {**metrics, "run_dir": str(self.store.path)}
-
-
-@contextmanager
-def _session(checked: RunConfig, task: Task, device: Any) -> Iterator[Session]:
-    """Load the model (torch is imported only here, where something is left to generate), and free it after."""
-    from kvbench.profiling.limit import limited
-    from kvbench.profiling.memory import release
-    from kvbench.session import Session
-
-    limit = checked.runtime.memory_limit_gb
-    with limited(device, limit) as held:
-        if limit is not None and not held:
-            say(f"runtime.memory_limit_gb={limit}: this platform cannot limit {device}; there is no limit")
-        session = None
-        try:
-            session = Session(checked, task)
-            yield session
-        finally:
-            if session is not None:
-                session.close()
-            release(device)
-
-
-@contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does: recorded, and resumed by the same command."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt("terminated")
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _check_ids(samples: list[Sample]) -> None:

@@ -47,6 +47,8 @@ class Session:
         prepare(self.loaded.model, config.method.speculation)
         self.device = self.loaded.device
         self.device_name = device_name(self.device) or cpu_name()
+        if len(self.loaded.devices) > 1:  # times of one device and of several are kept apart by this name
+            self.device_name = f"{len(self.loaded.devices)} x {self.device_name} ({self.loaded.layout})"
         self.dtype = str(self.loaded.dtype).removeprefix("torch.")
         self._warm = False
         #: measures points of dataset=efficiency; made with the first one
@@ -65,6 +67,10 @@ class Session:
             return [*warming, *planned]
         longest = max(range(len(planned)), key=lambda i: max(len(sample.prompt) for sample in planned[i]))
         return [planned[longest], *planned[:longest], *planned[longest + 1 :]]
+
+    def layout(self) -> dict[str, Any]:
+        """Where the model lies: all devices by torch's names (those of other ranks too), and how it is spread."""
+        return {"devices": list(self.loaded.devices), "layout": self.loaded.layout}
 
     def close(self) -> None:
         """Let go of the model, so that its memory is free for the next run of a sweep."""

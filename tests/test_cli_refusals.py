@@ -90,7 +90,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["model.prompt_limit=100000"], ["model.prompt_limit=100000", "at most"]),
     (["decoding.max_new_tokens=100000"], ["decoding.max_new_tokens=100000", "at most"]),
     (["runtime.device=cpu", "runtime.device_map=auto"], ["runtime.device_map=auto", "runtime.device=auto"]),
-    (["model=llama2-7b", "model.weights=random", "runtime.device_map=auto"], ["runtime.device_map=null"]),
+    (["runtime.tensor_parallel=auto"], ["runtime.tensor_parallel=auto", "torchrun --nproc-per-node"]),
     (["model.path=/no/such/folder"], ["model.path=/no/such/folder", "config.json"]),
     (["model.path=null"], ["model.path=DIR", "model=tiny"]),
     ([f"runtime.results_dir={__file__}/runs"], ["runtime.results_dir", "is a file"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from kvbench.cli.overrides import as_sweeps, explain
 from kvbench.cli.usage import help_text
 from kvbench.confdir import conf_dir, groups
 from kvbench.errors import ConfigError, KvbenchError, nearest
+from kvbench.parallel import launch
 
 #: exit status of an interrupted run, as a shell counts SIGINT
 INTERRUPTED = 130
@@ -41,8 +43,10 @@ def main(argv: Sequence[str]) -> int:
 
     Nothing is raised for what a user can mend: the message goes to standard error.
     """
+    if launch.rank() > 0:  # one of several processes: rank 0 speaks for all
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        return _main(list(argv))
+        return _left(_main(list(argv)))
     except KvbenchError as error:
         _say(f"error: {error}")
         return error.exit_code
@@ -52,7 +56,21 @@ def main(argv: Sequence[str]) -> int:
         return refusal.exit_code
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on where it stopped")
-        return INTERRUPTED
+        return _left(INTERRUPTED)
+
+
+def _left(status: int) -> int:
+    """Let the other processes of a tensor-parallel run go; where one of them was lost, end here and now."""
+    if launch.launched() and "kvbench.parallel.team" in sys.modules:
+        from kvbench.parallel.team import current, leave
+
+        team = current()
+        if team is not None and team.broken:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status or 1)  # what waits for a rank that is gone would keep the interpreter from ending
+        leave()
+    return status
 
 
 def _main(argv: list[str]) -> int:
@@ -80,6 +98,8 @@ def _main(argv: list[str]) -> int:
         os.environ[JOBS] = str(len(jobs))
         named = [text.split("=", 1)[1] for text in arguments.overrides if text.startswith("hydra.sweep.dir=")]
         folder = Path(named[-1]) if named else sweep.new_folder()
+        if launch.rank() > 0:  # rank 0 keeps the record
+            folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
         again = dict(zip(arguments.overrides, as_sweeps(arguments.overrides, groups()), strict=True))
         argv = [again.get(text, text) for text in argv]
         argv = argv if named else [*argv, f"hydra.sweep.dir={folder}"]
@@ -126,7 +146,10 @@ def _run(config: DictConfig) -> dict[str, Any]:
     except Exception as error:  # a bug in one method must not cost the rest of a sweep
         traceback.print_exc()
         return {"status": "error", "message": f"{type(error).__name__}: {error}", "exit_code": 1}
-    outcome = {"status": metrics["status"], "metrics": metrics, "message": metrics.get("error") or ""}
+    outcome = {"status": metrics["status"], "message": metrics.get("error") or ""}
+    if "rank" in metrics:  # not rank 0 of several processes
+        return outcome
+    outcome["metrics"] = metrics
     return outcome | {"before": _untouched(metrics, began)}
 
 

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import ConfigError, ModelError
+from kvbench.errors import ModelError
+from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.locate import Source, locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 
+__all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "resolve_dtype", "shape_of"]
+
 if TYPE_CHECKING:
     import torch
 
-
-class Runtime(Protocol):
-    """What loading needs of the configuration's `runtime` group (`kvbench.config.RuntimeConfig` has it)."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def device_map(self) -> str | None: ...
-    @property
-    def seed(self) -> int: ...
+    from kvbench.parallel.team import Team
 
 
 @dataclass(frozen=True)
@@ -48,12 +44,14 @@ class LoadedModel:
         tokenizer: a fast tokenizer that pads on the left and has a pad token.
         name: the configuration's name of the model.
         dtype: of the parameters.
-        device: where inputs go (with ``device_map`` the first of the devices).
+        device: where inputs go (with ``device_map`` the first of the devices, with ``tensor_parallel`` this rank's).
         max_length: tokens that the model takes, prompt and answer together.
         architecture: layers, heads and head size.
         eos_token_ids: tokens that end an answer; empty for random weights, which would end by chance.
         parameters: how many there are.
         random_weights: scores mean nothing; the tokenizer is one of bytes where no folder gave another.
+        devices: all that the model lies on, by torch's names; those of other ranks too.
+        layout: ``one device``, ``device_map`` or ``tensor_parallel``.
     """
 
     model: Any
@@ -66,6 +64,8 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     parameters: int
     random_weights: bool
+    devices: tuple[str, ...] = ()
+    layout: str = "one device"
 
 
 def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
@@ -76,19 +76,20 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         runtime: the `runtime` group.
 
     Raises:
-        ModelError: the weights cannot be had (in under two seconds), or transformers refuses them.
+        ModelError: the weights cannot be had (in under two seconds), or transformers refuses them; or they cannot be
+            cut over the processes.
         ConfigError: the device does not exist on this machine.
     """
     source = locate(model)
-    device = resolve_device(runtime.device)
-    if runtime.device_map and importlib.util.find_spec("accelerate") is None:
+    team, spread = joined(runtime), homes(runtime)
+    device = spread[0]
+    if runtime.device_map and model.weights != "random" and importlib.util.find_spec("accelerate") is None:
         raise ModelError("runtime.device_map needs the package 'accelerate'.\n  hint: pip install 'kvbench[multigpu]'")
     if model.weights == "random":
-        config = hf_config(model)
-        made = random_model(config, resolve_dtype(model.dtype, device), device, runtime.seed)
+        made = _random(model, spread, runtime)
         tokenizer = _random_tokenizer(model)
     else:
-        made, tokenizer = _pretrained(model, source, device, runtime.device_map)
+        made, tokenizer = _pretrained(model, source, spread, runtime.device_map, team)
     return LoadedModel(
         model=made,
         tokenizer=tokenizer,
@@ -98,8 +99,10 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         max_length=model.max_length,
         architecture=shape_of(made.config),
         eos_token_ids=() if model.weights == "random" else _eos_token_ids(made, tokenizer),
-        parameters=sum(p.numel() for p in made.parameters()),
+        parameters=getattr(made, "_kvbench_parameters", None) or sum(p.numel() for p in made.parameters()),
         random_weights=model.weights == "random",
+        devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
+        layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
     )
 
 
@@ -121,26 +124,6 @@ def load_tokenizer(model: ModelConfig) -> Any:
         return _tokenizer(source.name, common)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(_refusal(model, source, error)) from error
-
-
-def resolve_device(name: str) -> torch.device:
-    """The device that ``runtime.device`` names; ``auto`` is the first CUDA device, else the CPU.
-
-    Raises:
-        ConfigError: this machine has no such device.
-    """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda", 0) if count else torch.device("cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= count:
-        found = [f"cuda:{index}" for index in range(count)]
-        raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu", *found])
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu"])
-    return torch.device("cuda", 0) if name == "cuda" else device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -168,11 +151,33 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def _pretrained(model: ModelConfig, source: Source, device: torch.device, device_map: str | None) -> tuple[Any, Any]:
+def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> Any:
+    """Random weights on `devices`; a rank makes all of them from the common seed and keeps its slices."""
+    config, dtype = hf_config(model), resolve_dtype(model.dtype, devices[0])
+    if runtime.device_map:
+        from kvbench.parallel.spread import random_spread
+
+        return random_spread(config, dtype, devices, runtime.seed)
+    made = random_model(config, dtype, devices[0], runtime.seed)
+    team = joined(runtime)
+    if team is not None:
+        from kvbench.parallel.shard import shard
+
+        shard(made, team)
+    return made
+
+
+def _pretrained(
+    model: ModelConfig, source: Source, devices: Sequence[torch.device], device_map: str | None, team: Team | None
+) -> tuple[Any, Any]:
+    """The checkpoint on `devices`; with a team in main memory, rank after rank, so that it is there once at a time."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from kvbench.parallel.spread import pretrained_spread
+
     assert source.name is not None
+    device = devices[0]
     common = {
         "revision": source.revision,
         "local_files_only": source.local,
@@ -184,14 +189,22 @@ def _pretrained(model: ModelConfig, source: Source, device: torch.device, device
     if source.local:
         logging.disable_progress_bar()
     try:
-        made = AutoModelForCausalLM.from_pretrained(source.name, dtype=dtype, device_map=device_map, **common)
         tokenizer = _tokenizer(source.name, common)
+        if device_map:
+            return pretrained_spread(source.name, devices, dtype=dtype, **common), tokenizer
+        turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
+        with turn:
+            made = AutoModelForCausalLM.from_pretrained(source.name, dtype=dtype, **common).eval()
+            if team is not None:
+                from kvbench.parallel.shard import shard
+
+                shard(made, team)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(_refusal(model, source, error)) from error
     finally:
         if bars:
             logging.enable_progress_bar()
-    return (made if device_map else made.to(device)).eval(), tokenizer
+    return made.to(device), tokenizer
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:

@@ -1,0 +1,82 @@
+"""Where a model lies: one device, several of this process, or one of each process of a team."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from kvbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.parallel.team import Team
+
+
+class Runtime(Protocol):
+    """What loading needs of the configuration's `runtime` group (`kvbench.config.RuntimeConfig` has it)."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def device_map(self) -> str | None: ...
+    @property
+    def tensor_parallel(self) -> str | None: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def joined(runtime: Runtime) -> Team | None:
+    """The processes that share the model, or None where this one has it alone.
+
+    Raises:
+        ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.
+    """
+    if getattr(runtime, "tensor_parallel", None) is None:
+        return None
+    from kvbench.parallel.team import join
+
+    return join(runtime.device)
+
+
+def homes(runtime: Runtime) -> list[torch.device]:
+    """The devices of this process that the model lies on; inputs go to the first.
+
+    Raises:
+        ConfigError: this machine has no such device; ``device_map`` without a GPU.
+    """
+    import torch
+
+    team = joined(runtime)
+    if team is not None:
+        return [team.device]
+    device = resolve_device(runtime.device)
+    if not runtime.device_map:
+        return [device]
+    if device.type != "cuda":
+        raise ConfigError(
+            "runtime.device_map",
+            runtime.device_map,
+            "spreads a model over GPUs, and this machine has none",
+            hint="runtime.device_map=null",
+        )
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that ``runtime.device`` names; ``auto`` is the first CUDA device, else the CPU.
+
+    Raises:
+        ConfigError: this machine has no such device.
+    """
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda", 0) if count else torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = [f"cuda:{index}" for index in range(count)]
+        raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu", *found])
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu"])
+    return torch.device("cuda", 0) if name == "cuda" else device

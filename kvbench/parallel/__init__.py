@@ -1,0 +1,1 @@
+"""Tensor parallelism: several processes, one device each, that run one model together."""

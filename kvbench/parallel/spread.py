@@ -1,0 +1,188 @@
+"""A model's layers spread over several GPUs of one process, one after the other.
+
+Equal numbers of layers for each device, so that the cache, whose layers lie where the model's are, is spread as evenly
+as the weights. Hidden states move where one device's layers end; what every layer is given beside them (mask, rotary
+angles) is copied once a pass and device, not once a layer. accelerate only loads checkpoints onto the devices: its own
+hooks copy before every linear layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.errors import ModelError
+
+
+def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
+    """Where each part of `model` goes: equal numbers of decoder layers for each device, in their order.
+
+    What comes before the layers (embedding, rotary angles) lies on the first device, what comes after (norm, head) on
+    the last; a head that shares the embedding's weights lies with it.
+
+    Args:
+        model: a causal LM, its parameters on any device (``meta`` too).
+        devices: one or more.
+
+    Returns:
+        Names of modules that cover the whole model, with their devices.
+
+    Raises:
+        ModelError: no list of decoder layers is found.
+    """
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    found = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not found:
+        raise ModelError(f"{type(model).__name__} has no list of its {count} decoder layers to spread over devices")
+    layers, first, last = found[0], devices[0], devices[-1]
+    if count < len(devices):
+        last = devices[count - 1]
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    where: dict[str, torch.device] = {}
+    before = True
+    for name, module in _parts(model, "", layers):
+        if name == layers:
+            before = False
+            for index in range(count):
+                where[f"{name}.{index}"] = devices[index * min(len(devices), count) // count]
+        elif before or not any(True for _ in module.parameters()) or (module is head and tied):
+            where[name] = first
+        else:
+            where[name] = last
+    return where
+
+
+def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that lie beside the way to `layers`, and that itself, in their order."""
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}" if name else child_name
+        if layers.startswith(path + "."):
+            yield from _parts(child, path, layers)
+        else:
+            yield path, child
+
+
+def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
+    """A causal LM with random parameters that are drawn one module at a time on the first device and go to their own.
+
+    No device ever holds more than its part and the largest module. The numbers depend on the seed and the kind of the
+    first device, not on how many there are; they are not those of a model that is made on one device, where torch's
+    own initialisation draws in between.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    where, home = balanced(model, devices), devices[0]
+    with torch.random.fork_rng(devices=[home] if home.type == "cuda" else []), torch.no_grad():
+        torch.manual_seed(seed)
+        for name, module in _bottom_up(model, ""):
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if own:
+                module.to_empty(device=home, recurse=False)
+                model._init_weights(module)
+                _move(module, place(name, where))
+    model.tie_weights()
+    connect(model, where)
+    return model.eval()
+
+
+def _bottom_up(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    for child_name, child in module.named_children():
+        yield from _bottom_up(child, f"{name}.{child_name}" if name else child_name)
+    yield name, module
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """A module's own parameters and buffers to `device`."""
+    module._apply(lambda tensor: tensor.to(device), recurse=False)
+
+
+def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
+    """The device of a module, by the longest name in `where` that it lies under."""
+    while name:
+        if name in where:
+            return where[name]
+        name = name.rpartition(".")[0]
+    return next(iter(where.values()))
+
+
+def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: Any) -> Any:
+    """``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its parts loaded onto their devices.
+
+    Raises:
+        OSError, ValueError, KeyError, ImportError: as transformers has it.
+    """
+    from accelerate.hooks import remove_hook_from_submodules
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common = {key: value for key, value in arguments.items() if key != "dtype"}
+    config = AutoConfig.from_pretrained(name, **common)
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(common.get("trust_remote_code")))
+    where = balanced(outline, devices)
+    named = {part: device.index if device.type == "cuda" else str(device) for part, device in where.items()}
+    model = AutoModelForCausalLM.from_pretrained(name, device_map=named, **arguments)
+    remove_hook_from_submodules(model)
+    connect(model, where)
+    return model.eval()
+
+
+def connect(model: Any, where: Mapping[str, torch.device]) -> None:
+    """Hooks that bring what a part of `model` is given onto its device, and the logits back onto the first."""
+    first = next(iter(where.values()))
+    model.hf_device_map = {name: str(device) for name, device in where.items()}
+    model._kvbench_devices = tuple(dict.fromkeys(where.values()))
+    if len(model._kvbench_devices) == 1:
+        return
+    carrier = Carrier()
+    model.register_forward_pre_hook(carrier.begin, prepend=True)
+    for name, device in where.items():
+        model.get_submodule(name).register_forward_pre_hook(carrier.to(device), with_kwargs=True, prepend=True)
+    model.register_forward_hook(lambda module, inputs, output: carrier.back(output, first))
+
+
+class Carrier:
+    """Copies tensors between devices, each once a pass."""
+
+    def __init__(self) -> None:
+        # the original is kept beside its copy: its id must not be another tensor's while it is looked up
+        self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def begin(self, module: nn.Module, inputs: Any) -> None:
+        """A pass begins: forget the copies of the last one."""
+        self._copies.clear()
+
+    def to(self, device: torch.device) -> Any:
+        """A hook that moves a module's arguments to `device`."""
+
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            hidden = tuple(self._moved(x, device, keep=False) for x in args)
+            return hidden, {key: self._moved(value, device, keep=True) for key, value in kwargs.items()}
+
+        return hook
+
+    def back(self, output: Any, device: torch.device) -> Any:
+        """Logits onto the device that the tokens came from."""
+        self._copies.clear()
+        if isinstance(getattr(output, "logits", None), Tensor):
+            output.logits = output.logits.to(device)
+        return output
+
+    def _moved(self, value: Any, device: torch.device, keep: bool) -> Any:
+        if isinstance(value, Tensor):
+            if value.device == device:
+                return value
+            if not keep:
+                return value.to(device, non_blocking=True)
+            found = self._copies.get((id(value), device))
+            if found is None:
+                found = self._copies[id(value), device] = (value, value.to(device, non_blocking=True))
+            return found[1]
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return type(value)(self._moved(x, device, keep) for x in value)
+        return value
