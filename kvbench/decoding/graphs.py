@@ -84,6 +84,7 @@ class Captured:
         """
         cache, before = self.step.cache, self.step.cache.get_seq_length()
         try:
+            self.step.check()
             self.step.advance()
             self._record()
         except (NotServed, RuntimeError) as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvbench.attention import fused
+from kvbench.attention import fused, phases
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
 from kvbench.attention.recorded import PassThrough
 from kvbench.cache import KVCache, watch
@@ -88,6 +88,14 @@ class Step:
         self._shape: list[list[tuple[int, int]]] = []
         self._turn = self._sent = 0
 
+    def check(self) -> None:
+        """Raise NotServed where it is known beforehand that a layer cannot be recorded; nothing is changed."""
+        for layer in self.cache.layers:
+            fused.check(layer, None, 1)
+            for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):
+                for segment in store.segments:
+                    phases.part(segment, channels, bool(layer.progress.upper))
+
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -101,10 +109,10 @@ class Step:
             watch.poll(self.cache.progress)
             for layer in self.cache.layers:
                 layer.settle()
-        tables, places, shape = [], [], []
+        places = [np.array(layer.advance(1), dtype=np.int32) for layer in self.cache.layers]
+        tables, shape = [], []
         known: dict[Any, Any] = {}
         for layer in self.cache.layers:
-            places.append(np.array(layer.advance(1), dtype=np.int32))
             # layers of a cache nearly always agree: what one holds is worked out once
             key = (*state(layer), frozenset(layer.__dict__.get("pairs", ())))
             if key not in known:

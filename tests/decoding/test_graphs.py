@@ -1,0 +1,276 @@
+"""A captured step's code against eager steps: step by step on a CPU, with an oracle that reads tables as kernels do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.attention import fused, phases, synthetic
+from kvbench.attention.phases import Part, Work
+from kvbench.decoding import graphs
+from kvbench.decoding.autoregressive import decode, generate
+from kvbench.decoding.passes import prefill
+from kvbench.decoding.sampling import Sampling, draw
+from kvbench.decoding.step import Step
+from kvbench.decoding.stopping import Stopping
+from kvbench.errors import CacheError, NonFiniteError
+from kvbench.methods import load_method
+from tests import zoo
+
+STARTS = (0, 7)
+PROMPT, NEW = 150, 90
+
+
+class Oracle:
+    """A kernel: what it knows of lengths and places it reads from the table in device memory."""
+
+    @staticmethod
+    def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
+        counts = [[tuple(line) for line in row] for row in work.table.tolist()]
+        return synthetic.exact(query, replace(work, counts=counts), scaling).to(query.dtype)
+
+
+def part(segment: Any, channels: int, upper: bool = False) -> Part:
+    """As kernels see a segment, in fp32 too: near ties would part two paths in 16 bits."""
+    if not segment.packed:
+        return Part(phases.Format("full", 16), buffer=segment.buffer)
+    quantizer = segment.quantizer
+    form = phases.Format(
+        phases.kind_of(quantizer), quantizer.bits, quantizer.axis, min(quantizer.group_size or channels, 128)
+    )
+    return Part(form, segment.words, segment.params)
+
+
+@pytest.fixture
+def oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve recorded steps by the oracle."""
+    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
+
+
+def started(
+    method: Any, new: int = NEW, dtype: torch.dtype = torch.float32, **cache_options: Any
+) -> tuple[Any, Any, Tensor, Tensor, Tensor]:
+    model = zoo.restless() if dtype == torch.float32 else zoo.model("llama", dtype)
+    ids, mask = zoo.padded_batch([PROMPT - start for start in STARTS], seed=3)
+    cache = method.new_cache(model, **{"max_length": PROMPT + new, **cache_options})
+    token = prefill(model, cache, ids, mask).argmax(-1)
+    return model, cache, token, mask, mask.sum(-1)
+
+
+def eagerly(method: Any, new: int = NEW, sampling: Sampling | None = None, eos: tuple[int, ...] = ()) -> Any:
+    model, cache, token, mask, lengths = started(method, new)
+    stopping, sampling = Stopping(2, eos, (), None), sampling or Sampling()
+    decode(model, cache, token, mask, lengths, stopping, sampling, sampling.generators(2), new)
+    return stopping.tokens, cache
+
+
+def recorded(
+    method: Any, new: int = NEW, sampling: Sampling | None = None, eos: tuple[int, ...] = (), **cache_options: Any
+) -> Any:
+    model, cache, token, _, lengths = started(method, new, **cache_options)
+    sampling = sampling or Sampling()
+    numbers = graphs.uniforms(sampling, sampling.generators(2), new - 1)
+    captured = graphs.Captured(Step(model, cache, token, lengths, sampling, numbers), capture=False)
+    captured.first()
+    stopping = Stopping(2, eos, (), None)
+    steps = graphs.decode(captured, token, stopping, new)
+    return stopping.tokens, cache, captured, steps
+
+
+SETTINGS = {
+    "fp16": ("fp16", {}),
+    "kivi": ("kivi", {"quantizer": "int4", "residual": 32}),
+    "kivi with sinks": ("kivi", {"quantizer": "int2", "residual": 64, "sinks": 2}),
+    "logquant": ("logquant", {"quantizer": "int2", "window": 32}),
+    "partial_logquant": ("partial_logquant", {"quantizer": "int4", "window": 32}),
+    "atom": ("atom", {}),
+    "quantspec": ("quantspec", {"gamma": 0}),
+    "streamingllm": ("streamingllm", {"budget": 64}),
+    "streamingllm, where it was": ("streamingllm", {"budget": 64, "position": "original"}),
+    "snapkv": ("snapkv", {"budget": 64}),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@torch.inference_mode()
+def test_a_recorded_step_does_what_eager_steps_do(name: str, oracle: None) -> None:
+    """Tokens, bytes, lengths and every stored code; a padded batch of two, windows flushed and moved several times."""
+    method_name, options = SETTINGS[name]
+    method = load_method(method_name, **options)
+    if name == "quantspec":
+        method.quantizer = replace(method.quantizer, key=replace(method.quantizer.key, group_size=32))
+    tokens, cache, _, steps = recorded(method)
+    wanted, eager = eagerly(method)
+    assert tokens == wanted
+    assert len(steps) == NEW - 1
+    assert cache.bill().used == eager.bill().used
+    assert cache.get_seq_length() == eager.get_seq_length() == PROMPT + NEW - 1
+    assert cache.path == "oracle"
+    same = total = 0
+    for mine, other in zip(cache.layers, eager.layers, strict=True):
+        for row in range(2):
+            one = slice(row, row + 1)
+            assert torch.equal(mine.positions(row), other.positions(row))
+            for store, twin in zip(mine.stores(), other.stores(), strict=True):
+                assert store.signature(row) == twin.signature(row)
+                for segment, alike in zip(store.segments, twin.segments, strict=True):
+                    if segment.packed:
+                        count = segment.length(one)
+                        equal = segment.codes(one, 0, count) == alike.codes(one, 0, count)
+                        same, total = same + int(equal.sum()), total + equal.numel()
+    assert same >= 0.999 * total  # what was packed came from hidden states that are equal but for rounding
+
+
+@torch.inference_mode()
+def test_buffers_that_move_are_recorded_anew(oracle: None) -> None:
+    """Without max_length fp16's buffers grow; with one nothing moves."""
+    method = load_method("fp16")
+    tokens, _, captured, _ = recorded(method, new=200, max_length=None)
+    assert captured.captures > 1
+    assert tokens == eagerly(method, new=200)[0]
+    assert recorded(method, new=200)[2].captures == 1
+
+
+@torch.inference_mode()
+def test_a_format_that_comes_up_later_is_recorded_anew(oracle: None) -> None:
+    """A prompt shorter than the window has nothing packed at first."""
+    method = load_method("logquant", quantizer="int2", window=64)
+    tokens, cache, captured, _ = recorded(method)
+    assert cache.bill().used.codes > 0
+    assert captured.captures == 2
+    assert tokens == eagerly(method)[0]
+
+
+@torch.inference_mode()
+def test_sampling_draws_as_eager_steps_do(oracle: None) -> None:
+    """Same seed, same tokens; another seed, others."""
+    method, sampling = load_method("fp16"), Sampling(1.0, 0.9, 5)
+    tokens = recorded(method, sampling=sampling)[0]
+    assert tokens == eagerly(method, sampling=sampling)[0]
+    assert tokens != recorded(method, sampling=Sampling(1.0, 0.9, 6))[0]
+
+
+@torch.inference_mode()
+def test_a_step_too_many_is_taken_back(oracle: None) -> None:
+    """Rows end at different steps; the cache then holds what an eager run's holds."""
+    method = load_method("kivi", quantizer="int4", residual=32)
+    sampling = Sampling(1.0, seed=1)
+    free = eagerly(method, sampling=sampling)[0]
+    eos = (free[0][20], free[1][30])
+    wanted, eager = eagerly(method, sampling=sampling, eos=eos)
+    assert all(0 < len(row) < NEW - 1 for row in wanted)
+    tokens, cache, _, steps = recorded(method, sampling=sampling, eos=eos)
+    assert tokens == wanted
+    assert cache.get_seq_length() == eager.get_seq_length() == PROMPT + len(steps)
+    assert cache.bill().used == eager.bill().used
+
+
+@torch.inference_mode()
+def test_an_answer_that_ends_at_once_leaves_no_step(oracle: None) -> None:
+    """The first token is the end: the step that was recorded is taken back."""
+    model, cache, token, _, lengths = started(load_method("fp16"))
+    captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
+    captured.first()
+    assert graphs.decode(captured, token, Stopping(2, token.tolist(), (), None), NEW) == []
+    assert cache.get_seq_length() == PROMPT
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (lambda: load_method("h2o"), "observes attention"),
+        (lambda: load_method("kivi", quantizer="int3"), "3-bit"),
+        (lambda: load_method("logquant"), "windows of 42"),
+    ],
+)
+def test_what_no_kernel_serves_is_refused_and_leaves_the_cache_alone(method: Any, reason: str) -> None:
+    """The message is the row's."""
+    made = method()
+    model, cache, token, mask, lengths = started(made, dtype=torch.bfloat16)
+    before = cache.get_seq_length()
+    captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
+    with pytest.raises(graphs.NotCaptured, match=reason):
+        captured.first()
+    assert cache.get_seq_length() == before
+    stopping = Stopping(2, (), (), None)
+    decode(model, cache, token, mask, lengths, stopping, Sampling(), Sampling().generators(2), 8)
+    assert [len(row) for row in stopping.tokens] == [8, 8]
+    assert cache.get_seq_length() == before + 7
+
+
+def test_a_window_shorter_than_the_text_is_refused(oracle: None) -> None:
+    """Kernels see everything; Mistral with a window of 40 does not."""
+    model = zoo.model("mistral", torch.bfloat16)
+    ids, mask = zoo.padded_batch([60], seed=1)
+    cache = load_method("fp16").new_cache(model, max_length=100)
+    with torch.inference_mode():
+        token = prefill(model, cache, ids, None).argmax(-1)
+        captured = graphs.Captured(Step(model, cache, token, mask.sum(-1), Sampling()), capture=False)
+        captured.first()
+        with pytest.raises(Exception, match="sliding_window"):
+            captured.replay()
+
+
+@torch.inference_mode()
+def test_nan_in_the_cache_is_named(oracle: None) -> None:
+    """As eager steps name it, when the token is packed."""
+    model, cache, token, _, lengths = started(load_method("kivi", quantizer="int4", residual=32))
+    captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
+    captured.first()
+    cache.layers[1].stores()[1].tail.buffer.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="layer 1: NaN or Inf in the value"):
+        graphs.decode(captured, token, Stopping(2, (), (), None), NEW)
+
+
+@torch.inference_mode()
+def test_a_step_that_can_be_recorded_no_longer_says_what_to_type(oracle: None) -> None:
+    """Its layers have changed under it."""
+    model, cache, token, _, lengths = started(load_method("fp16"))
+    captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
+    captured.first()
+    cache.method.observe_steps = True  # type: ignore[misc]
+    cache.layers[0].stores()[0].tail.buffer = cache.layers[0].stores()[0].tail.buffer.clone()
+    with pytest.raises(CacheError, match=r"runtime\.graphs=never"):
+        captured.next()
+
+
+@pytest.mark.parametrize(
+    ("graphs_setting", "new", "said"),
+    [("never", 80, "runtime.graphs=never"), ("auto", 80, "no CUDA graphs on cpu"), ("always", 80, "no CUDA graphs")],
+)
+def test_generate_says_how_it_stepped(graphs_setting: Any, new: int, said: str) -> None:
+    """On a CPU: eagerly, and why."""
+    model = zoo.model("llama")
+    ids, _ = zoo.padded_batch([20], seed=1)
+    cache = load_method("fp16").new_cache(model)
+    generation = generate(model, cache, ids, max_new_tokens=new, graphs=graphs_setting)
+    assert generation.stepping.startswith("eager (") and said in generation.stepping
+    assert generation.capture_s == 0.0
+
+
+def test_few_steps_are_not_worth_a_capture() -> None:
+    """Unless one is asked for."""
+    model, device = zoo.model("llama"), torch.device("cuda")
+    cache = load_method("fp16").new_cache(model)
+    assert "too few" in str(graphs.refuses(model, cache, "auto", 10, device))
+    assert graphs.refuses(model, cache, "always", 10, device) is None
+    assert graphs.refuses(model, cache, "auto", 100, device) is None
+    assert graphs.refuses(model, cache, "always", 0, device) == "no steps"
+    cache.lead(load_method("fp16").new_cache(model))
+    assert "leads" in str(graphs.refuses(model, cache, "always", 10, device))
+
+
+def test_draws_follow_the_distribution() -> None:
+    """Inverse of the sums: exact at the borders, nothing of probability 0, right shares."""
+    probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
+    for uniform, wanted in ((0.0, 1), (0.2499, 1), (0.2501, 3), (0.999999940395, 3)):
+        assert int(draw(probs, torch.tensor([uniform]))) == wanted
+    many = draw(probs.expand(100_000, -1), torch.rand(100_000, generator=torch.Generator().manual_seed(0)))
+    assert abs((many == 1).float().mean() - 0.25) < 0.005
+    assert set(many.tolist()) == {1, 3}
