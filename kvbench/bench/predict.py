@@ -11,7 +11,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvbench.bench.choices import method_of, number, positive, shape_of, share, tokens
 from kvbench.bench.table import table
@@ -90,9 +90,17 @@ def add_parser(commands: Any) -> None:
     add("--weight-group", type=number, default=128, help="weights that share scale and minimum, below 16 bits")
     add("--acceptance", type=share, default=0.9, help="probability that a drafted token is accepted (quantspec)")
     add("--overhead-us", type=float, default=0.0, help="time of a layer beside its bytes and FLOPs; 0: pure roofline")
-    add("--prefill-chunk", type=tokens, help="tokens of a prompt whose activations live at once; default: all")
+    add("--prefill-chunk", type=tokens, metavar="N", help="tokens of a prompt that are read at once; default: all")
+    add("--mlp-chunk", type=mlp_chunk, default="auto", metavar="N", help="as runtime.mlp_chunk: auto, none or tokens")
     add("--out", type=Path, help="folder for a JSON file with all figures (default: none)")
     add("--name", help="name of the JSON file (default: predict)")
+
+
+def mlp_chunk(text: str) -> int | Literal["auto"] | None:
+    """``auto``, ``none`` or a number of tokens."""
+    if text == "auto":
+        return "auto"
+    return None if text in ("none", "null") else tokens(text)
 
 
 def gpus_of(args: argparse.Namespace) -> list[Gpu]:
@@ -163,6 +171,7 @@ class Case:
             q_len=q_len,
             overhead_s_per_layer=self.args.overhead_us * 1e-6,
             prefill_chunk=self.args.prefill_chunk,
+            mlp_chunk=self.args.mlp_chunk,
         )
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:
@@ -179,7 +188,8 @@ class Case:
             verify_s, draft_s = plain.tpot_s, self.step("draft", light).tpot_s
             tpot = (plan.gamma * draft_s + verify_s) / accepted(args.acceptance, plan.gamma)
         held = self.kv("all", self.last).total
-        most = max_batch(shape, held, weights + extra, self.context, self.gpu, prefill_chunk=args.prefill_chunk)
+        chunks = {"prefill_chunk": args.prefill_chunk, "mlp_chunk": args.mlp_chunk}
+        most = max_batch(shape, held, weights + extra, self.context, self.gpu, **chunks)
         whole = replace(plain, tpot_s=tpot)
         return Row(
             model=model,

@@ -16,6 +16,9 @@ from typing import Any, Literal
 from kvbench.profiling.gpus import Gpu
 
 Bound = Literal["memory", "compute"]
+#: tokens of a slice of the feed-forward layer; ``auto``: 8192 in passes of more than 16384 (``runtime.mlp_chunk``)
+Slice = int | Literal["auto"] | None
+SLICE, LONG = 8192, 16384
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,7 @@ def predict(
     q_len: int = 1,
     overhead_s_per_layer: float = 0.0,
     prefill_chunk: int | None = None,
+    mlp_chunk: Slice = "auto",
     width: int = 2,
 ) -> Prediction:
     """TTFT, TPOT and memory of one model, cache, batch, context and GPU.
@@ -169,7 +173,8 @@ def predict(
         attended: tokens that a query sees, where a method drops some; None: `context`.
         q_len: new tokens of a step (more than 1 to verify a draft's).
         overhead_s_per_layer: time of a layer beside its bytes and FLOPs (launches, small kernels); 0: pure roofline.
-        prefill_chunk: tokens whose activations are alive at once; None: the whole prompt.
+        prefill_chunk: tokens of a prompt that are read at once; None: the whole prompt.
+        mlp_chunk: tokens of a slice of the feed-forward layer in the prefill; None: no slices (stock transformers).
         width: bytes of an element in full precision.
     """
     stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
@@ -190,7 +195,7 @@ def predict(
     first = _Time.of(moved, flops, gpu), _Time.of(heads + stored, causal, gpu)
 
     logits = batch * q_len * shape.vocabulary * (width + 4)  # as computed, and fp32 for sampling
-    alive = batch * min(context, prefill_chunk or context) * live_activations(shape) * width
+    alive = live_elements(shape, batch * min(context, prefill_chunk or context), mlp_chunk) * width
     return Prediction(
         ttft_s=first[0].seconds + first[1].seconds + overhead,
         tpot_s=tpot + overhead,
@@ -212,33 +217,48 @@ def max_batch(
     *,
     prefill: bool = True,
     prefill_chunk: int | None = None,
+    mlp_chunk: Slice = "auto",
     reserve_gib: float = 1.0,
 ) -> int:
     """Most sequences that fit into the GPU's memory; 0: not even one.
 
     Args:
-        shape, weight_bytes, context, gpu: as :func:`predict`.
+        shape, weight_bytes, context, gpu, prefill_chunk, mlp_chunk: as :func:`predict`.
         kv_bytes_per_sequence: keys and values that the cache holds of each.
         prefill: the prompts of all of them are read at once; False: decoding alone has to fit.
-        prefill_chunk: as :func:`predict`.
         reserve_gib: GiB that are not to be had: the CUDA context, the driver, fragments of the allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
-    logits = shape.vocabulary * 6
-    alive = min(context, prefill_chunk or context) * live_activations(shape) * 2 if prefill else 0
-    return max(0, int(room // (kv_bytes_per_sequence + max(logits, alive))))
+    tokens = min(context, prefill_chunk or context) if prefill else 0
+
+    def fits(batch: int) -> bool:
+        logits, alive = 6 * batch * shape.vocabulary, 2 * live_elements(shape, batch * tokens, mlp_chunk)
+        return batch * kv_bytes_per_sequence + max(logits, alive) <= room
+
+    most = max(0, int(room // kv_bytes_per_sequence))
+    # slices begin beyond LONG and make less alive there, so each side has a largest batch of its own
+    border = min(most, LONG // tokens) if tokens else 0
+    for low, high in ((border, most), (0, border)):
+        least = low
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle - 1)
+        if low > least:
+            return low
+    return 0
 
 
-def live_activations(shape: Shape) -> int:
-    """Elements a token that are alive at once where a prefill is largest.
+def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
+    """Elements that are alive at once where a prefill of `tokens` (of all sequences) is largest.
 
     In the feed-forward layer the gate, the up projection and their product stand beside four residual streams; in
     attention queries, keys and values before and after RoPE and the output stand beside two. For Llama-2-7B with stock
     transformers this gives 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k; 15.0, 31.6, 50.6 and 88.7 were
     measured.
     """
-    feed_forward = 3 * shape.intermediate + 4 * shape.hidden
-    attention = 2 * shape.hidden + shape.channels * (3 * shape.query_heads + 4 * shape.heads)
+    size = (SLICE if tokens > LONG else None) if mlp_chunk == "auto" else mlp_chunk
+    feed_forward = 3 * shape.intermediate * min(tokens, size or tokens) + 4 * shape.hidden * tokens
+    attention = tokens * (2 * shape.hidden + shape.channels * (3 * shape.query_heads + 4 * shape.heads))
     return max(feed_forward, attention)
 
 

@@ -88,8 +88,14 @@ def test_throughput_of_a_generation_and_the_largest_batch(tmp_path):
     exact, packed = first["fp16"], first["logquant"]
     assert exact["kv_bytes"] == 2 * 32 * 1024 * 2511 * 2
     room = 47 * 2**30 - 2 * 8030261248
-    logits, alive = 6 * 128256, 2 * 512 * (3 * 14336 + 4 * 4096)
-    assert exact["max_batch"] == int(room // (exact["kv_bytes"] + max(logits, alive)))
+    used = [
+        b * exact["kv_bytes"]
+        + 2 * max(3 * 14336 * 8192 + b * 512 * 4 * 4096, b * 512 * (2 * 4096 + 128 * (3 * 32 + 4 * 8)))
+        for b in (exact["max_batch"], exact["max_batch"] + 1)
+    ]
+    assert used[0] <= room < used[1]  # feed-forward layers by slices of 8192 tokens
+    (whole,) = predicted(tmp_path, *asked, "--methods", "fp16", "--mlp-chunk", "none").values()
+    assert whole["max_batch"] == int(room // (exact["kv_bytes"] + 2 * 512 * (3 * 14336 + 4 * 4096)))
     assert packed["max_batch"] > 3 * exact["max_batch"]
     step = 2 * (8030261248 - 128256 * 4096) + 2 * 32 * 1024 * 1511 * 2
     assert exact["tpot_s"] == pytest.approx(step / 4.69e12)
@@ -155,7 +161,8 @@ def test_what_does_not_exist_is_refused(arguments, said, capsys):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--contexts", "4q"], ["--batches", "0"], ["--acceptance", "1.5"], ["--tflops", "-1"]]
+    "arguments",
+    [["--contexts", "4q"], ["--batches", "0"], ["--acceptance", "1.5"], ["--tflops", "-1"], ["--mlp-chunk", "some"]],
 )
 def test_numbers_are_refused_on_the_command_line(arguments, capsys):
     with pytest.raises(SystemExit):

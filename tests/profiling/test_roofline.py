@@ -7,7 +7,7 @@ from kvbench.confdir import conf_dir, options
 from kvbench.errors import ConfigError
 from kvbench.models.spec import Architecture
 from kvbench.profiling.gpus import GPUS, gpu_named, gpu_of, own_gpu
-from kvbench.profiling.roofline import Shape, max_batch, predict
+from kvbench.profiling.roofline import LONG, SLICE, Shape, live_elements, max_batch, predict
 from kvbench.schema import build
 
 H200 = GPUS["h200"]
@@ -75,10 +75,21 @@ def test_tpot_where_memory_bounds_it(model, thousands):
 def test_peak_of_a_prefill_is_what_was_measured_with_stock_transformers():
     for thousands, gib in ((4, 15.0), (32, 31.6), (64, 50.6), (128, 88.7)):
         context = thousands * K
-        found = predict(SEVEN, SEVEN.kv_bytes(context), SEVEN.weight_bytes(), 1, context, H200)
+        found = predict(SEVEN, SEVEN.kv_bytes(context), SEVEN.weight_bytes(), 1, context, H200, mlp_chunk=None)
         assert found.prefill_peak_bytes / 2**30 == pytest.approx(gib, rel=0.01)
         assert found.prefill_bound == "compute"
         assert found.peak_bytes == found.prefill_peak_bytes > found.decode_peak_bytes
+
+
+def test_slices_of_the_feed_forward_layer_leave_attention_as_the_largest():
+    from kvbench.decoding import slices
+
+    assert (SLICE, LONG) == (slices.SLICE, slices.LONG)
+    a, b = 3 * 11008, 4 * 4096
+    attention = 2 * 4096 + 128 * (3 * 32 + 4 * 32)
+    assert live_elements(SEVEN, 16384, "auto") == live_elements(SEVEN, 16384) == 16384 * (a + b)
+    assert live_elements(SEVEN, 1 << 17, "auto") == (1 << 17) * attention
+    assert live_elements(EIGHT, 1 << 15, 16384) == 16384 * 3 * 14336 + (1 << 15) * b
 
 
 def test_prefill_by_hand():
@@ -116,7 +127,21 @@ def test_the_largest_batch_fits_and_one_more_does_not():
         used = [p.peak_bytes if prefill else p.decode_peak_bytes for p in fits]
         assert most > 0 and used[0] <= room < used[1]
     assert max_batch(SEVEN, SEVEN.kv_bytes(128 * K), weights, 128 * K, GPUS["l40s"]) == 0
-    assert max_batch(SEVEN, each, weights, n, H200, prefill_chunk=256) > max_batch(SEVEN, each, weights, n, H200)
+    whole = max_batch(SEVEN, each, weights, n, H200)
+    assert max_batch(SEVEN, each, weights, n, H200, prefill_chunk=256) > whole
+    assert max_batch(SEVEN, each, weights, n, H200, mlp_chunk=None) < whole
+
+
+@pytest.mark.parametrize("gib", [15, 16, 16.5, 17, 18, 20, 40])
+@pytest.mark.parametrize("chunk", ["auto", None, 4096])
+def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
+    """Also where slices, which begin at 16385 tokens, let a larger batch fit than the next smaller one."""
+    gpu, n, weights, each = own_gpu(1, 100, gib), 1000, SEVEN.weight_bytes(), 2**20
+    room = (gib - 1) * 2**30
+    fits = [
+        b for b in range(1, 900) if predict(SEVEN, b * each, weights, b, n, gpu, mlp_chunk=chunk).peak_bytes <= room
+    ]
+    assert max_batch(SEVEN, each, weights, n, gpu, mlp_chunk=chunk) == max(fits, default=0)
 
 
 @pytest.mark.parametrize(
