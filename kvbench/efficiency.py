@@ -8,11 +8,10 @@ process gets its memory back.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from kvbench.decoding.sampling import Sampling
 from kvbench.failures import bytes_asked, is_out_of_memory
 from kvbench.figures import Figures, memory, per_sequence, predicted, times, weight_bytes
 from kvbench.profiling.memory import PhasePeaks, release
+from kvbench.random_fill import go_on
 from kvbench.results.samples import MEASURED, Row
 from kvbench.scoring import scored
 from kvbench.tasks.base import Sample
@@ -49,6 +49,7 @@ class How:
         seed: of the prompts' words, and of draws.
         graphs, compile, prefill_chunk: as :func:`kvbench.decoding.autoregressive.generate` takes them.
         temperature, top_p: 0: greedy.
+        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
         census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
     """
 
@@ -61,6 +62,7 @@ class How:
     prefill_chunk: int | None = None
     temperature: float = 0.0
     top_p: float = 1.0
+    fill: Literal["prefill", "random"] = "prefill"
     census: bool = True
 
     def sampling(self, batch: int) -> Sampling:
@@ -94,12 +96,16 @@ class Meter:
         tokenizer: makes the prompts' words.
         method: its caches are measured.
         how: settings.
+
+    Attributes:
+        tokens: what the whole generation of the last point gave, row by row.
     """
 
     model: Any
     tokenizer: Any
     method: Method
     how: How
+    tokens: list[list[int]] = field(default_factory=list, init=False)
     _warm: bool = field(default=False, init=False)
     _watch: Watch | None = field(default=None, init=False)
 
@@ -139,6 +145,12 @@ class Meter:
         self._generate(ids, told, self.how.warm_up, census=False)
         self._warm = True
 
+    def first_tokens(self, prompt: int, batch: int, count: int, graphs: str = "never") -> list[list[int]]:
+        """The first `count` new tokens of each row of a point, stepped in another way."""
+        release(self.device)
+        ids, told = self.batch(prompt, batch)
+        return self._generate(ids, told, count, graphs=graphs, census=False)[0].tokens
+
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
         """Prompts of exactly `prompt` tokens ``[batch, prompt]``, and what the cache is told about them."""
         made = filled(self.tokenizer, prompt, batch, self.how.seed)
@@ -149,7 +161,8 @@ class Meter:
     def _measured(self, prompt: int, batch: int) -> Figures:
         ids, told = self.batch(prompt, batch)
         prefills, searches = [], []
-        for _ in range(self.how.repeats - 1):
+        random = self.how.fill == "random"
+        for _ in range(0 if random else self.how.repeats - 1):
             generation, cache, _ = self._generate(ids, told, SHORT, graphs="never", census=False)
             prefills.append(generation.ttft_s)
             searches.append(cache.search_s)
@@ -162,7 +175,11 @@ class Meter:
         generation, cache, watch = self._generate(ids, told, self.how.new_tokens, census=False)
         prefills.append(generation.ttft_s)
         searches.append(cache.search_s)
+        self.tokens = generation.tokens
         figures = times(generation, prefills, searches, batch, self.how.new_tokens)
+        if random:
+            rate = batch * (self.how.new_tokens - 1) / figures["decode_s"]
+            figures |= {"fill": "random", "prefill_s": None, "ttft_s": None, "tokens_per_s": rate}
         figures |= memory(self.model, cache, (peaks or watch.peaks).row())
         figures |= {"path": str(cache.path), "reads_packed": bool(cache.reads_packed)}
         drafted = bool(generation.rounds)
@@ -180,24 +197,19 @@ class Meter:
             length = ids.shape[1] + self.how.new_tokens
             cache = self.method.new_cache(self.model, told, max_length=length)
             watch.cache = cache
-            generation = generate(
-                self.model,
-                cache,
-                ids,
-                max_new_tokens=new_tokens,
-                sampling=self.how.sampling(ids.shape[0]),
-                prefill_chunk=self.how.prefill_chunk,
-                observer=watch,
-                **step_options(graphs or self.how.graphs, self.how.compile),
-            )
+            steps: dict[str, Any] = {
+                "max_new_tokens": new_tokens,
+                "sampling": self.how.sampling(ids.shape[0]),
+                "observer": watch,
+                "graphs": graphs or self.how.graphs,
+                "compile": self.how.compile,
+            }
+            if self.how.fill == "random":
+                generation = go_on(self.model, cache, *ids.shape, **steps, seed=self.how.seed)
+            else:
+                generation = generate(self.model, cache, ids, **steps, prefill_chunk=self.how.prefill_chunk)
         watch.cache = self._watch = None
         return generation, cache, watch
-
-
-def step_options(graphs: str, compile: bool) -> dict[str, Any]:
-    """How steps are run, as far as :func:`generate` can be told."""
-    known = inspect.signature(generate).parameters
-    return {name: value for name, value in (("graphs", graphs), ("compile", compile)) if name in known}
 
 
 @contextmanager

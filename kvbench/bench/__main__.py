@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench kernel | quantize | predict``; only `predict` needs no GPU, nor torch."""
+"""``python -m kvbench.bench kernel | quantize | tpot | prefill | memory | predict``; `predict` needs no GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kvbench.bench import command as whole_models
 from kvbench.bench import predict
 from kvbench.bench.choices import number, tokens
 
@@ -26,12 +27,13 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
     """The command line; without the commands that measure it needs no torch."""
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",
-        description="Times kvbench's kernels on this GPU, or predicts times and memory on any.",
+        description="Times kvbench on this GPU, kernels of one layer and whole models, or predicts times on any.",
     )
     commands = top.add_subparsers(dest="command", required=True)
     predict.add_parser(commands)
     if measuring:
         measured(commands)
+    whole_models.add(commands, tokens, number)
     return top
 
 
@@ -82,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     args.contexts = [tokens(n) if isinstance(n, str) else n for n in args.contexts]
     if args.command == "predict":
         return predict.run(args)
+    if args.command in whole_models.COMMANDS:
+        return whole_models.run(args)
     import torch
 
     if not torch.cuda.is_available():

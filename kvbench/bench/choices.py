@@ -6,14 +6,13 @@ import argparse
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from kvbench.bench.settings import setting
 from kvbench.confdir import options
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
-from kvbench.methods.load import load_method
 from kvbench.models.spec import local_folder
 from kvbench.profiling.roofline import Shape
 
@@ -93,21 +92,9 @@ def shape_of(name: str) -> Shape:
 
 
 def method_of(text: str) -> Method:
-    """``"kivi:int4:residual=64"`` -> the method; values are YAML, ``10/30/60`` is a list.
+    """``"kivi:int4:residual=64"`` -> the method (:func:`kvbench.bench.settings.setting`).
 
     Raises:
         ConfigError: a name, key or value that is not there.
     """
-    name, *rest = text.split(":")
-    fields: dict[str, Any] = {}
-    quantizer = None
-    for part in rest:
-        key, given, value = part.partition("=")
-        if given:
-            values = [yaml.safe_load(v) for v in value.split("/")]
-            fields[key] = values if len(values) > 1 else values[0]
-        elif quantizer is None:
-            quantizer = part
-        else:
-            raise ConfigError("methods", text, f"has two quantizers, {quantizer} and {part}", hint=f"{name}:{part}")
-    return load_method(name, quantizer=quantizer, **fields)
+    return setting(text).method

@@ -19,6 +19,22 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 
 def machine() -> dict[str, Any]:
     """Device, driver and versions."""
+    return {
+        **device(),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES if version(name)},
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+
+
+def device() -> dict[str, Any]:
+    """The GPU, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        from kvbench.results.environment import cpu_name
+
+        return {"device": cpu_name()}
     properties = torch.cuda.get_device_properties(0)
     return {
         "device": properties.name,
@@ -26,11 +42,6 @@ def machine() -> dict[str, Any]:
         "memory_GiB": round(properties.total_memory / 2**30, 1),
         "L2_MiB": round(getattr(properties, "L2_cache_size", 0) / 2**20, 1),
         "driver": driver(),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES if version(name)},
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 
 
@@ -63,6 +74,8 @@ def folder(out: Path | None) -> Path:
     """Where the JSON goes: ``results/h200`` on an ``NVIDIA H200``, and so on."""
     if out is not None:
         return out
+    if not torch.cuda.is_available():
+        return Path("results") / "cpu"
     name = re.sub(r"[^a-z0-9]+", "_", torch.cuda.get_device_name(0).lower().replace("nvidia", "")).strip("_")
     return Path("results") / name
 
