@@ -63,7 +63,7 @@ class RuntimeConfig:
         batch_size: prompts a batch.
         seed: of sampling, shuffles and random weights.
         prefill_chunk: tokens per prefill call; None: the whole prompt at once.
-        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE take at a time: bounds what they hold besides;
+        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE take at a time, which bounds their memory;
             ``auto``: 8192 of a prompt of more than 16384; None: all. Results differ by rounding at most.
         memory_limit_gb: GiB of memory that a process may take of each device; None: no limit.
         device_map: ``auto`` spreads the model's layers over all GPUs, as many on each; None: one device.
