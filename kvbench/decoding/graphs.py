@@ -54,6 +54,8 @@ def refuses(model: PreTrainedModel, cache: KVCache, graphs: Graphs, steps: int, 
         return "the cache leads another one"
     if len({p.device for p in model.parameters()}) > 1:
         return "layers on several devices"
+    if getattr(model, "_kvbench_team", None) is not None and graphs != "always":
+        return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
     return None
 
 
