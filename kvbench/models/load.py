@@ -189,22 +189,25 @@ def _pretrained(
     if source.local:
         logging.disable_progress_bar()
     try:
-        tokenizer = _tokenizer(source.name, common)
         if device_map:
-            return pretrained_spread(source.name, devices, dtype=dtype, **common), tokenizer
-        turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
-        with turn:
-            made = AutoModelForCausalLM.from_pretrained(source.name, dtype=dtype, **common).eval()
-            if team is not None:
-                from kvbench.parallel.shard import shard
+            made = pretrained_spread(source.name, devices, dtype=dtype, **common)
+        else:
+            turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
+            with turn:
+                made = AutoModelForCausalLM.from_pretrained(source.name, dtype=dtype, **common).eval()
+                if team is not None:
+                    from kvbench.parallel.shard import shard
 
-                shard(made, team)
+                    shard(made, team)
+                else:
+                    made = made.to(device)
+        tokenizer = _tokenizer(source.name, common)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(_refusal(model, source, error)) from error
     finally:
         if bars:
             logging.enable_progress_bar()
-    return made.to(device), tokenizer
+    return made, tokenizer
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:
