@@ -3,7 +3,8 @@
 Left padding makes every row causal over its own suffix, so a long padded prompt needs no mask: its rows are attended
 one by one, from their first real token on. What stands for the mask then is the padding itself, bool ``[B, T]`` (as
 transformers' flash attention has it). 128k tokens would make a mask of 16 GiB a row, and a masked SDPA runs on none of
-the fast back ends and repeats the keys and values of grouped-query attention for every query head.
+the fast back ends and repeats the keys and values of grouped-query attention for every query head. (Past 2**32 scores
+the back end that takes masks is also wrong without a word: pytorch/pytorch issue 187227.)
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def attend(
 def order(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AbstractContextManager[str]:
     """Context in which SDPA asks the fastest back end first; gives the name of what will serve.
 
-    On Hopper and newer cuDNN's kernel takes about two thirds of flash attention 2's time for long causal prompts.
+    On Hopper and newer cuDNN's kernel is the faster one for long causal prompts (experiments.kernels.prefill times
+    both); newer torch asks it first there by itself.
     """
     long = query.shape[2] >= LONG and query.shape[2] == keys.shape[2] and (mask is None or mask.ndim == 2)
     if _chosen[0] == "stock" or not long or not query.is_cuda or not _prefers(query.device):

@@ -165,3 +165,40 @@ def test_grouped_heads_are_not_repeated(padded, monkeypatch):
     ids, mask = zoo.padded_batch([40, 64] if padded else [64])
     answer(load_method("fp16"), model, ids, mask, max_new_tokens=1)
     assert shapes == [(4, 2, n, None) for _ in range(2) for n in ((40, 64) if padded else (64,))]
+
+
+class Grouped(torch.nn.Module):
+    """What transformers' SDPA asks of an attention module."""
+
+    is_causal, num_key_value_groups = True, 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", [False, True])
+def test_long_prompts_are_served_by_the_fastest_back_end_and_by_torchs_own_alike(padded):
+    generator = torch.Generator("cuda").manual_seed(0)
+    count = prefill.LONG
+    query, keys, values = (
+        torch.randn(2, count, heads, 128, generator=generator, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        for heads in (4, 2, 2)
+    )
+    real = torch.ones(2, count, dtype=torch.bool, device="cuda")
+    real[0, :1000] = False
+    found, served = {}, {}
+    try:
+        for backend in ("auto", "stock"):
+            prefill.choose(backend)
+            mask = real if padded else None
+            found[backend], served[backend] = prefill.attend(Grouped(), query, keys, values, mask, None, {})
+    finally:
+        prefill.choose("auto")
+    torch.testing.assert_close(found["auto"], found["stock"], atol=1e-2, rtol=2e-2)
+    newest = query[0, :2, -1:].float() @ keys[0, 0].float().T * 128**-0.5  # two heads of one group
+    if padded:
+        newest[..., :1000] = float("-inf")
+        assert not found["auto"][0, :1000].any()
+    exact = torch.softmax(newest, -1) @ values[0, 0].float()
+    torch.testing.assert_close(found["auto"][0, -1, :2].float(), exact[:, 0], atol=1e-2, rtol=2e-2)
+    assert served["stock"] == "sdpa"
+    hopper = torch.cuda.get_device_capability() >= (9, 0)
+    assert served["auto"] == ("sdpa:cudnn" if hopper else "sdpa")
