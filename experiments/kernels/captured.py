@@ -64,10 +64,15 @@ def captured(
     """The same by a captured step; and how it ran."""
     stopping, sampling = Stopping(1, (), (), None), Sampling()
     lengths = torch.tensor([length], device=token.device)
-    made, how = capture(model, cache, token, lengths, sampling, [], count - 1, "always", compile)
-    if made is not None:
-        graphs.decode(made, token, stopping, count)
-    return stopping.tokens[0], how
+    reason = graphs.refuses(model, cache, "always", count - 1, token.device)
+    try:
+        made = None if reason else capture(model, cache, token, lengths, sampling, [], count - 1, compile)
+    except graphs.NotCaptured as error:
+        made, reason = None, str(error)
+    if made is None:
+        return [], f"eager ({reason})"
+    graphs.decode(made, token, stopping, count)
+    return stopping.tokens[0], "graph"
 
 
 def parted(left: list[int], right: list[int]) -> int | None:

@@ -19,6 +19,7 @@ from kvbench.decoding import speculative
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
 from kvbench.decoding.passes import check_cache, forward, now, prefill
+from kvbench.decoding.rounds import captured_drafter
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
@@ -139,19 +140,23 @@ def generate(
     lengths = mask.sum(-1) if mask is not None else torch.full((batch,), width, device=input_ids.device)
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
-    stepping, capture_s = "eager (speculation)", 0.0
-    if speculation is None:
-        captured, stepping = capture(
-            model, cache, token, lengths, sampling, generators, max_new_tokens - 1, graphs, compile
-        )
-        if captured is None:
-            steps = decode(model, cache, token, mask, lengths, *rest)
-        else:
-            steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
-            capture_s = captured.seconds
-    else:
-        rounds = speculative.decode(model, cache, token, *rest, speculation)
+    drafter, captured = None, None
+    reason = captured_decoding.refuses(model, cache, graphs, max_new_tokens - 1, token.device, speculation)
+    try:
+        if reason is None and speculation is not None:
+            drafter = captured_drafter(model, cache, speculation, sampling, batch, compile)
+        elif reason is None:
+            captured = capture(model, cache, token, lengths, sampling, generators, max_new_tokens - 1, compile)
+    except captured_decoding.NotCaptured as error:
+        reason = str(error)
+    if speculation is not None:
+        rounds = speculative.decode(model, cache, token, *rest, speculation, drafter)
         steps = [each.seconds for each in rounds]
+    elif captured is not None:
+        steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
+    else:
+        steps = decode(model, cache, token, mask, lengths, *rest)
+    made = drafter or captured
     tell(observer, "end")
     return Generation(
         tokens=stopping.tokens,
@@ -162,8 +167,8 @@ def generate(
         prompt_tokens=[int(n) for n in lengths.tolist()],
         answer_nll=nll,
         rounds=rounds,
-        stepping=stepping,
-        capture_s=capture_s,
+        stepping=f"eager ({reason})" if made is None else "graph, compiled" if compile else "graph",
+        capture_s=0.0 if made is None else made.seconds,
     )
 
 
@@ -175,23 +180,23 @@ def capture(
     sampling: Sampling,
     generators: Sequence[torch.Generator],
     steps: int,
-    graphs: captured_decoding.Graphs,
-    compile: bool,
-) -> tuple[captured_decoding.Captured | None, str]:
-    """A captured decode step whose first bookkeeping is done, or None; and what the row says of it."""
-    reason = captured_decoding.refuses(model, cache, graphs, steps, token.device)
-    if reason is not None:
-        return None, f"eager ({reason})"
+    compile: bool = False,
+) -> captured_decoding.Captured:
+    """A captured decode step whose first bookkeeping is done.
+
+    Raises:
+        NotCaptured: it cannot be; cache and generators are as they were.
+    """
     states = [generator.get_state() for generator in generators]
     uniforms = captured_decoding.uniforms(sampling, generators, steps)
     captured = captured_decoding.Captured(Step(model, cache, token, lengths, sampling, uniforms), compile=compile)
     try:
         captured.first()
-    except captured_decoding.NotCaptured as error:
+    except captured_decoding.NotCaptured:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)  # the eager steps draw what the captured ones would have
-        return None, f"eager ({error})"
-    return captured, "graph" if not compile else "graph, compiled"
+        raise
+    return captured
 
 
 def decode(

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
+from kvbench.decoding import sampling
 from kvbench.decoding.passes import forward
 from kvbench.decoding.sampling import Sampling, probabilities
 from kvbench.errors import CacheError
@@ -59,7 +60,7 @@ class Drafter:
         mask: Tensor | None,
         lengths: Tensor,
         limits: Sequence[int],
-        sampling: Sampling,
+        how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
         """Draft as many tokens as the row with the highest limit may accept, and forget their keys and values again.
@@ -69,26 +70,36 @@ class Drafter:
             mask: ``[B, columns + gamma + 1]`` of the padded batch, or None.
             lengths: tokens of each row in the cache, ``[B]``.
             limits: drafts that each row may accept; only so many are drawn from its generator.
+            how: tokens are chosen.
 
         Returns:
             Drafts ``[B, n]`` and, unless greedy, what they were drawn from, ``[B, n, V]``.
         """
         steps, width, token = max(limits), self.cache.get_seq_length(), pending
         drafts, chances = [], []
-        with self._drafting():
+        with self.drafting():
             for step in range(steps):
                 seen = None if mask is None else mask[:, : width + step + 1]
                 logits = forward(self.model, self.cache, token[:, None], seen, (lengths + step)[:, None])[:, -1]
-                if sampling.temperature == 0.0:
+                if how.temperature == 0.0:
                     token = logits.argmax(-1)
                 else:
-                    chances.append(probabilities(logits, sampling))
+                    chances.append(probabilities(logits, how))
                     token = draw(chances[-1], generators, [step < limit for limit in limits])
                 drafts.append(token)
             self.cache.crop(-steps)
         if not drafts:
             return pending[:, None][:, :0], None
         return torch.stack(drafts, 1), torch.stack(chances, 1) if chances else None
+
+    def drafts(self, limits: Sequence[int]) -> int:
+        """Tokens to draft in a round whose rows may accept `limits`."""
+        return max(limits)
+
+    def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
+        """The target's logits ``[B, n + 1, V]`` after the pending token and each draft, ``[B, n + 1]``."""
+        positions = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        return forward(self.model, self.target, tokens, mask, positions, all_logits=True)
 
     def confirm(self, counts: Sequence[int]) -> None:
         """The newest ``counts[row]`` tokens of the target are confirmed: a cache of the draft's own takes them over.
@@ -99,7 +110,8 @@ class Drafter:
             self.cache.follow(self.target, counts)
 
     @contextmanager
-    def _drafting(self) -> Iterator[None]:
+    def drafting(self) -> Iterator[None]:
+        """The draft's view of its cache, its weights, and nothing demoted inside."""
         progress, on = self.cache.progress, self.switch.on if self.switch else False
         before = progress.held, progress.upper
         progress.held, progress.upper = True, self.speculation.draft == "upper"
@@ -115,10 +127,11 @@ class Drafter:
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
     """A token of each row ``[B]`` from ``probs`` ``[B, V]``; rows that want none get the likeliest, without a draw."""
-    tokens, host = probs.argmax(-1), probs.cpu()
-    drawn = {
-        row: int(torch.multinomial(host[row], 1, generator=generators[row])) for row, want in enumerate(wanted) if want
-    }
-    for row, token in drawn.items():
-        tokens[row] = token
-    return tokens
+    uniform = uniforms(generators, wanted).to(probs.device)
+    return torch.where(torch.tensor(wanted, device=probs.device), sampling.draw(probs, uniform), probs.argmax(-1))
+
+
+def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
+    """A uniform number of each row's generator ``[B]``; 0 for rows that want none, whose generators are left alone."""
+    none = torch.zeros(1)
+    return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

@@ -23,10 +23,11 @@ from kvbench.cache import KVCache
 from kvbench.decoding import compiled
 from kvbench.decoding.passes import check_cache
 from kvbench.decoding.sampling import Sampling
-from kvbench.decoding.step import Step
+from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.failures import is_out_of_memory
+from kvbench.methods.speculation import Speculation
 
 Graphs = Literal["auto", "always", "never"]
 
@@ -42,7 +43,14 @@ class NotCaptured(Exception):
     """A step cannot be captured; the message says why, for the result row."""
 
 
-def refuses(model: PreTrainedModel, cache: KVCache, graphs: Graphs, steps: int, device: torch.device) -> str | None:
+def refuses(
+    model: PreTrainedModel,
+    cache: KVCache,
+    graphs: Graphs,
+    steps: int,
+    device: torch.device,
+    speculation: Speculation | None = None,
+) -> str | None:
     """Why `steps` decode steps are not to be captured, as far as that is known beforehand; None where they may be."""
     if graphs == "never":
         return "runtime.graphs=never"
@@ -50,7 +58,7 @@ def refuses(model: PreTrainedModel, cache: KVCache, graphs: Graphs, steps: int, 
         return f"no CUDA graphs on {device.type}"
     if steps < (WORTH if graphs == "auto" else 1):
         return f"{steps} steps: too few for a capture" if steps > 0 else "no steps"
-    if cache.follower is not None:
+    if cache.follower is not None and speculation is None:
         return "the cache leads another one"
     if len({p.device for p in model.parameters()}) > 1:
         return "layers on several devices"
@@ -60,7 +68,7 @@ def refuses(model: PreTrainedModel, cache: KVCache, graphs: Graphs, steps: int, 
 
 
 class Captured:
-    """A step that has been recorded.
+    """A pass that has been recorded.
 
     Args:
         step: what is recorded.
@@ -72,7 +80,7 @@ class Captured:
         captures: how many there were.
     """
 
-    def __init__(self, step: Step, *, compile: bool = False, capture: bool = True) -> None:
+    def __init__(self, step: Recorded, *, compile: bool = False, capture: bool = True) -> None:
         self.step, self.compile, self.capture = step, compile, capture
         self.seconds, self.captures, self._version = 0.0, 0, 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -125,13 +133,13 @@ class Captured:
         step = self.step
         self._graph = None  # its memory is free before the next capture
         if self.capture:
-            held = [x.clone() for x in (step.tokens, step.positions, step.number)]
+            held = [x.clone() for x in step.changed()]
             stream = torch.cuda.Stream(step.device)
             with torch.cuda.device(step.device), recording(step.model, step.serve):
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     step.run()  # as it is: finds out what cannot be served before anything is compiled
-                with compiled.around(step.model, self.compile, rows=len(step.tokens)):
+                with compiled.around(step.model, self.compile, rows=step.tokens.numel()):
                     with torch.cuda.stream(stream):
                         for _ in range(WARM_UPS):
                             step.run()
@@ -139,7 +147,7 @@ class Captured:
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, stream=stream):
                         step.run()
-            for x, kept in zip((step.tokens, step.positions, step.number), held, strict=True):
+            for x, kept in zip(step.changed(), held, strict=True):
                 x.copy_(kept)
             self._graph = graph
         self._version = step.version

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from kvbench.cache import KVCache
 from kvbench.decoding.acceptance import accept_greedy, accept_sampled
 from kvbench.decoding.drafting import Drafter, draw
-from kvbench.decoding.passes import check_cache, forward, now
+from kvbench.decoding.passes import check_cache, now
 from kvbench.decoding.sampling import Sampling, probabilities
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods.speculation import Speculation
@@ -55,6 +55,7 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int,
     speculation: Speculation,
+    drafter: Drafter | None = None,
 ) -> list[Round]:
     """Go on from the first new token until every row has ended; what came out is in `stopping`.
 
@@ -63,12 +64,13 @@ def decode(
     Args:
         cache: the target's, after the prompt.
         token: first new token of each row, ``[B]``.
-        max_new_tokens: limit for every row, the first token included; no row drafts past it.
+        max_new_tokens: limit for every row, the first token included; no row accepts past it.
+        drafter: who drafts and verifies; None: eager passes.
 
     Raises:
         CacheError: the model did not use the cache, or the draft has none.
     """
-    drafter = Drafter(model, cache, speculation)
+    drafter = drafter or Drafter(model, cache, speculation)
     stopping.take(token.tolist())
     left = [max_new_tokens - 1] * len(token)
     rounds: list[Round] = []
@@ -97,7 +99,7 @@ def _round(
     generators: Sequence[torch.Generator],
 ) -> tuple[Tensor, Round]:
     """Draft, verify, accept, roll back; the next pending token of each row ``[B]``."""
-    model, cache, steps = drafter.model, drafter.target, max(limits)
+    cache, steps = drafter.target, drafter.drafts(limits)
     cache.settle()
     drafter.settle()
     starts = cache.progress.starts or [0] * len(active)
@@ -106,9 +108,7 @@ def _round(
     mask = left_padding(starts, cache.get_seq_length() + steps + 1, pending.device)
 
     drafts, chances = drafter.propose(pending, mask, lengths, limits, sampling, generators)
-    tokens = torch.cat([pending[:, None], drafts], 1)
-    positions = lengths[:, None] + torch.arange(steps + 1, device=pending.device)
-    logits = forward(model, cache, tokens, mask, positions, all_logits=True)
+    logits = drafter.verify(torch.cat([pending[:, None], drafts], 1), lengths, mask)
 
     bounds = torch.tensor(limits, device=pending.device)
     if sampling.temperature == 0.0:
@@ -116,7 +116,7 @@ def _round(
     else:
         target = probabilities(logits, sampling)
         uniforms = torch.ones(drafts.shape)
-        for row, limit in enumerate(limits):
+        for row, limit in enumerate(limits):  # drafts past the limit are not to be accepted
             uniforms[row, :limit] = torch.rand(limit, generator=generators[row])
         proposed = target[:, :0] if chances is None else chances
         accepted, rest = accept_sampled(drafts, proposed, target, uniforms.to(pending.device), bounds)

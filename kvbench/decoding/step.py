@@ -1,9 +1,9 @@
-"""One decode step over buffers that stay where they are: what a CUDA graph records.
+"""A forward pass of new tokens over buffers that stay where they are: what a CUDA graph records.
 
-The host does a step's bookkeeping (:meth:`Step.advance`): it lets the method demote what has grown too old, reserves a
-place for the new token in every layer, and sends lengths and places to the device, one small copy for all layers. The
-device does the rest (:meth:`Step.run`): the model's forward pass, appending, attention over everything stored, the next
-token and its position; nothing in it waits for the host.
+The host does a pass's bookkeeping (:meth:`Recorded.advance`): it lets the method demote what has grown too old, keeps a
+place for the new tokens in every layer, and sends lengths and places to the device, one small copy for all layers. The
+device does the rest (:meth:`Recorded.run`): the model's forward pass, appending, attention over everything stored, the
+next token and its position; nothing in it waits for the host.
 """
 
 from __future__ import annotations
@@ -48,19 +48,18 @@ class Place:
     kernel: tuple[str, ModuleType] | None = None
 
 
-class Step:
-    """The next decode step of a batch, again and again.
+class Recorded:
+    """A forward pass of a few new tokens a row, again and again.
 
     Args:
         model: runs under :func:`kvbench.attention.recorded.recording` whenever :meth:`run` is called.
         cache: after the prompt.
-        token: last token of each row, not cached yet, ``[B]``.
-        lengths: tokens of each row in the cache, ``[B]``: the position of `token`.
-        sampling: how the next token is chosen.
-        uniforms: fp32 ``[steps, B]``, what it is drawn with; None where greedy.
+        batch, count: rows, and new tokens of each.
+        device: of tokens and positions.
+        upper: attention reads the upper nibble alone of codes that have two (QuantSpec's draft).
 
     Attributes:
-        tokens: ``[B, 1]``, the next step's input and, after it, its output.
+        tokens, positions: of the pass, ``[B, count]``; they stay where they are.
         version: raised whenever the buffers have moved: what was recorded before is void.
     """
 
@@ -68,38 +67,65 @@ class Step:
         self,
         model: PreTrainedModel,
         cache: KVCache,
-        token: Tensor,
-        lengths: Tensor,
-        sampling: Sampling,
-        uniforms: Tensor | None = None,
+        batch: int,
+        count: int,
+        device: torch.device,
+        *,
+        upper: bool = False,
     ) -> None:
-        self.model, self.cache, self.sampling = model, cache, sampling
-        self.device = token.device
+        self.model, self.cache, self.device, self.count, self.upper = model, cache, device, count, upper
         with torch.inference_mode(False):
-            self.tokens = torch.empty(len(token), 1, dtype=torch.long, device=self.device)
-            self.positions = torch.empty_like(self.tokens)
-            self.number = torch.zeros(1, dtype=torch.long, device=self.device)
-            self.uniforms = None if uniforms is None else uniforms.to(self.device)
-        self.tokens.copy_(token[:, None])
-        self.positions.copy_(lengths[:, None])
+            self.tokens = torch.zeros(batch, count, dtype=torch.long, device=device)
+            self.positions = torch.zeros_like(self.tokens)
         self.through = PassThrough()
         self.version = 0
         self.layers: list[Place] = []
         self._shape: list[list[tuple[int, int]]] = []
         self._turn = self._sent = 0
 
+    def run(self) -> None:
+        """The pass: only work for the device, on the same memory each time."""
+        raise NotImplementedError(f"{type(self).__name__} must say what a pass does")
+
+    def changed(self) -> list[Tensor]:
+        """What a pass changes and a warm-up must not."""
+        return [self.tokens, self.positions]
+
+    def begin(self, token: Tensor, lengths: Tensor) -> None:
+        """Go on from the last tokens ``[B]``, which are not cached yet, of rows with `lengths` ``[B]`` cached ones."""
+        self.tokens[:, :1].copy_(token[:, None])
+        self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
+
+    def forward(self, **keep: int) -> Tensor:
+        """Logits ``[B, n, V]`` of the tokens.
+
+        Raises:
+            NotServed: the model did not run attention once a layer.
+        """
+        self._turn = 0
+        logits: Tensor = self.model(
+            input_ids=self.tokens,
+            position_ids=self.positions,
+            past_key_values=self.through,
+            use_cache=True,
+            **keep,
+        ).logits
+        if self._turn != len(self.layers):
+            raise NotServed(f"the model ran attention {self._turn} times for {len(self.layers)} layers")
+        return logits
+
     def check(self) -> None:
         """Raise NotServed where it is known beforehand that a layer cannot be recorded; nothing is changed."""
         for layer in self.cache.layers:
-            fused.check(layer, None, 1)
+            fused.check(layer, None, self.count)
             for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):
                 for segment in store.segments:
-                    phases.part(segment, channels, bool(layer.progress.upper))
+                    phases.part(segment, channels, self.upper)
 
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Settle all layers, hold one token more in each, and send the tables that the next :meth:`run` reads.
+        """Settle all layers, hold the new tokens in each, and send the tables that the next :meth:`run` reads.
 
         Raises:
             NotServed: a layer cannot be attended to by a recorded step.
@@ -109,7 +135,7 @@ class Step:
             watch.poll(self.cache.progress)
             for layer in self.cache.layers:
                 layer.settle()
-        places = [np.array(layer.advance(1), dtype=np.int32) for layer in self.cache.layers]
+        places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]
         tables, shape = [], []
         known: dict[Any, Any] = {}
         for layer in self.cache.layers:
@@ -138,10 +164,10 @@ class Step:
         self._copied: list[torch.cuda.Event | None] = [None] * RING
         self.layers, first = [], 0
         for layer, order, (counts, _) in zip(self.cache.layers, shape, tables, strict=True):
-            fused.check(layer, None, 1)
+            fused.check(layer, None, self.count)
             middle, last = first + batch * len(order) * FIELDS, first + batch * (len(order) * FIELDS + 2)
             table = self.state[first:middle].view(batch, len(order), FIELDS)
-            work = assembled(layer, order, counts, table, bool(layer.progress.upper))
+            work = assembled(layer, order, counts, table, self.upper)
             self.layers.append(Place(layer, work, self.state[middle:last].view(batch, 2), pointers(layer)))
             first = last
         self._shape = shape
@@ -162,35 +188,14 @@ class Step:
 
     # -- the device's part ------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """The forward pass, the next token, its position: only work for the device, on the same memory each time."""
-        self._turn = 0
-        logits = self.model(
-            input_ids=self.tokens,
-            position_ids=self.positions,
-            past_key_values=self.through,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        if self._turn != len(self.layers):
-            raise NotServed(f"the model ran attention {self._turn} times for {len(self.layers)} layers")
-        if self.uniforms is None:
-            token = logits.argmax(-1)
-        else:
-            uniform = self.uniforms.index_select(0, self.number)[0]
-            token = draw(probabilities(logits, self.sampling), uniform)
-        self.tokens.copy_(token[:, None])
-        self.positions.add_(1)
-        self.number.add_(1)
-
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Append the new token of the next layer and attend to everything that it holds.
+        """Append the new tokens of the next layer and attend to everything that it holds.
 
         Args:
-            query: ``[B, Hq, 1, D]``. key, value: ``[B, H, 1, D]``.
+            query: ``[B, Hq, q, D]``. key, value: ``[B, H, q, D]``.
 
         Returns:
-            ``[B, 1, Hq, Dv]``.
+            ``[B, q, Hq, Dv]``.
 
         Raises:
             NotServed: no kernel reads the layer.
@@ -206,6 +211,50 @@ class Step:
         keys, values = place.layer.stores()
         append(key, value, keys.tail.buffer, values.tail.buffer, place.places)
         return place.kernel[1].attend(query, place.work, scaling)
+
+
+class Step(Recorded):
+    """The next decode step of a batch: its output is its next input.
+
+    Args:
+        token: last token of each row, not cached yet, ``[B]``.
+        lengths: tokens of each row in the cache, ``[B]``: the position of `token`.
+        sampling: how the next token is chosen.
+        uniforms: fp32 ``[steps, B]``, what it is drawn with; None where greedy.
+        others: as :class:`Recorded`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KVCache,
+        token: Tensor,
+        lengths: Tensor,
+        sampling: Sampling,
+        uniforms: Tensor | None = None,
+    ) -> None:
+        super().__init__(model, cache, len(token), 1, token.device)
+        self.sampling = sampling
+        with torch.inference_mode(False):
+            self.number = torch.zeros(1, dtype=torch.long, device=self.device)
+            self.uniforms = None if uniforms is None else uniforms.to(self.device)
+        self.begin(token, lengths)
+
+    def changed(self) -> list[Tensor]:
+        """Also the number of the step."""
+        return [*super().changed(), self.number]
+
+    def run(self) -> None:
+        """The forward pass, the next token, its position."""
+        logits = self.forward(logits_to_keep=1)[:, -1]
+        if self.uniforms is None:
+            token = logits.argmax(-1)
+        else:
+            uniform = self.uniforms.index_select(0, self.number)[0]
+            token = draw(probabilities(logits, self.sampling), uniform)
+        self.tokens.copy_(token[:, None])
+        self.positions.add_(1)
+        self.number.add_(1)
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:

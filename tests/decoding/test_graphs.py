@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.attention import fused, phases, synthetic
-from kvbench.attention.phases import Part, Work
+from kvbench.attention import fused, phases
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import decode, generate
 from kvbench.decoding.passes import prefill
@@ -20,29 +19,10 @@ from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
 from tests import zoo
+from tests.decoding.recorded_oracle import Oracle, part
 
 STARTS = (0, 7)
 PROMPT, NEW = 150, 90
-
-
-class Oracle:
-    """A kernel: what it knows of lengths and places it reads from the table in device memory."""
-
-    @staticmethod
-    def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
-        counts = [[tuple(line) for line in row] for row in work.table.tolist()]
-        return synthetic.exact(query, replace(work, counts=counts), scaling).to(query.dtype)
-
-
-def part(segment: Any, channels: int, upper: bool = False) -> Part:
-    """As kernels see a segment, in fp32 too: near ties would part two paths in 16 bits."""
-    if not segment.packed:
-        return Part(phases.Format("full", 16), buffer=segment.buffer)
-    quantizer = segment.quantizer
-    form = phases.Format(
-        phases.kind_of(quantizer), quantizer.bits, quantizer.axis, min(quantizer.group_size or channels, 128)
-    )
-    return Part(form, segment.words, segment.params)
 
 
 @pytest.fixture
