@@ -7,7 +7,6 @@ values as it would place a prompt's, layer by layer, so that formats, windows an
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding import graphs as captured_decoding
-from kvbench.decoding import speculative
-from kvbench.decoding.autoregressive import Generation, Observer, capture, decode, tell
+from kvbench.decoding.autoregressive import Generation, Observer, continued, tell
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
@@ -99,19 +97,19 @@ def go_on(
     token = (torch.arange(batch, device=device) * 17 + 3) % vocabulary
     lengths = torch.full((batch,), tokens, device=device)
     stopping, generators = Stopping(batch, (), (), None), sampling.generators(batch)
-    made: dict[str, Any] = {"stepping": "eager (speculation)", "capture_s": 0.0}
-    speculation = cache.method.speculation
-    if speculation is not None:
-        rounds = speculative.decode(model, cache, token, stopping, sampling, generators, max_new_tokens, 0, speculation)
-        made |= {"step_s": [each.seconds for each in rounds], "rounds": rounds}
-    else:
-        steps = max_new_tokens - 1
-        step, made["stepping"] = capture(model, cache, token, lengths, sampling, generators, steps, graphs, compile)
-        if step is None:
-            rest = (stopping, sampling, generators, max_new_tokens)
-            made["step_s"] = decode(model, cache, token, None, lengths, *rest)
-        else:
-            made["step_s"] = captured_decoding.decode(step, token, stopping, max_new_tokens)
-            made["capture_s"] = step.seconds
+    made = continued(
+        model,
+        cache,
+        token,
+        None,
+        lengths,
+        stopping,
+        sampling,
+        generators,
+        max_new_tokens,
+        speculation=cache.method.speculation,
+        graphs=graphs,
+        compile=compile,
+    )
     tell(observer, "end")
     return Generation(stopping.tokens, [], stopping.finish, 0.0, prompt_tokens=[tokens] * batch, **made)

@@ -138,13 +138,64 @@ def generate(
 
     tell(observer, "decode")
     lengths = mask.sum(-1) if mask is not None else torch.full((batch,), width, device=input_ids.device)
+    made = continued(
+        model,
+        cache,
+        token,
+        mask,
+        lengths,
+        stopping,
+        sampling,
+        generators,
+        max_new_tokens,
+        pad_token_id,
+        speculation,
+        graphs,
+        compile,
+    )
+    tell(observer, "end")
+    return Generation(
+        tokens=stopping.tokens,
+        text=stopping.texts(),
+        finish=stopping.finish,
+        ttft_s=ttft,
+        prompt_tokens=[int(n) for n in lengths.tolist()],
+        answer_nll=nll,
+        **made,
+    )
+
+
+def continued(
+    model: PreTrainedModel,
+    cache: KVCache,
+    token: Tensor,
+    mask: Tensor | None,
+    lengths: Tensor,
+    stopping: Stopping,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    max_new_tokens: int,
+    pad_token_id: int = 0,
+    speculation: Speculation | None = None,
+    graphs: captured_decoding.Graphs = "never",
+    compile: bool = False,
+) -> dict[str, Any]:
+    """Go on from the first new token by captured steps where they serve, else by eager ones; or by speculation.
+
+    Args:
+        token, mask, lengths, and what follows: as of :func:`decode`.
+        speculation, graphs, compile: as of :func:`generate`.
+
+    Returns:
+        ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`; the tokens are in `stopping`.
+    """
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
     drafter, captured = None, None
     reason = captured_decoding.refuses(model, cache, graphs, max_new_tokens - 1, token.device, speculation)
     try:
         if reason is None and speculation is not None:
-            drafter = captured_drafter(model, cache, speculation, sampling, batch, compile)
+            drafter = captured_drafter(model, cache, speculation, sampling, len(token), compile)
         elif reason is None:
             captured = capture(model, cache, token, lengths, sampling, generators, max_new_tokens - 1, compile)
     except captured_decoding.NotCaptured as error:
@@ -157,19 +208,12 @@ def generate(
     else:
         steps = decode(model, cache, token, mask, lengths, *rest)
     made = drafter or captured
-    tell(observer, "end")
-    return Generation(
-        tokens=stopping.tokens,
-        text=stopping.texts(),
-        finish=stopping.finish,
-        ttft_s=ttft,
-        step_s=steps,
-        prompt_tokens=[int(n) for n in lengths.tolist()],
-        answer_nll=nll,
-        rounds=rounds,
-        stepping=f"eager ({reason})" if made is None else "graph, compiled" if compile else "graph",
-        capture_s=0.0 if made is None else made.seconds,
-    )
+    return {
+        "step_s": steps,
+        "rounds": rounds,
+        "stepping": f"eager ({reason})" if made is None else "graph, compiled" if compile else "graph",
+        "capture_s": 0.0 if made is None else made.seconds,
+    }
 
 
 def capture(
