@@ -235,13 +235,14 @@ class _Run:
 
     def _lost(self, found: Mapping[str, Any]) -> None:
         """Record that another rank's failure ends this process, whose main thread waits for that rank for ever."""
+        message = f"rank {found['rank']}: {found['message']}"
         if found["kind"] == "KeyboardInterrupt":
             self._finish("interrupted")
         elif found["oom"]:
-            self.oom = {"bytes_asked": None, "sample": None, "message": f"rank {found['rank']}: {found['message']}"}
+            asked = bytes_asked(MemoryError(message))
+            self.oom = {"bytes_asked": asked, "sample": None, "message": message}
             self._finish("oom")
         else:
-            message = f"rank {found['rank']}: {found['message']}"
             self.errors.append({"sample": None, "type": found["kind"], "message": message, "traceback": ""})
             self._finish("error")
 

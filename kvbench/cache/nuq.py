@@ -34,6 +34,9 @@ class NuqFormat:
             token by token.
         restored: what the codes stand for, where that is not `levels` (Q-Norm), fp32 ``[2**bits]``.
         most: outliers of a token on each side (keys); None: any number.
+        heads: the first head that is held here and how many there are, where other processes hold the rest; None: all.
+        gather: these processes' tensors side by side along the last dimension (values: a token's range is over all
+            heads).
     """
 
     bits: int
@@ -42,6 +45,8 @@ class NuqFormat:
     thresholds: Tensor | None = None
     restored: Tensor | None = None
     most: int | None = None
+    heads: tuple[int, int] | None = None
+    gather: Callable[[Tensor], Tensor] | None = None
 
 
 class NuqSegment(Segment):
@@ -70,12 +75,17 @@ class NuqSegment(Segment):
         super().__init__(batch, heads, channels, dtype, device)
         self.bits, self.share, self.most, self.width = form.bits, form.outliers, form.most, heads * channels
         self.layouts = [TileLayout(width, side) for width in PLANES[form.bits]]
+        first = form.heads[0] if form.heads else 0
+        #: of all heads' channels those that are held here
+        self.columns = slice(first * channels, (first + heads) * channels)
+        self.gather = form.gather
         tables = [form.levels] if form.restored is None else [form.levels, form.restored]
         with torch.inference_mode(False):
             self.codebook = torch.stack(tables).float().repeat(batch, 1, 1).to(self.device)
             self.thresholds = None
             if form.thresholds is not None:
-                self.thresholds = form.thresholds.half().repeat(batch, 1, 1).to(self.device)
+                mine = form.thresholds[:, self.columns].half()
+                self.thresholds = mine.repeat(batch, 1, 1).to(self.device)
         self.words: list[Tensor] = []
         self.params: list[Tensor] = []
         self._allocate(-(-capacity // TILE))
@@ -125,9 +135,11 @@ class NuqSegment(Segment):
                 outliers = nuq.key_outliers(flat, thresholds, self.most)
             scale, offset = (p.unsqueeze(1) for p in nuq.key_params(thresholds))
         else:
+            whole = flat if self.gather is None else self.gather(exact).float()
             if self.share:
-                outliers = nuq.value_outliers(flat, self.share)
-            params = nuq.value_params(flat, outliers, self.params[0].dtype)
+                outliers = nuq.value_outliers(whole, self.share)
+            params = nuq.value_params(whole, outliers, self.params[0].dtype)
+            outliers = outliers if outliers is None or self.gather is None else outliers[..., self.columns]
             for buffer, param in zip(self.params, params, strict=True):
                 buffer[rows, start:stop] = param
             scale, offset = (p.float().unsqueeze(-1) for p in params)

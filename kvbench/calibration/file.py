@@ -128,6 +128,9 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """A few numbers of the weights: of each layer's key projection where it has weights, and of the embedding."""
     from kvbench.attention.projections import attentions, key_source
 
+    team = getattr(model, "_kvbench_team", None)
+    if team is not None and hasattr(model, "_kvbench_probe"):
+        return model._kvbench_probe
     found = {"probe.embedding": _sample(model.get_input_embeddings().weight, 256)}
     weights = []
     for attention in attentions(model):
@@ -135,7 +138,10 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
             getattr(getattr(attention, "k_proj", None) or key_source(model, attention).module, "weight", None)
         )
     if all(isinstance(weight, Tensor) and weight.is_floating_point() for weight in weights):
-        found["probe.keys"] = torch.cat([_sample(weight, 16) for weight in weights])  # type: ignore[arg-type]
+        whole = weights if team is None else (team.gather(weight.detach(), 0) for weight in weights)
+        found["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
+    if team is not None:  # once a model: every rank sends all its key projections
+        model._kvbench_probe = found
     return found
 
 

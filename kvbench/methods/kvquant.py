@@ -156,8 +156,16 @@ class KVQuant(Method):
             numbers, where = probe(model), Path(model.config._name_or_path or "-")
             file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
         file.check_model(model)
+        team = getattr(model, "_kvbench_team", None)
+        if team is not None and self.cap_outliers:
+            raise ConfigError(
+                "method.cap_outliers",
+                True,
+                "counts a token's outliers over all heads; each process has some",
+                hint="method.cap_outliers=false, or runtime.device_map=auto instead of runtime.tensor_parallel",
+            )
         cache = super().new_cache(model, prompts, max_length)
-        cache.progress.calibration = file.path
+        cache.progress.calibration, cache.progress.team = file.path, team
         return cache
 
     # -- storage ----------------------------------------------------------------------------------------------------
@@ -168,7 +176,7 @@ class KVQuant(Method):
         from kvbench.calibration.file import load
 
         path = layer.progress.calibration or Path(str(self.calibration)).expanduser()
-        file, width = load(path), layer.heads * layer.key_dim
+        file, width, team = load(path), layer.heads * layer.key_dim, layer.progress.team
         levels = file.levels(layer.index, side, self.bits)
         scale, offset = file.norm(layer.index, side, self.bits)
         form = NuqFormat(
@@ -178,6 +186,8 @@ class KVQuant(Method):
             thresholds=file.thresholds(layer.index) if side == "key" else None,
             restored=levels * scale + offset if self.q_norm else None,
             most=int(self.outliers / 2 * width) + 1 if self.cap_outliers and side == "key" else None,
+            heads=(team.rank * layer.heads, layer.heads) if team else None,
+            gather=team.gather if team else None,
         )
         packed = NuqSegment(
             layer.batch,

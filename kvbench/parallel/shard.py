@@ -142,24 +142,22 @@ def check(model: Any, size: int) -> dict[str, str]:
             f"{name} has {heads} query heads and {kv_heads} KV heads, which {size} processes cannot share evenly: "
             f"torchrun --nproc-per-node {_most(kv_heads, size)}"
         )
-    keys = 0
+    keys = {path: plan.get(generic(path)) for path, _ in model.named_modules() if path.rpartition(".")[2] in KEYS}
+    for path, style in keys.items():
+        if style != "colwise":
+            raise ModelError(
+                f"transformers' plan for {name} gives every rank all keys ({path}: {style}), so that no cache "
+                f"would get smaller{hint}"
+            )
+    if len(keys) != config.num_hidden_layers:
+        raise ModelError(f"{name} has no projection named {' or '.join(KEYS)} in each layer{hint}")
     for path, module in model.named_modules():
         style = plan.get(generic(path))
-        if path.rpartition(".")[2] in KEYS:
-            keys += 1
-            if style != "colwise":
-                raise ModelError(
-                    f"transformers' plan for {name} gives every rank all keys ({path}: {style}), so that no cache "
-                    f"would get smaller{hint}"
-                )
         if style is None or style in WHOLE:
             continue
         if style not in ("colwise", "rowwise", *GATHERED) or not isinstance(module, nn.Linear):
-            raise ModelError(
-                f"{name}: {path} ({type(module).__name__}) is to be cut '{style}', which kvbench does not{hint}"
-            )
-    if keys != config.num_hidden_layers:
-        raise ModelError(f"{name} has no projection named {' or '.join(KEYS)} in each layer{hint}")
+            what = f"{path} ({type(module).__name__}) is to be cut '{style}'"
+            raise ModelError(f"{name}: {what}, which kvbench does not{hint}")
     return plan
 
 

@@ -104,13 +104,13 @@ class Team:
             return None
         return [json.loads(self._store.get(key)) for key in keys]
 
-    def settle(self, value: Any, error: Exception | None, grace_s: float = GRACE_S) -> list[Any]:
+    def settle(self, value: Any, error: Exception | None, grace_s: float | None = None) -> list[Any]:
         """All ranks did the same work: their results, or the failure of any of them as everybody's.
 
         Args:
             value: this rank's result, JSON data.
             error: what this rank raised instead.
-            grace_s: how long others may take to fail too.
+            grace_s: how long others may take to fail too; None: GRACE_S.
 
         Raises:
             PeerError: another rank failed; :class:`PeerOutOfMemoryError` where memory ran out.
@@ -118,7 +118,7 @@ class Team:
         """
         said = None if error is None else _described(error)
         mine = {"value": value, "error": said, "calls": self.calls}
-        everyone = self.exchange(mine, None if error is None else grace_s)
+        everyone = self.exchange(mine, None if error is None else GRACE_S if grace_s is None else grace_s)
         if everyone is None:  # the others wait for this rank inside a collective
             assert error is not None
             self.fail(error)

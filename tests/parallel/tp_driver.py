@@ -1,0 +1,108 @@
+"""One of two processes that share models; rank 0 prints what came out as JSON. Started by test_tensor_parallel.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kvbench
+from kvbench.cache import Prompts
+from kvbench.decoding import Sampling, generate
+from kvbench.errors import KvbenchError
+from kvbench.parallel import team as teams
+from kvbench.parallel.shard import shard
+from kvbench.run import run
+from kvbench.session import Session
+from tests import run_support, zoo
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fp16": {},
+    "kivi": {"residual": 32},
+    "quantspec": {"gamma": 3, "draft_weights": "same"},
+    "kvquant": {"outliers": 0.05},
+    "h2o": {},
+    "snapkv": {"budget": 0.25},
+}
+NEW_TOKENS = 24
+
+
+def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[Any, Any]:
+    """A padded batch answered with a method: tokens, and the whole bill."""
+    options = METHODS[name]
+    if name == "kvquant":
+        options = {**options, "calibration": zoo.calibrations("llama")}
+    ids, mask = zoo.padded_batch([70, 45])
+    method = kvbench.load_method(name, **options)
+    cache = method.new_cache(model, Prompts.from_batch(ids, mask), max_length=ids.shape[1] + NEW_TOKENS)
+    made = generate(model, cache, ids, mask, max_new_tokens=NEW_TOKENS, sampling=sampling)
+    bill = cache.bill().as_dict()
+    method.detach(model)
+    return made.tokens, bill
+
+
+def models(team: teams.Team) -> dict[str, Any]:
+    """Every method on a model in one piece and on its slices."""
+    found: dict[str, Any] = {}
+    pairs = {"kvquant": (zoo.model("llama"), deepcopy(zoo.model("llama")))}
+    whole, sharded = zoo.restless(), deepcopy(zoo.restless())
+    shard(sharded, team)
+    shard(pairs["kvquant"][1], team)
+    for name in METHODS:
+        one, mine = pairs.get(name, (whole, sharded))
+        tokens, bill = decoded(one, name)
+        shared, part = decoded(mine, name)
+        bills = team.exchange(part)
+        found[name] = {"whole": tokens, "shared": team.exchange(shared), "bill": bill, "bills": bills}
+    sampling = Sampling(temperature=1.0, seed=3)
+    found["sampled"] = {
+        "whole": decoded(whole, "fp16", sampling)[0],
+        "shared": team.exchange(decoded(sharded, "fp16", sampling)[0]),
+    }
+    biased = deepcopy(zoo.model("qwen2"))
+    whole_logits = biased(torch.arange(1, 50)[None]).logits
+    shard(biased, team)
+    found["qwen2"] = float((biased(torch.arange(1, 50)[None]).logits - whole_logits).abs().max())
+    found["heads"] = sharded.model.layers[0].self_attn.k_proj.weight.shape[0]
+    try:
+        shard(deepcopy(zoo.model("phi3")), team)
+    except KvbenchError as error:
+        found["phi3"] = str(error)
+    return found
+
+
+def runs(folder: Path, rank: int) -> None:
+    """A run that both do, then one on which rank 1 runs out of memory while rank 0 waits for it."""
+    shared = {
+        "runtime": {"tensor_parallel": "auto"},
+        "model": {"architecture": {**run_support.ARCHITECTURE, "num_key_value_heads": 2}},
+    }
+    run(run_support.config(folder / "good", **shared))
+    teams.GRACE_S, teams.NOTICE_S = 0.5, 0.5
+    if rank == 1:
+
+        def full(self: Session, samples: Any) -> Any:
+            raise MemoryError("tried to allocate 20.00 GiB")
+
+        Session.rows = full  # type: ignore[method-assign]
+    run(run_support.config(folder / "oom", **shared))
+
+
+def main() -> None:
+    """Do all of it."""
+    torch.set_num_threads(1)
+    team = teams.join("cpu")
+    zoo.calibrations("llama")
+    with torch.inference_mode():
+        found = models(team)
+    if team.rank == 0:
+        print(json.dumps(found), flush=True)
+    runs(Path(sys.argv[1]), team.rank)
+
+
+if __name__ == "__main__":
+    main()
