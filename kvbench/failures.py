@@ -28,7 +28,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out: CUDA's allocator, the CPU's (a plain RuntimeError), or Python itself."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS)
+    if isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS):
+        return True
+    # a CUDA graph's capture that is cut short by it ends in an error of its own
+    return isinstance(error, RuntimeError) and error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
 def bytes_asked(error: BaseException) -> int | None:

@@ -52,3 +52,17 @@ def test_describe_is_bounded():
     assert said["type"] == "ValueError"
     assert len(said["message"]) == 4000
     assert len(said["traceback"]) <= 8000
+
+
+def test_an_error_that_came_of_memory_is_one_of_memory():
+    def capture(kind: type[Exception]) -> BaseException:
+        try:
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+            finally:
+                raise kind("CUDA error: operation failed due to a previous error during capture")
+        except Exception as error:
+            return error
+
+    assert is_out_of_memory(capture(RuntimeError))
+    assert not is_out_of_memory(capture(ValueError))

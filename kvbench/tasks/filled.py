@@ -16,6 +16,9 @@ from kvbench.tasks.mini.rng import Rng
 #: words of the question; what it asks for follows
 QUESTION = ("\n\nQuestion: what is said about the word '", "'?\nAnswer:")
 
+#: fewest sentences that rows are made of: so many rows begin with different ones
+LEAST = 64
+
 
 @dataclass(frozen=True)
 class Filled:
@@ -52,8 +55,10 @@ def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
     made = Filled([], [], [])
     for row in range(rows):
         rng = Rng("filled", seed, count, row)
-        order = list(range(len(pieces)))
+        own = row % len(pieces)  # comes first
+        order = [number for number in range(len(pieces)) if number != own]
         rng.shuffle(order)
+        order.insert(0, own)
         word = max(texts[order[0]].strip(" .,;").split(), key=len).strip(".,;")
         query = f"what is said about the word '{word}'?"
         tail = list(tokenizer(QUESTION[0] + word + QUESTION[1], add_special_tokens=False)["input_ids"])
@@ -85,7 +90,7 @@ def _pool(tokenizer: Any, count: int, seed: int) -> tuple[list[str], list[list[i
     pieces: list[list[int]] = []
     held = 0
     while held < count:
-        new = [" " + prose.sentence() for _ in range(max(8, (count - held) // 64))]
+        new = [" " + prose.sentence() for _ in range(max(LEAST, (count - held) // 64))]
         ids = tokenizer(new, add_special_tokens=False)["input_ids"]
         texts += new
         pieces += [list(piece) for piece in ids]
