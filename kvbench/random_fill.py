@@ -32,6 +32,8 @@ def random_layers(
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    team = getattr(model, "_kvbench_team", None)
+    heads //= team.size if team is not None else 1  # a rank's own
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for number, layer in enumerate(model.get_decoder().layers):
         device = next(layer.parameters()).device
