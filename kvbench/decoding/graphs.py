@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -134,7 +135,7 @@ class Captured:
         self._graph = None  # its memory is free before the next capture
         if self.capture:
             held = [x.clone() for x in step.changed()]
-            stream = torch.cuda.Stream(step.device)
+            stream = side_stream(step.device)
             with torch.cuda.device(step.device), recording(step.model, step.serve):
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
@@ -153,6 +154,12 @@ class Captured:
         self._version = step.version
         self.captures += 1
         self.seconds += time.perf_counter() - started
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which a device's passes are recorded: one, as kernels keep work space for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def reason(error: BaseException) -> str:

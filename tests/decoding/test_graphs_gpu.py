@@ -1,0 +1,114 @@
+"""Captured steps on a GPU: the bundled model, captured against eager with the same kernel, token for token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.attention.fused import choose
+from kvbench.decoding.autoregressive import generate
+from kvbench.decoding.sampling import Sampling
+from kvbench.methods import load_method
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+NEW = 160
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fp16": ("fp16", {}),
+    "kivi": ("kivi", {"quantizer": "int4"}),
+    "kivi with sinks": ("kivi", {"quantizer": "int2", "residual": 32, "sinks": 2}),
+    "logquant": ("logquant", {"window": 64}),
+    "partial_logquant": ("partial_logquant", {"window": 64}),
+    "atom": ("atom", {}),
+    "quantspec, no draft": ("quantspec", {"gamma": 0}),
+    "quantspec": ("quantspec", {"gamma": 3}),
+    "quantspec, kivi drafts": ("quantspec", {"gamma": 3, "draft": "kivi", "draft_options": {"quantizer": "int2"}}),
+    "quantspec, int4 weights": ("quantspec", {"gamma": 3, "draft_weights": "int4"}),
+    "streamingllm": ("streamingllm", {"budget": 128}),
+    "snapkv": ("snapkv", {"budget": 128}),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    """The bundled model in bf16."""
+    from experiments.kernels.greedy import load
+
+    return load("tiny", "cuda")[0]
+
+
+@pytest.fixture(autouse=True)
+def one_kernel() -> Any:
+    """Eager and captured steps both take the CUDA kernel, also where nothing is packed."""
+    choose("cuda")
+    yield
+    choose("auto")
+
+
+def answer(model: Any, name: str, batch: int, graphs: str, compile: bool = False, **more: Any) -> Any:
+    method_name, options = SETTINGS[name]
+    method = load_method(method_name, **options)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(3, model.config.vocab_size, (batch, 500), generator=generator).cuda()
+    mask = torch.ones_like(ids)
+    for row in range(batch):
+        mask[row, : 7 * row] = 0
+    cache = method.new_cache(model, max_length=500 + NEW)
+    generation = generate(
+        model,
+        cache,
+        ids,
+        mask,
+        max_new_tokens=NEW,
+        graphs=graphs,
+        compile=compile,
+        **more,  # type: ignore[arg-type]
+    )
+    bill = cache.bill().as_dict()
+    method.detach(model)
+    return generation, bill
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_captured_steps_say_what_eager_ones_say(tiny: Any, name: str, batch: int) -> None:
+    """Tokens and bytes; and the row says that it was a graph."""
+    captured, bill = answer(tiny, name, batch, "always")
+    eager, wanted = answer(tiny, name, batch, "never")
+    assert captured.stepping == "graph" and captured.capture_s > 0
+    assert eager.stepping.startswith("eager (runtime.graphs=never)")
+    assert captured.tokens == eager.tokens
+    assert bill == wanted
+
+
+def test_sampled_tokens_are_the_same(tiny: Any) -> None:
+    """The device draws what an eager step would have drawn."""
+    sampling = Sampling(0.9, 0.95, 11)
+    captured = answer(tiny, "kivi", 2, "always", sampling=sampling)[0]
+    assert captured.tokens == answer(tiny, "kivi", 2, "never", sampling=sampling)[0].tokens
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_compiled_layers_agree_but_for_near_ties(tiny: Any, batch: int) -> None:
+    """Most of the tokens up to the first near tie; the first dozens at the least."""
+    compiled = answer(tiny, "fp16", batch, "always", compile=True)[0]
+    eager = answer(tiny, "fp16", batch, "never")[0]
+    assert compiled.stepping == "graph, compiled"
+    agreed = [
+        next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NEW)
+        for x, y in zip(compiled.tokens, eager.tokens, strict=True)
+    ]
+    assert max(agreed) >= 16
+
+
+def test_what_cannot_be_captured_says_why(tiny: Any) -> None:
+    """H2O observes attention; 42-token windows fit no tile."""
+    method = load_method("h2o", budget=128)
+    ids = torch.randint(3, 200, (1, 300)).cuda()
+    generation = generate(tiny, method.new_cache(tiny), ids, max_new_tokens=80, graphs="always")
+    assert generation.stepping == "eager (h2o observes attention)"
