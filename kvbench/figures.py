@@ -51,8 +51,8 @@ def times(
         },
         "decode_s": decode,
         "tokens_per_s": batch * new_tokens / whole,
-        "stepping": getattr(generation, "stepping", "eager"),
-        "capture_s": getattr(generation, "capture_s", 0.0),
+        "stepping": generation.stepping,
+        "capture_s": generation.capture_s,
     }
     if generation.rounds:
         rows = [round_figures(generation.rounds, row) for row in range(batch)]

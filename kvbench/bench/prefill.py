@@ -77,7 +77,7 @@ def measured(bench: Bench, each: Setting, context: int, batch: int) -> dict[str,
     """One setting at one point: medians over the repetitions but the first."""
     meter = bench.meter(each, new_tokens=2)
     ids, told = meter.batch(context, batch)
-    found = [once(bench, meter, ids, told) for _ in range(bench.args.repeats + 1)]
+    found = [once(bench, meter, ids, told, census=not number) for number in range(bench.args.repeats + 1)]
     last = found[-1]
     sizes = {key: last[key] for key in ("kv_used", "kv_reserved")}
     weights, peaks = weight_bytes(bench.model), [one["peak"] for one in found if one["peak"] is not None]
@@ -99,10 +99,10 @@ def measured(bench: Bench, each: Setting, context: int, batch: int) -> dict[str,
 
 
 @torch.inference_mode()
-def once(bench: Bench, meter: Meter, ids: Tensor, told: Any) -> dict[str, Any]:
-    """One prefill with a cache of its own; a CPU's peak is a census of live tensors."""
+def once(bench: Bench, meter: Meter, ids: Tensor, told: Any, census: bool) -> dict[str, Any]:
+    """One prefill with a cache of its own; a CPU's peak comes of a `census` of live tensors, which is slow."""
     release(bench.device)
-    peaks = PhasePeaks(bench.device, census=bench.device.type == "cpu")
+    peaks = PhasePeaks(bench.device, census=census)
     with fresh_search(meter.method), peaks.run():
         cache = meter.method.new_cache(bench.model, told, max_length=ids.shape[1] + bench.args.new_tokens)
         peaks.phase("prefill")

@@ -95,7 +95,7 @@ def baseline(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any
         finally:
             stock.compiled_anew()
     shape = bench.loaded.architecture
-    bits = 16 if name[-1:] not in "248" else int(name[-1])
+    bits = int(name[-1]) if name[-1].isdecimal() else 8 * bench.loaded.dtype.itemsize
     kv = 2 * batch * shape.layers * shape.kv_heads * shape.head_dim * context * bits // 8
     return {**found, "kv": kv, "stepping": stock.BASELINES[name], "predicted": None}
 
