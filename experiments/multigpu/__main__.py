@@ -1,0 +1,110 @@
+"""``python -m experiments.multigpu --out FOLDER``: one GPU, layers over two, heads over two, side by side.
+
+Needs two GPUs for about four minutes, and no Hydra. Tokens: the bundled model with every method, greedy; where a
+layout parts from one GPU, the gap between the two best logits there says whether it was a near tie (sums over ranks
+are rounded in another order). Then a 7B model with random weights on a cache of 128k random tokens, in eager steps and,
+where they can be captured, captured ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LAYOUTS = ("one", "device_map", "tensor_parallel")
+
+
+def launch(layout: str, out: Path, processes: int, rest: list[str], limit_s: float) -> dict[str, Any]:
+    """Run one layout's worker; what it had written when it ended, or was ended, and how it ended."""
+    file = out / f"{layout}.json"
+    start = [sys.executable, "-m"]
+    if layout == "tensor_parallel":
+        start += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    command = [*start, "experiments.multigpu.worker", "--layout", layout, "--out", str(file), *rest]
+    began = time.perf_counter()
+    worker = subprocess.Popen(command, start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        status: int | str = worker.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+        status = f"ended after {limit_s:.0f} s"
+    made: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    seconds = round(time.perf_counter() - began, 1)
+    print(f"{layout}: status {status}, {seconds} s", flush=True)
+    return {**made, "status": status, "seconds": seconds}
+
+
+def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    """Where two answers part, and the gap there; None where they do not."""
+    left, right = one["tokens"], other["tokens"]
+    for number, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            gaps = [each["gaps"][number] if number < len(each["gaps"]) else None for each in (one, other)]
+            return {"at": number, "gaps": gaps}
+    return None if len(left) == len(right) else {"at": min(len(left), len(right)), "gaps": []}
+
+
+def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """For each dtype, method and layout where the prompts' answers part from one GPU's, and the sums of bytes."""
+    found: dict[str, Any] = {}
+    for part, methods in results["one"].items():
+        if not part.startswith("tokens "):
+            continue
+        for name, one in methods.items():
+            for layout in LAYOUTS[1:]:
+                other = results.get(layout, {}).get(part, {}).get(name)
+                if isinstance(one, str) or other is None or isinstance(other, str):
+                    found[f"{part}, {name}, {layout}"] = {"skipped": one if isinstance(one, str) else other}
+                    continue
+                found[f"{part}, {name}, {layout}"] = {
+                    "parted": [parted(a, b) for a, b in zip(one, other, strict=True)],
+                    "same_bytes": all(
+                        sum(a["kv_bytes"]) == sum(b["kv_bytes"]) for a, b in zip(one, other, strict=True)
+                    ),
+                    "path": sorted({answer["path"] for answer in other}),
+                }
+    return found
+
+
+def main() -> int:
+    """Measure, compare, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
+    parser.add_argument("--processes", type=int, default=2, help="ranks of the tensor-parallel layout")
+    parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS)
+    parser.add_argument("--limit-s", type=float, default=110.0, help="seconds for each layout")
+    args, rest = parser.parse_known_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    results = {layout: launch(layout, args.out, args.processes, rest, args.limit_s) for layout in args.layouts}
+    equal = compared(results) if "one" in results else {}
+    (args.out / "multigpu.json").write_text(json.dumps({"equal": equal, "layouts": results}, indent=1) + "\n")
+    for name, what in equal.items():
+        if "skipped" in what:
+            print(f"{name}: skipped: {what['skipped']}")
+        else:
+            same = "equal" if not any(what["parted"]) else f"parts: {what['parted']}"
+            print(f"{name}: {same}; bytes {'equal' if what['same_bytes'] else 'differ'}; {what['path']}")
+    for layout, result in results.items():
+        for part, rows in result.items():
+            for name, row in rows.items() if part.endswith(" tokens") else ():
+                if isinstance(row, str):
+                    print(f"{layout}, {name}: {row}")
+                    continue
+                gib = [f"{count / 2**30:.1f}" for count in row["decode_peak"]]
+                print(
+                    f"{layout}, {name}: {row['tpot_ms']} ms a token, peak {' + '.join(gib)} GiB, KV "
+                    f"{sum(row['kv_used']) / 2**30:.1f} GiB, {row['stepping']}"
+                )
+    return 0 if all(result["status"] == 0 for result in results.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

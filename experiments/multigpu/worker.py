@@ -1,0 +1,222 @@
+"""One layout's part: the bundled model's greedy tokens, then a 7B model with random weights on a filled cache.
+
+    python -m experiments.multigpu.worker --layout one --out one.json
+    torchrun --nproc-per-node 2 -m experiments.multigpu.worker --layout tensor_parallel --out tp.json
+
+The file is written anew after every measurement, so that a later one that fails loses none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import yaml
+
+from experiments.quantspec.prompts import Prompt, tasks
+from kvbench.cache import Prompts
+from kvbench.confdir import conf_dir
+from kvbench.decoding import Sampling, generate
+from kvbench.errors import KvbenchError
+from kvbench.methods import load_method
+from kvbench.models.load import LoadedModel, load
+from kvbench.models.spec import ModelConfig
+from kvbench.parallel.team import current, leave
+from kvbench.random_fill import go_on
+from kvbench.schema import build
+
+LAYOUTS = ("one", "device_map", "tensor_parallel")
+#: methods whose tokens are compared
+EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "fp16": ("fp16", {}),
+    "kivi int2": ("kivi", {"quantizer": "int2"}),
+    "cocktail bm25": ("cocktail", {"encoder": "bm25"}),
+    "logquant int2, W 64": ("logquant", {"window": 64}),
+    "quantspec": ("quantspec", {}),
+    "h2o": ("h2o", {}),
+    "kvquant": ("kvquant", {}),
+}
+#: methods whose memory and time are measured
+LONG: dict[str, tuple[str, dict[str, Any]]] = {"fp16": ("fp16", {}), "quantspec": ("quantspec", {})}
+#: how decode steps run; collectives in a captured step come last, as they are the least certain
+GRAPHS = {"one": ("never", "auto"), "device_map": ("never",), "tensor_parallel": ("never", "always")}
+
+
+class Record:
+    """What is measured, written to a file by rank 0 as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.began = path, time.perf_counter()
+        self.content: dict[str, Any] = {}
+
+    def add(self, part: str, name: str, value: Any) -> None:
+        """Keep one measurement, and say so."""
+        self.content.setdefault(part, {})[name] = value
+        team = current()
+        if team is None or team.rank == 0:
+            self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+            print(f"{time.perf_counter() - self.began:6.1f} s  {part}: {name}", flush=True)
+
+
+def loaded(name: str, layout: str, **changes: Any) -> LoadedModel:
+    """A model of ``conf/model`` in a layout."""
+    data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
+    runtime = SimpleNamespace(
+        device="auto" if layout != "one" or not torch.cuda.is_available() else "cuda:0",
+        device_map="auto" if layout == "device_map" else None,
+        tensor_parallel="auto" if layout == "tensor_parallel" else None,
+        seed=0,
+    )
+    return load(build(ModelConfig, {**data, **changes}, "model"), runtime)
+
+
+@torch.inference_mode()
+def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
+    """Greedy tokens of one prompt, with the gap between the two best logits at each (a token a step)."""
+    method_name, options = EQUAL[name]
+    method = load_method(method_name, **options)
+    ids = torch.tensor([prompt.ids], device=held.device)
+    spans = [prompt.span] if prompt.span else None
+    told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=held.tokenizer.decode)
+    cache = method.new_cache(held.model, told, max_length=ids.shape[1] + count)
+    gaps: list[float] = []
+
+    def note(module: Any, inputs: Any, output: Any) -> None:
+        two = output.logits[0, -1].float().topk(2).values
+        gaps.append(float(two[0] - two[1]))
+
+    hook = held.model.register_forward_hook(note)
+    try:
+        made = generate(held.model, cache, ids, max_new_tokens=count, graphs="never")
+    finally:
+        hook.remove()
+        method.detach(held.model)
+    used = cache.bill().used.total
+    team = current()
+    return {
+        "tokens": made.tokens[0],
+        "gaps": [] if made.rounds else gaps,
+        "path": cache.path,
+        "kv_bytes": team.exchange(used) if team else [used],
+    }
+
+
+def equality(record: Record, layout: str, dtype: str, names: list[str], count: int, prompts: int) -> None:
+    """Tokens of the bundled model with every method."""
+    held = loaded("tiny", layout, dtype=dtype)
+    given = tasks(held.tokenizer, 1024, prompts)
+    for name in names:
+        try:
+            found: Any = [answers(held, prompt, name, count) for prompt in given]
+        except (KvbenchError, ImportError) as error:  # a package that this machine lacks
+            found = f"{type(error).__name__}: {error}"
+        record.add(f"tokens {dtype}", name, found)
+
+
+def long(record: Record, layout: str, held: LoadedModel, name: str, graphs: Any, context: int, steps: int) -> None:
+    """One method on a cache of `context` random tokens: bytes of every device, time of a token."""
+    free(layout)
+    devices = mine(held)
+    weights = [torch.cuda.memory_allocated(device) for device in devices]
+    method_name, options = LONG[name]
+    method = load_method(method_name, **options)
+    cache = method.new_cache(held.model, None, max_length=context + steps + 16)
+    watch = Peaks(devices)
+    made = go_on(
+        held.model, cache, 1, context, max_new_tokens=steps, sampling=Sampling(), graphs=graphs, observer=watch
+    )
+    path, stepping = cache.path, made.stepping
+    bill = cache.bill()
+    method.detach(held.model)
+    tokens = [round.emitted[0] for round in made.rounds] or [1] * len(made.step_s)
+    each = [second / count for second, count in zip(made.step_s, tokens, strict=True)][2:]
+    value = {
+        "tpot_ms": round(1e3 * sum(made.step_s[2:]) / max(sum(tokens[2:]), 1), 3),
+        "step_ms": round(1e3 * median(made.step_s[2:]), 3),
+        "worst_ms": round(1e3 * max(each), 3),
+        "tokens_a_round": round(sum(tokens) / len(tokens), 2) if made.rounds else None,
+        "stepping": stepping,
+        "path": path,
+        "devices": [str(device) for device in devices],
+        "weights": weights,
+        "decode_peak": watch.decode,
+        "kv_used": [bill.used.total],
+        "kv_reserved": [bill.reserved.total],
+    }
+    del cache
+    team = current()
+    if team is not None:
+        everyone = team.exchange(value) or []
+        for key in ("devices", "weights", "decode_peak", "kv_used", "kv_reserved"):
+            value[key] = [number for theirs in everyone for number in theirs[key]]
+    record.add(f"{context} tokens", f"{name}, graphs={graphs}", value)
+
+
+class Peaks:
+    """Peak bytes of decoding on each device."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        self.devices, self.decode = devices, [0] * len(devices)
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        for number, device in enumerate(self.devices):
+            if name == "end":
+                self.decode[number] = torch.cuda.max_memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+
+def mine(held: LoadedModel) -> list[torch.device]:
+    """The devices of this process that hold a part of the model."""
+    return sorted({parameter.device for parameter in held.model.parameters()}, key=str)
+
+
+def free(layout: str) -> None:
+    """Give back what the last measurement left."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Everything that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layout", choices=LAYOUTS, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="of the bundled model; none: skip")
+    parser.add_argument("--methods", nargs="*", default=list(EQUAL), choices=list(EQUAL))
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--model", default="llama2-7b")
+    parser.add_argument("--context", type=int, default=131072, help="0: leave the long part out")
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args()
+    record = Record(args.out)
+    for dtype in args.dtypes:
+        equality(record, args.layout, dtype, args.methods, args.tokens, args.prompts)
+    if args.context:
+        held = loaded(
+            args.model, args.layout, weights="random", dtype="bfloat16", max_length=args.context + args.steps + 16
+        )
+        record.add("model", args.model, {"layout": held.layout, "devices": held.devices, "parameters": held.parameters})
+        for graphs in GRAPHS[args.layout]:
+            for name in LONG:
+                # a captured step is not made for few tokens by itself
+                count = args.steps if graphs == "never" else max(args.steps, 72)
+                try:
+                    long(record, args.layout, held, name, graphs, args.context, count)
+                except torch.OutOfMemoryError as error:
+                    if current() is not None:
+                        raise
+                    record.add(f"{args.context} tokens", f"{name}, graphs={graphs}", f"out of memory: {error}")
+    leave()
+
+
+if __name__ == "__main__":
+    main()
