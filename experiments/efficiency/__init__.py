@@ -1,0 +1,1 @@
+"""Throughput, TPOT and memory against batch and context: the papers' figures, recomputed."""

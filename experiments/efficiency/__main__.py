@@ -1,0 +1,51 @@
+"""``python -m experiments.efficiency``: measure a grid on this GPU, or fold what was measured into tables and plots.
+
+``--run logquant`` measures LogQuant's own setting, ``--run batch`` and ``--run context`` a 7B model against batch and
+context (what is typed after ``--`` is added to the bench's arguments); ``--fold FILE_OR_FOLDER ...`` reads JSON files
+of ``kvbench.bench`` and folders of runs of ``dataset=efficiency``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from experiments.efficiency.fold import fold
+from experiments.efficiency.grid import GRIDS
+from experiments.efficiency.read import read
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure or fold; the bench's exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    given, more = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
+    parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description=__doc__)
+    parser.add_argument("--run", choices=GRIDS, help="measure a grid first")
+    parser.add_argument(
+        "--fold", nargs="+", type=Path, default=[], metavar="PLACE", help="files and folders with points"
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/efficiency"), help="folder of tables and plots")
+    args = parser.parse_args(given)
+    if not args.run and not args.fold:
+        parser.error("nothing to do: --run or --fold")
+    status, places = 0, list(args.fold)
+    if args.run:
+        from kvbench.bench.__main__ import main as bench
+
+        status = bench([*GRIDS[args.run], "--out", str(args.out), "--name", args.run, *more])
+        places.append(args.out / f"{args.run}.json")
+    try:
+        found = read(places)
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return status or 2
+    if not found:
+        print(f"error: no points in {', '.join(map(str, places))}", file=sys.stderr)
+        return status or 2
+    print(fold(found, args.out))
+    return status
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""Points into the papers' figures: what each setting reaches, to full precision, and the papers' claims beside it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from experiments.efficiency.grid import CLAIMS, Claim
+from experiments.efficiency.plot import plot
+from experiments.efficiency.read import Point
+from kvbench.results.cells import seconds, size
+
+Row = dict[str, Any]
+
+
+def fold(points: Sequence[Point], out: Path) -> str:
+    """Write ``points.csv``, ``table.md`` and, with matplotlib, plots; the table as text."""
+    out.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(points, key=lambda p: (*map(str, p.group[:3]), p.new_tokens, p.prompt, p.setting, p.batch))
+    with (out / "points.csv").open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, [field.name for field in fields(Point)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(point) for point in ordered)
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for each in ordered:
+        groups.setdefault(each.group, []).append(each)
+    parts = [section(group) for group in groups.values()]
+    text = "\n".join(parts)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    plot(ordered, out)
+    return text
+
+
+def section(group: Sequence[Point]) -> str:
+    """The table of one group, and the claims that can be held against it."""
+    one = group[0]
+    limit = "" if one.limit_gb is None else f", at most {one.limit_gb:g} GiB"
+    lines = [
+        f"### {one.model}, prompts of {one.prompt}, {one.new_tokens} new tokens{limit} ({one.device})",
+        "",
+        "| setting | largest batch | best tokens/s (batch) | TPOT (batch) | roofline | peak of decoding | KV | steps |",
+        "|:--|--:|--:|--:|--:|--:|--:|:--|",
+    ]
+    rows = [reached(group, setting) for setting in dict.fromkeys(point.setting for point in group)]
+    base = next((row for row in rows if row["setting"] == "fp16"), None)
+    lines += [line(row, base) for row in rows]
+    said = [text for claim in CLAIMS for row in rows if (text := judged(claim, row, base))]
+    return "\n".join([*lines, "", *said, ""] if said else [*lines, ""])
+
+
+def reached(group: Sequence[Point], setting: str) -> Row:
+    """What a setting reaches: limits of the batch, best throughput, and its figures by batch."""
+    mine = [point for point in group if point.setting == setting]
+    good = {point.batch: point for point in mine if point.status == "ok"}
+    timed = [point for point in good.values() if point.tokens_per_s]
+    return {
+        "setting": setting,
+        "points": good,
+        "max_batch": max(good, default=None),
+        "oom_batch": min((point.batch for point in mine if point.status == "oom"), default=None),
+        "best": max(timed, key=lambda point: point.tokens_per_s or 0.0, default=None),
+    }
+
+
+def relative(figure: str, row: Row, base: Row) -> tuple[float, int | None] | None:
+    """A setting's change to full precision, and the batch at which it is taken; None where it cannot be said.
+
+    Throughput: each at its best batch. Batch: where both ended for memory. TPOT and memory: at the largest batch that
+    both have, where the papers' differences are largest.
+    """
+    if figure == "throughput":
+        if not (row["best"] and base["best"] and row["oom_batch"] and base["oom_batch"]):
+            return None
+        return row["best"].tokens_per_s / base["best"].tokens_per_s - 1, None
+    if figure == "batch":
+        ended = row["oom_batch"] and base["oom_batch"] and row["max_batch"] and base["max_batch"]
+        return (row["max_batch"] / base["max_batch"] - 1, None) if ended else None
+    name = {"tpot": "tpot_s", "memory": "peak_decode"}[figure]
+    shared = [batch for batch, p in row["points"].items() if batch in base["points"] and getattr(p, name)]
+    shared = [batch for batch in shared if getattr(base["points"][batch], name)]
+    if not shared:
+        return None
+    batch = max(shared)
+    return getattr(row["points"][batch], name) / getattr(base["points"][batch], name) - 1, batch
+
+
+def line(row: Row, base: Row | None) -> str:
+    """A row of the table; in brackets its ratio to full precision."""
+    ratios = {}
+    if base is not None and row is not base:
+        ratios = {figure: relative(figure, row, base) for figure in ("throughput", "batch", "tpot", "memory")}
+
+    def beside(figure: str) -> str:
+        found = ratios.get(figure)
+        return "" if found is None else f", {1 + found[0]:.2f}x"
+
+    if not row["points"]:
+        return f"| {row['setting']} | none: {row['oom_batch']} did not fit |" + " - |" * 6
+    batch = max(row["points"])
+    point, best = row["points"][batch], row["best"]
+    for figure in ("tpot", "memory"):
+        if ratios.get(figure) and ratios[figure][1] is not None:  # type: ignore[index]
+            batch = ratios[figure][1]  # type: ignore[index,assignment]
+            point = row["points"][batch]
+            break
+    end = "" if row["oom_batch"] is None else f" of {row['oom_batch']} tried"
+    cells = [
+        row["setting"],
+        f"{row['max_batch']}{end}{beside('batch')}",
+        "-" if best is None else f"{best.tokens_per_s:.4g} ({best.batch}){beside('throughput')}",
+        f"{seconds(point.tpot_s)} ({batch}){beside('tpot')}",
+        seconds(point.predicted_tpot_s),
+        f"{size(point.peak_decode)}{beside('memory')}",
+        size(point.kv_used),
+        point.stepping.split(" (")[0] or "-",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def judged(claim: Claim, row: Row, base: Row | None) -> str:
+    """A claim beside what was found; empty where it is not of this setting, or nothing was found."""
+    if base is None or row["setting"].split(":")[0].split(" ")[0] != claim.method:
+        return ""
+    found = relative(claim.figure, row, base)
+    if found is None:
+        return ""
+    change, batch = found
+    said = f"{claim.low:+.0%}" if claim.low == claim.high else f"{claim.low:+.0%} to {claim.high:+.0%}"
+    at = "" if batch is None else f" at batch {batch}"
+    better = change > claim.high if claim.figure in ("throughput", "batch") else change < claim.low
+    verdict = "better" if better else "as claimed" if claim.low <= change <= claim.high else "less"
+    return f"- {claim.where} claims {said} {claim.figure}; {row['setting']}: {change:+.0%}{at} ({verdict})"

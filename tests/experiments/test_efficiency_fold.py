@@ -1,0 +1,97 @@
+"""Points into tables and plots: limits, ratios to full precision, the papers' claims."""
+
+import json
+
+import pytest
+
+from experiments.efficiency.__main__ import main
+from experiments.efficiency.fold import fold, judged, reached, relative
+from experiments.efficiency.grid import CLAIMS, GRIDS
+from experiments.efficiency.read import read
+from kvbench.bench import __main__ as bench
+from kvbench.run import run
+from tests.test_efficiency import settings
+
+GiB = 2**30
+
+
+def row(setting, batch, rate=None, tpot=0.01, peak=20.0):
+    base = {"setting": setting, "prompt": 512, "batch": batch, "new_tokens": 2000}
+    if rate is None:
+        return {**base, "status": "oom", "bytes_asked": GiB}
+    figures = {
+        "ttft_s": 0.1,
+        "tpot_s": {"median": tpot},
+        "tokens_per_s": rate,
+        "weights": 16 * GiB,
+        "stepping": "graph",
+    }
+    sizes = {"kv_used": {"total": GiB}, "peak": {"prefill": 22 * GiB, "decode": peak * GiB}}
+    return {**base, "status": "ok", **figures, **sizes, "predicted": {"tpot_s": 0.009}}
+
+
+@pytest.fixture
+def file(tmp_path):
+    rows = [row("fp16", 1, 100), row("fp16", 10, 800, 0.012, 44), row("fp16", 16)]
+    rows += [row("logquant:int2_g64", 1, 90, 0.011), row("logquant:int2_g64", 10, 850, 0.0115, 22)]
+    rows += [row("logquant:int2_g64", 18, 1200, 0.014, 30), row("logquant:int2_g64", 20)]
+    rows += [row("cocktail:split=10/30/60", 10, 700, 0.0132, 33), {"setting": "kivi", "status": "failed"}]
+    path = tmp_path / "memory.json"
+    head = {"model": "llama3.1-8b", "device": "NVIDIA H200", "memory_limit_gb": 48.0}
+    path.write_text(json.dumps({**head, "rows": rows}))
+    return path
+
+
+def test_limits_ratios_and_claims(file, tmp_path):
+    points = read([file])
+    assert len(points) == 8 and {point.limit_gb for point in points} == {48.0}
+    full, log = reached(points, "fp16"), reached(points, "logquant:int2_g64")
+    assert (log["max_batch"], log["oom_batch"], log["best"].batch) == (18, 20, 18)
+    assert relative("batch", log, full) == (pytest.approx(0.8), None)
+    assert relative("throughput", log, full) == (pytest.approx(0.5), None)
+    assert relative("memory", log, full) == (pytest.approx(-0.5), 10)
+    text = fold(points, tmp_path)
+    assert "| logquant:int2_g64 | 18 of 20 tried, 1.80x | 1200 (18), 1.50x | 11.5 ms (10), 0.96x | 9 ms |" in text
+    assert "- LogQuant, Fig. 7 claims +60% batch; logquant:int2_g64: +80% (better)" in text
+    assert (
+        "- Cocktail, Fig. 4 claims -42% to -12% memory; cocktail:split=10/30/60: -25% at batch 10 (as claimed)" in text
+    )
+    assert "claims -52% to -32% tpot; cocktail:split=10/30/60: +10% at batch 10 (less)" in text
+    cocktail = reached(points, "cocktail:split=10/30/60")
+    assert relative("throughput", cocktail, full) is None  # its memory has not ended
+    assert judged(CLAIMS[0], cocktail, full) == judged(CLAIMS[0], log, None) == ""
+    lines = (tmp_path / "points.csv").read_text().splitlines()
+    assert len(lines) == 9 and lines[0].startswith("model,device,setting,prompt,batch")
+
+
+def test_plots_where_matplotlib_is(file, tmp_path):
+    pytest.importorskip("matplotlib")
+    fold(read([file]), tmp_path)
+    assert (tmp_path / "llama3.1-8b_batch_prompt512_new2000_48gb.png").stat().st_size > 10_000
+
+
+def test_runs_of_the_data_set_are_read_too(tmp_path, capsys):
+    grid = {"prompts": [32], "batches": [1], "repeats": 1}
+    for name in ("fp16", "kivi"):
+        run(settings(tmp_path / "runs", name, grid=grid))
+    assert main(["--fold", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "### toy, prompts of 32, 4 new tokens" in said and "| kivi int2 | 1 |" in said
+
+
+def test_nothing_to_fold_is_said(tmp_path, capsys):
+    assert main(["--fold", str(tmp_path / "none.json")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert main(["--fold", str(tmp_path)]) == 2
+    assert "no points" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids_are_commands_of_the_bench(name):
+    from kvbench.bench.settings import model_config, setting
+
+    args = bench.parser().parse_args(GRIDS[name])
+    assert model_config(args.model).weights == "random"
+    assert "fp16" in [setting(text).text for text in args.settings]
