@@ -72,11 +72,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _machine(checked: RunConfig) -> str:
     """Name of the device that the run would be on."""
-    from kvbench.models.load import resolve_device
+    from kvbench.models.devices import homes
     from kvbench.profiling.device import device_name
     from kvbench.results.environment import cpu_name
 
-    return device_name(resolve_device(checked.runtime.device)) or cpu_name()
+    devices = homes(checked.runtime)
+    name = device_name(devices[0]) or cpu_name()
+    return name if len(devices) == 1 else f"{len(devices)} x {name} (device_map)"
 
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Summed(nn.Module):
         super().__init__()
         self.bias, self.team = local.bias, team
         local.register_parameter("bias", None)
-        self.local = local
+        self.local, self.in_features, self.out_features = local, local.in_features, local.out_features
 
     @property
     def weight(self) -> Tensor:
@@ -52,6 +52,7 @@ class Gathered(nn.Module):
     def __init__(self, local: nn.Linear, width: int, team: Team) -> None:
         super().__init__()
         self.local, self.width, self.team = local, width, team
+        self.in_features, self.out_features = local.in_features, width
 
     @property
     def weight(self) -> Tensor:
