@@ -138,7 +138,8 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
             getattr(getattr(attention, "k_proj", None) or key_source(model, attention).module, "weight", None)
         )
     if all(isinstance(weight, Tensor) and weight.is_floating_point() for weight in weights):
-        whole = weights if team is None else (team.gather(weight.detach(), 0) for weight in weights)
+        held = [weight for weight in weights if weight is not None]
+        whole = held if team is None else (team.gather(weight.detach(), 0) for weight in held)
         found["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
     if team is not None:  # once a model: every rank sends all its key projections
         model._kvbench_probe = found
