@@ -39,6 +39,7 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
         "--check", type=int, default=16, help="tokens compared, captured and eager; 0: none (default: 16)"
     )
     tpot.add_argument("--baselines", nargs="*", choices=BASELINES, default=[], help="stock transformers beside")
+    tpot.add_argument("--profile", action="store_true", help="where a captured step's time goes, by kind of kernel")
     tpot.add_argument("--no-ceiling", action="store_true", help="do not measure how fast the GPU reads")
 
     prefill = commands.add_parser("prefill", help="time and peak of the prompt beside stock transformers'")
@@ -59,7 +60,9 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
     )
     memory.add_argument("--new-tokens", type=number, default=128, help="for each sequence (default: 128)")
     memory.add_argument("--repeats", type=number, default=1, help="prefills timed (default: 1)")
-    memory.add_argument("--graphs", choices=["auto", "always", "never"], default="auto")
+    memory.add_argument(
+        "--graphs", choices=["always", "never"], default="always", help="captured steps, where they serve"
+    )
     memory.add_argument("--compile", action="store_true", help="torch.compile of what lies around attention")
 
     for command in (tpot, prefill, memory):

@@ -77,6 +77,15 @@ def measured(bench: Bench, each: Setting, graphs: str, context: int, batch: int)
         eager = meter.first_tokens(context, batch, count)
         pairs = [(a, b) for mine, other in zip(tokens, eager, strict=True) for a, b in zip(mine, other, strict=False)]
         figures["same"] = {"of": len(pairs), "alike": sum(a == b for a, b in pairs)}
+    if (
+        figures["status"] == "ok"
+        and args.profile
+        and figures["stepping"].startswith("graph")
+        and not each.method.speculation
+    ):
+        from kvbench.bench.profile import profile
+
+        figures["profile"] = profile(bench.model, each.method, context, batch, compile=args.compile, seed=args.seed)
     figures.pop("note", None)
     if figures["status"] == "ok":
         figures |= {"kv": figures["kv_used"]["total"], "peak_decode": figures["peak"]["decode"]}

@@ -1,0 +1,90 @@
+"""Where the time of a captured decode step goes: milliseconds by kind of kernel, and what the GPU idles between them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kvbench.decoding.autoregressive import capture
+from kvbench.decoding.sampling import Sampling
+from kvbench.methods.base import Method
+from kvbench.random_fill import place
+
+#: kinds of kernels, by their names; the first that matches counts
+KINDS = (
+    ("attention", r"^decode$|^decode_|merge"),
+    ("pack", r"pack_tiles"),
+    ("append", r"^write$|^write_"),
+    # the compiler's products of a matrix and a vector are reductions too, like norms
+    ("linear", r"gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_(red|per)(?!.*(mean|pow|rsqrt|argmax))"),
+    ("copies", r"memcpy|memset|copy_|Memcpy|Memset"),
+)
+#: steps that are looked at
+STEPS = 16
+
+
+@torch.inference_mode()
+def profile(
+    model: PreTrainedModel, method: Method, context: int, batch: int, *, compile: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Milliseconds of a captured step after `context` random tokens, by kind of kernel.
+
+    Returns:
+        ``step_ms`` (wall time under the profiler), ``busy_ms`` (the sum over kernels), ``ms`` by kind and ``kernels``,
+        the ones that take longest with ms and calls a step.
+
+    Raises:
+        NotCaptured: the step cannot be.
+    """
+    device = model.get_input_embeddings().weight.device
+    cache = method.new_cache(model, max_length=context + 2 * STEPS + 8)
+    place(model, cache, batch, context, seed)
+    token = torch.full((batch,), 3, device=device)
+    lengths = torch.full((batch,), context, device=device)
+    captured = capture(model, cache, token, lengths, Sampling(), [], 2 * STEPS + 4, compile)
+    captured.replay()
+    for _ in range(STEPS):
+        captured.next()
+        captured.replay()
+    torch.cuda.synchronize(device)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        begin.record()
+        for _ in range(STEPS):
+            captured.next()
+            captured.replay()
+        end.record()
+        torch.cuda.synchronize(device)
+    times: dict[str, list[float]] = {}
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times.setdefault(event.name, []).append(event.device_time / 1e3 / STEPS)
+    return {"step_ms": begin.elapsed_time(end) / STEPS, **summed(times)}
+
+
+def summed(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Times of kernels by kind.
+
+    Args:
+        times: name of a kernel -> milliseconds of its calls, each shared by the steps.
+    """
+    by_kind: dict[str, float] = {}
+    for name, each in times.items():
+        by_kind[kind(name)] = by_kind.get(kind(name), 0.0) + sum(each)
+    longest = sorted(times, key=lambda name: -sum(times[name]))[:12]
+    return {
+        "busy_ms": round(sum(by_kind.values()), 4),
+        "ms": {name: round(value, 4) for name, value in sorted(by_kind.items(), key=lambda item: -item[1])},
+        "kernels": [
+            {"name": name[:120], "ms": round(sum(times[name]), 4), "calls": round(len(times[name]) / STEPS, 2)}
+            for name in longest
+        ],
+    }
+
+
+def kind(name: str) -> str:
+    """Kind of a kernel; what is left are norms, activations, RoPE and the like."""
+    return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

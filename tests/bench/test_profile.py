@@ -1,0 +1,35 @@
+"""Kernels by kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbench.bench.profile import STEPS, kind, summed
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("decode", "attention"),
+        ("pack_tiles", "pack"),
+        ("write", "append"),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "linear"),
+        ("nvjet_tst_64x8_64x16_1x2_h_bz_TNT", "linear"),
+        ("triton_red_fused_mul_sum_3", "linear"),
+        ("triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_0", "elementwise"),
+        ("Memcpy HtoD (Pinned -> Device)", "copies"),
+        ("triton_poi_fused_silu_mul_2", "elementwise"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "elementwise"),
+    ],
+)
+def test_kinds(name: str, wanted: str) -> None:
+    """By the names that the libraries give them."""
+    assert kind(name) == wanted
+
+
+def test_sums() -> None:
+    """Busy time is all of it; the longest come first."""
+    found = summed({"decode": [0.5] * 2 * STEPS, "write": [0.25] * STEPS})
+    assert found["busy_ms"] == 1.25 * STEPS
+    assert found["ms"] == {"attention": STEPS * 1.0, "append": STEPS * 0.25}
+    assert found["kernels"][0] == {"name": "decode", "ms": STEPS * 1.0, "calls": 2.0}
