@@ -47,7 +47,8 @@ class How:
         repeats: prefills that are timed.
         warm_up: tokens generated once, before anything is timed.
         seed: of the prompts' words, and of draws.
-        graphs, compile, prefill_chunk: as :func:`kvbench.decoding.autoregressive.generate` takes them.
+        graphs, compile, prefill_chunk: as :func:`kvbench.decoding.autoregressive.generate` takes them; generations
+            that only warm up or are there for their prefill are never captured.
         temperature, top_p: 0: greedy.
         fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
         census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
@@ -57,7 +58,7 @@ class How:
     repeats: int = 3
     warm_up: int = 8
     seed: int = 0
-    graphs: str = "auto"
+    graphs: str = "always"
     compile: bool = False
     prefill_chunk: int | None = None
     temperature: float = 0.0
@@ -142,7 +143,7 @@ class Meter:
         if self._warm:
             return
         ids, told = self.batch(min(prompt, WARM_PROMPT), 1)
-        self._generate(ids, told, self.how.warm_up, census=False)
+        self._generate(ids, told, self.how.warm_up, graphs="never", census=False)
         self._warm = True
 
     def first_tokens(self, prompt: int, batch: int, count: int, graphs: str = "never") -> list[list[int]]:
@@ -246,7 +247,9 @@ def point_rows(session: Session, sample: Sample) -> list[Row]:
         how = How(
             new_tokens=decoding.max_new_tokens or sample.max_new_tokens,
             **{key: point[key] for key in ("repeats", "warm_up", "seed")},
-            **{key: getattr(runtime, key) for key in ("graphs", "compile", "prefill_chunk")},
+            # a capture is worth its time here however short the answer: it is in no figure but capture_s
+            graphs="always" if runtime.graphs == "auto" else runtime.graphs,
+            **{key: getattr(runtime, key) for key in ("compile", "prefill_chunk")},
             temperature=decoding.temperature,
             top_p=decoding.top_p,
         )

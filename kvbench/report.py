@@ -14,6 +14,7 @@ from rich.table import Table
 
 from kvbench.errors import KvbenchError, nearest
 from kvbench.results import compare, tables
+from kvbench.results.points import has_points
 from kvbench.results.store import RunStore, find_runs
 
 
@@ -112,13 +113,16 @@ def _list(stores: Sequence[RunStore]) -> None:
             str(metrics["config"]["dataset"]),
             metrics["status"],
             f"{count['done']}/{count['requested']}",
-            _perplexities(metrics) if score is None else f"{score:.3f}",
+            _unscored(metrics) if score is None else f"{score:.3f}",
             tables.size(metrics["kv_bytes"]["used"]["total"]),
         )
     Console(highlight=False).print(table)
 
 
-def _perplexities(metrics: dict[str, Any]) -> str:
+def _unscored(metrics: dict[str, Any]) -> str:
+    """What a run without scores gave: perplexities, or the best throughput of its points."""
+    if has_points(metrics):
+        return "-" if metrics["tokens_per_s"] is None else f"{metrics['tokens_per_s']:.4g}/s"
     found = [entry["perplexity"] for entry in metrics["scores"].values() if entry.get("perplexity")]
     return ", ".join(f"ppl {entry['ppl']:.2f}" for entry in found) or "-"
 

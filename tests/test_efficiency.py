@@ -19,6 +19,7 @@ from kvbench.figures import predicted, times, weight_bytes
 from kvbench.loggers.csv import flat_row
 from kvbench.methods.load import load_method
 from kvbench.models.random_weights import byte_tokenizer
+from kvbench.report import main as report
 from kvbench.results import tables
 from kvbench.results.store import RunStore
 from kvbench.run import run
@@ -134,7 +135,7 @@ def test_another_machine_or_runtime_is_another_run(tmp_path):
     assert first["tpot_s"]["median"] > 0 and first["ttft_s"]["n"] == 1  # one point: it is the run's figure
 
 
-def test_figures_stand_beside_those_of_fp16(tmp_path):
+def test_figures_stand_beside_those_of_fp16(tmp_path, capsys):
     grid = {"prompts": [32], "batches": [1]}
     packed = run(settings(tmp_path, grid=grid))
     full = run(settings(tmp_path, "fp16", grid=grid))
@@ -145,6 +146,7 @@ def test_figures_stand_beside_those_of_fp16(tmp_path):
     assert pair["tokens_per_s"] == pytest.approx(mine["tokens_per_s"] / theirs["tokens_per_s"])
     assert "x fp16" in tables.summary([packed, full], 140)
     assert tables.to_csv([packed, full]).count("\n") == 3
+    assert report(["--results", str(tmp_path)]) == 0 and "/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
