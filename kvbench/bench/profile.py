@@ -1,4 +1,4 @@
-"""Where the time of a captured decode step goes: milliseconds by kind of kernel, and what the GPU idles between them."""
+"""Where the time of a captured decode step goes: milliseconds by kind of kernel, and what the GPU idles in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = (
     ("append", r"^write$|^write_"),
     # the compiler's products of a matrix and a vector are reductions too, like norms
     ("linear", r"gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_(red|per)(?!.*(mean|pow|rsqrt|argmax))"),
-    ("copies", r"memcpy|memset|copy_|Memcpy|Memset"),
+    ("copies", r"^Mem(cpy|set)|direct_copy"),
 )
 #: steps that are looked at
 STEPS = 16
