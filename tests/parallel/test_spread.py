@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvbench.errors import ConfigError
 from kvbench.models.load import load
 from kvbench.models.random_weights import hf_config
 from kvbench.models.spec import ModelConfig
-from kvbench.parallel.spread import Carrier, balanced, connect, random_spread
+from kvbench.parallel.spread import Carrier, balanced, connect, pretrained_spread, random_spread
 from kvbench.schema import build
 from tests import run_support, zoo
 
@@ -94,6 +95,17 @@ def test_what_all_layers_share_is_copied_once_a_pass() -> None:
     assert hook(torch.nn.Identity(), (), {"mask": shared})[1]["mask"] is not first["mask"]
 
 
+def test_a_checkpoint_keeps_no_hooks_of_its_loader(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="checkpoints are spread by accelerate: pip install 'kvbench[multigpu]'")
+    whole = zoo.model("llama")
+    whole.save_pretrained(tmp_path)
+    made = pretrained_spread(str(tmp_path), TWO[:1], dtype=torch.float32, local_files_only=True)
+    ids = torch.arange(40)[None]
+    assert torch.equal(made(ids).logits, whole(ids).logits)
+    assert not any(hasattr(module, "_hf_hook") for module in made.modules())
+    assert set(made.hf_device_map) == set(balanced(whole, TWO))
+
+
 def test_spreading_needs_gpus() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -123,6 +135,21 @@ def test_two_gpus_say_what_one_says(name: str) -> None:
         made.append(generate(model, cache, ids, mask, max_new_tokens=64).tokens)
         assert [layer.device for layer in cache.layers] == [where[f"model.layers.{n}"] for n in range(2)]
     assert made[0] == made[1]
+
+
+@pytest.mark.gpu
+def test_a_checkpoint_is_loaded_onto_two_gpus(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs, and this machine has {torch.cuda.device_count()}")
+    pytest.importorskip("accelerate")
+    zoo.model("llama").save_pretrained(tmp_path)
+    gpus = [torch.device("cuda", index) for index in range(2)]
+    logits = []
+    for devices in (gpus[:1], gpus):
+        made = pretrained_spread(str(tmp_path), devices, dtype=torch.float32, local_files_only=True)
+        assert {parameter.device for parameter in made.parameters()} == set(devices)
+        logits.append(made(torch.arange(40, device=gpus[0])[None]).logits)
+    assert torch.equal(*logits)
 
 
 @pytest.mark.gpu
