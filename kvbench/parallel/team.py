@@ -226,10 +226,9 @@ class Team:
                 if self.on_failure is not None:
                     self.on_failure(found)
             if self.rank == 0:
-                print(f"error: rank {found['rank']}: {found['kind']}: {found['message']}", file=sys.__stderr__)
-            for stream in (sys.__stdout__, sys.__stderr__):
-                with suppress(Exception):
-                    stream.flush()  # type: ignore[union-attr]
+                print(
+                    f"error: rank {found['rank']}: {found['kind']}: {found['message']}", file=sys.__stderr__, flush=True
+                )
             os._exit(130 if found["kind"] == "KeyboardInterrupt" else 1)
 
 
@@ -253,7 +252,8 @@ def join(device: str = "auto") -> Team:
     if _team:
         return _team[0]
     if not launch.launched():
-        raise ConfigError("runtime.tensor_parallel", "auto", "needs torchrun's processes", hint=HINT)
+        hint = "torchrun --nproc-per-node 2 -m kvbench ... runtime.tensor_parallel=auto"
+        raise ConfigError("runtime.tensor_parallel", "auto", "needs torchrun's processes", hint=hint)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and device != "cpu" else 0
     if device == "cuda" or gpus:
         if launch.local_size() > gpus:
@@ -290,9 +290,6 @@ def join(device: str = "auto") -> Team:
     prefixed = [dist.PrefixStore(f"kvbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", each) for each in own]
     _team.append(Team(rank, size, mine, *prefixed))
     return _team[0]
-
-
-HINT = "torchrun --nproc-per-node 2 -m kvbench ... runtime.tensor_parallel=auto"
 
 
 def leave() -> None:

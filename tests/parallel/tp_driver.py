@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "h2o": {},
     "snapkv": {"budget": 0.25},
 }
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 
 
 def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[Any, Any]:
