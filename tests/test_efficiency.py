@@ -9,8 +9,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
+import yaml
 
 import kvbench.efficiency as measuring
+from kvbench.confdir import options
 from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.speculative import Round
 from kvbench.efficiency import How, Meter
@@ -165,6 +167,17 @@ def test_what_the_grid_cannot_run_with_is_refused_before_anything(tmp_path, grou
     with pytest.raises(ConfigError, match=said):
         run(settings(tmp_path / "runs", **groups))
     assert not (tmp_path / "runs").exists()
+
+
+def test_speculation_counts_what_was_drafted(tmp_path):
+    method = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], "gamma": 2}
+    made = settings(tmp_path, "fp16", grid={"prompts": [300], "batches": [2], "repeats": 1, "new_tokens": 6})
+    made |= {"method": method, "quantizer": yaml.safe_load(options("quantizer")["hierarchical"].read_text())}
+    metrics = run(made)
+    jsonschema.validate({key: value for key, value in metrics.items() if key != "run_dir"}, SCHEMA)
+    point = metrics["scores"]["efficiency@300"]["points"]["batches"]["2"]
+    assert point["speculation"]["tokens"] == 2 * 5 and 0 < point["speculation"]["accepted"] <= 20
+    assert point["tpot_s"]["median"] == point["tpot_s"]["mean"] > 0
 
 
 def test_random_weights_may_go_beyond_the_model_and_say_so(tmp_path):

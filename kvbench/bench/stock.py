@@ -24,6 +24,8 @@ BASELINES = {
     "quanto2": "QuantizedCache, quanto 2 bits",
     "hqq4": "QuantizedCache, hqq 4 bits",
 }
+#: tokens of the first row that a row of results keeps
+SHOWN = 16
 
 
 @contextmanager
@@ -100,7 +102,7 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
     run = torch.compile(model.forward, mode="reduce-overhead") if name.endswith("compiled") else model.forward
     position = torch.full((batch, 1), width, device=ids.device)
     peaks = PhasePeaks(ids.device, census=False)
-    times = []
+    times, seen = [], [token]
     with peaks.run():
         for number in range(warm_ups + steps):
             if number == warm_ups:
@@ -113,12 +115,14 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
             ).logits
             token = logits[:, -1:].argmax(-1).clone()
             position = position + 1
+            seen.append(token)
             if number >= warm_ups:
                 times.append(now(ids.device) - started)
         peaks.phase("end")
     return {
         "tpot_s": {"median": median(times), **{f"p{q}": percentile(times, q) for q in (10, 90, 99)}, "n": len(times)},
         "peak_decode": peaks.row()["decode"],
+        "tokens": [int(each[0, 0]) for each in seen[:SHOWN]],
     }
 
 

@@ -87,6 +87,7 @@ def measured(bench: Bench, each: Setting, graphs: str, context: int, batch: int)
 
         figures["profile"] = profile(bench.model, each.method, context, batch, compile=args.compile, seed=args.seed)
     figures.pop("note", None)
+    figures["tokens"] = tokens[0][: stock.SHOWN] if tokens else []
     if figures["status"] == "ok":
         figures |= {"kv": figures["kv_used"]["total"], "peak_decode": figures["peak"]["decode"]}
     return figures

@@ -20,6 +20,7 @@ _KEPT = (
     "tokens_per_s",
     "capture_s",
     "stepping",
+    "speculation",
     "path",
     "weights",
     "over_used",

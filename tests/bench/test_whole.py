@@ -81,6 +81,7 @@ def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
         assert row["GB_s"] * row["tpot_s"]["median"] * 1e9 == pytest.approx(row["read_bytes"])
     dynamic, full, packed = found[0], found[2], found[4]
     assert packed["kv"] < full["kv"] and dynamic["kv"] / 70 == full["kv"] / 74
+    assert dynamic["tokens"][:5] == found[1]["tokens"][:5] == full["tokens"]  # greedy, the same model and prompt
     assert full["same"] == {"of": 3, "alike": 3}
     assert "DynamicCache, eager" in capsys.readouterr().out
 
