@@ -61,12 +61,10 @@ class Team:
         self.rank, self.size, self.device = rank, size, device
         self.calls, self.broken = 0, False
         self.on_failure: Callable[[dict[str, Any]], None] | None = None
-        #: the error that all ranks know of
-        self.shared: BaseException | None = None
+        self.shared: BaseException | None = None  # the error that all ranks know of
         self._store, self._watched = store, watched
         self._rounds = self._turns = self._plans = 0
-        #: whether rank 0 has said what there is to do
-        self.told = True
+        self.told = True  # rank 0 has said what there is to do
         self._noticed = self._closed = False
         threading.Thread(target=self._watch, name="kvbench-team", daemon=True).start()
 
@@ -226,9 +224,7 @@ class Team:
                 if self.on_failure is not None:
                     self.on_failure(found)
             if self.rank == 0:
-                print(
-                    f"error: rank {found['rank']}: {found['kind']}: {found['message']}", file=sys.__stderr__, flush=True
-                )
+                print(f"error: {self._peer(found['rank'], found)}", file=sys.__stderr__, flush=True)
             os._exit(130 if found["kind"] == "KeyboardInterrupt" else 1)
 
 
