@@ -11,7 +11,7 @@ LOGQUANT = "logquant:int2_g128:window=64,reserved=192"
 _GRIDS = {
     # LogQuant, Fig. 7: 8B, prompts of 512 tokens, 2,000 new ones, 48 GB
     "logquant": "memory --model llama3.1-8b --contexts 512 --new-tokens 2000 --memory-limit-gb 48 --bisect 4"
-    " --settings fp16 logquant:int2_g64 kivi:int2",
+    f" --settings fp16 {LOGQUANT} kivi:int2_g128",
     # Cocktail, Fig. 4-6: Llama2-7B, the batch growing until memory ends
     "batch": "memory --model llama2-7b --contexts 4k 8k --new-tokens 128 --bisect 2"
     f" --settings fp16 kivi:int4_g128 {LOGQUANT} {COCKTAIL}",

@@ -222,7 +222,9 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
     while True:
         while begun < total and len(tokens) < AHEAD and not stopping.all_ended:
             if begun:
+                before = captured.seconds
                 captured.next()
+                last += captured.seconds - before  # recording is in no step's time
             captured.replay()
             tokens.fetch()
             begun += 1
