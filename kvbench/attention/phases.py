@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,9 +165,20 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
         NotServed: packed keys and values are not aligned.
     """
     keys, values = layer.stores()
-    rows = []
+    rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
+    alike: dict[Any, dict[tuple[int, int], tuple[int, int, int]]] = {}
     for row in range(layer.batch):
-        found = pairs_of_row(keys.signature(row), values.signature(row))
+        held = (keys.signature(row), values.signature(row))
+        begun = tuple(
+            segment.starts[row]
+            for store in (keys, values)
+            for segment in store.segments
+            if isinstance(segment, FullSegment)
+        )
+        if (held, begun) in alike:
+            rows.append(alike[held, begun])
+            continue
+        found = alike[held, begun] = pairs_of_row(*held)
         for (k, v), (first_k, first_v, count) in found.items():
             left, right = keys.segments[k], values.segments[v]
             if isinstance(left, FullSegment):

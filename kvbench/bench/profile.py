@@ -18,8 +18,8 @@ KINDS = (
     ("attention", r"^decode$|^decode_|merge"),
     ("pack", r"pack_tiles"),
     ("append", r"^write$|^write_"),
-    # the compiler's products of a matrix and a vector are reductions too, like norms
-    ("linear", r"gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_(red|per)(?!.*(mean|pow|rsqrt|argmax))"),
+    # a compiler's product of a matrix and a vector may have a norm or an activation in it
+    ("linear", r"gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
     ("copies", r"^Mem(cpy|set)|direct_copy"),
 )
 #: steps that are looked at

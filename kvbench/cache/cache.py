@@ -130,8 +130,7 @@ class KVCache(Cache):
             mine.seen += most
             for row, order in enumerate(mine.order):
                 if order is not None:
-                    new = torch.arange(mine.seen - counts[row], mine.seen).expand(*order.shape[:-1], counts[row])
-                    mine.order[row] = torch.cat([order + (most - counts[row]), new], -1)
+                    mine.order[row] = order + (most - counts[row])
         self.progress.starts = list(leader.progress.starts or [0] * len(counts))
         self.progress.positions = leader.progress.positions.clone()
 

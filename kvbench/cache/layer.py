@@ -19,7 +19,7 @@ from transformers.cache_utils import CacheLayerMixin
 from kvbench.cache import rope, watch
 from kvbench.cache.order import extended
 from kvbench.cache.progress import Progress
-from kvbench.cache.segments import FullSegment, uniform_rows
+from kvbench.cache.segments import FullSegment, same, uniform_rows
 from kvbench.cache.store import Store
 from kvbench.errors import CacheError, NonFiniteError
 
@@ -62,7 +62,8 @@ class KVLayer(CacheLayerMixin):
     Attributes:
         keys_store, values_store: :class:`Store`, made at the first update.
         order: for each row None (slots are in the order of positions) or the positions of its slots, ``[n]`` or
-            ``[H, n]``, on the CPU; a method that permutes or evicts tokens keeps it.
+            ``[H, n]``, on the CPU, without the newest ones, which are in order (:meth:`ordered`); a method that
+            permutes or evicts tokens keeps it.
         paths: attention paths that have served this layer.
         observed: attention that the method asked to see while the prompt is open (``Method.observe_prompt``).
         follower: the same layer of a draft's own cache, which is handed the same prompt; or None.
@@ -168,7 +169,7 @@ class KVLayer(CacheLayerMixin):
                 store.drop_back(row, count)
             order = self.order[row]
             if order is not None:  # the row's columns move to the right by what it gave back more than others
-                self.order[row] = order[..., : order.shape[-1] - count] + (count - least)
+                self.order[row] = order[..., : sum(stores[0].signature(row))] + (count - least)
         self.seen -= least
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -273,7 +274,6 @@ class KVLayer(CacheLayerMixin):
             tail = store.tail
             for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
                 tail.append(rows, x[rows].detach())
-        self._extend_order(keys.shape[2])
 
     def advance(self, count: int) -> list[tuple[int, int]]:
         """Hold `count` new tokens that a captured step writes; for each row where its keys and its values go.
@@ -281,25 +281,24 @@ class KVLayer(CacheLayerMixin):
         Returns:
             Places in the buffers of the two tails, (keys, values), for each row.
         """
-        places: list[list[int]] = [[], []]
-        for store, found in zip(self.stores(), places, strict=True):
-            tail = store.tail
-            for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
-                first = tail.reserve(rows, count)
-                found += [first] * len(range(*rows.indices(self.batch)))
+        places = [store.tail.advance(count) for store in self.stores()]
         self.seen += count
-        self._extend_order(count)
         return list(zip(*places, strict=True))
 
-    def _extend_order(self, count: int) -> None:
-        for row, positions in enumerate(self.order):
-            if positions is not None:
-                new = torch.arange(self.seen - count, self.seen).expand(*positions.shape[:-1], count)
-                self.order[row] = extended(positions, new)
+    def ordered(self, row: int) -> Tensor | None:
+        """Positions of a row's slots (:attr:`order`): those that it was left with, then the newest tokens; or None."""
+        order = self.order[row]
+        if order is None:
+            return None
+        missing = sum(self.stores()[0].signature(row)) - order.shape[-1]
+        if missing > 0:
+            new = torch.arange(self.seen - missing, self.seen).expand(*order.shape[:-1], missing)
+            order = self.order[row] = extended(order, new)
+        return order
 
     def settle(self) -> None:
         """Let the method demote what has grown too old; does nothing when it was done already."""
-        if not self.sealed:
+        if not self.sealed or not self.method.settles:
             return
         for rows in self.row_groups():
             try:
@@ -318,9 +317,10 @@ class KVLayer(CacheLayerMixin):
     def row_groups(self) -> list[slice]:
         """Runs of rows that hold equally many tokens in every segment and begin at the same column."""
         keys, values = self.stores()
-        if self.batch == 1:
-            return [slice(0, 1)]
         starts = self.progress.starts or [0] * self.batch
+        counts = [segment.lengths for store in (keys, values) for segment in store.segments]
+        if all(same(each) for each in (starts, *counts)):
+            return [slice(0, self.batch)]
         return list(
             uniform_rows([(starts[row], keys.signature(row), values.signature(row)) for row in range(self.batch)])
         )

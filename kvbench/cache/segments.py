@@ -152,6 +152,17 @@ class FullSegment(Segment):
             self._make_room(rows, len(index))  # for all of them: the parts shall not grow the buffer one by one
         super().append_chosen(rows, x, index)
 
+    def advance(self, count: int) -> list[int]:
+        """:meth:`reserve` for all rows: each one's place."""
+        places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
+        if max(places, default=0) + count > self.capacity:
+            places = []
+            for rows in uniform_rows(list(zip(self.starts, self.lengths, strict=True))):
+                places += [self.reserve(rows, count)] * len(range(*rows.indices(len(self.lengths))))
+            return places
+        self.lengths = [length + count for length in self.lengths]
+        return places
+
     def _make_room(self, rows: slice, count: int) -> None:
         start, length = self.starts[rows][0], self.lengths[rows][0]
         if length + count <= self.capacity:
@@ -167,8 +178,8 @@ class FullSegment(Segment):
             self.starts[row] = 0
 
     def _set(self, rows: slice, start: int, length: int) -> None:
-        for row in range(*rows.indices(len(self.lengths))):
-            self.starts[row], self.lengths[row] = start, length
+        count = len(self.lengths[rows])
+        self.starts[rows], self.lengths[rows] = [start] * count, [length] * count
 
     def view(self, rows: slice) -> Tensor:
         """The tokens of `rows`, ``[rows, H, length, D]``, without a copy."""
@@ -301,8 +312,7 @@ class PackedSegment(Segment):
                 last = first + block
                 part = x[:, :, first:last] if index is None else x.index_select(2, index[first:last])
                 self._encode(rows, start + first, part)
-        for row in range(*rows.indices(len(self.lengths))):
-            self.lengths[row] = start + count
+        self.lengths[rows] = [start + count] * len(self.lengths[rows])
 
     def _encode(self, rows: slice, start: int, x: Tensor) -> None:
         codes, params = self.quantizer.encode(x)
@@ -385,8 +395,16 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
         return torch.empty(shape, dtype=dtype, device=device)
 
 
+def same(counts: Sequence[int]) -> bool:
+    """Whether all rows have the same count."""
+    return not counts or counts.count(counts[0]) == len(counts)
+
+
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
     """Cut a batch into runs of rows with equal signatures: one slice where all rows agree."""
+    if signatures and signatures.count(signatures[0]) == len(signatures):
+        yield slice(0, len(signatures))
+        return
     first = 0
     for row in range(1, len(signatures) + 1):
         if row == len(signatures) or signatures[row] != signatures[first]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +32,17 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
         yield
         return
     single = rows == 1
-    options: dict[str, Any] = {"emulate_precision_casts": True, "coordinate_descent_tuning": single}
+    # the cache on disk cannot read back what it writes of functions with defaults (torch 2.11)
+    options: dict[str, Any] = {
+        "emulate_precision_casts": True,
+        "coordinate_descent_tuning": single,
+        "fx_graph_cache": False,
+    }
     undo: list[Callable[[], None]] = []
     try:
         for layer in layers:
             if single:
-                for module in list(layer.modules()):
+                for module in layer.modules():
                     for names in JOINED:
                         undo += join(module, names)
             undo.append(replaced(layer, torch.compile(layer.forward, dynamic=False, options=options)))
@@ -68,33 +72,11 @@ def join(module: nn.Module, names: Sequence[str]) -> list[Callable[[], None]]:
         return []
     if len({(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}) > 1:
         return []
-    whole, first = whole_weight(linears), 0
-    undo: list[Callable[[], None]] = []
-    for name, each in zip(names, linears, strict=True):
-        setattr(module, name, Slice(whole, first, first + each.out_features))
-        undo.append(partial(setattr, module, name, each))
+    whole, undo, first = whole_weight(linears), [], 0
+    for each in linears:
+        undo.append(replaced(each, sliced(whole, first, first + each.out_features)))
         first += each.out_features
     return undo
-
-
-class Slice(nn.Module):
-    """Outputs ``[first, last)`` of a product with ``whole`` ``[out, in]``."""
-
-    whole: Tensor
-
-    def __init__(self, whole: Tensor, first: int, last: int) -> None:
-        super().__init__()
-        self.first, self.last = first, last
-        self.register_buffer("whole", whole, persistent=False)
-
-    @property
-    def weight(self) -> Tensor:
-        """Weight of the linear layer that it stands for (some models ask for its dtype)."""
-        return self.whole[self.first : self.last]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., in]`` to ``[..., last - first]``."""
-        return nn.functional.linear(x, self.whole)[..., self.first : self.last]
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
@@ -111,6 +93,16 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
             each.weight.data = whole[start : start + each.out_features]
             start += each.out_features
     return whole
+
+
+def sliced(whole: Tensor, first: int, last: int) -> Callable[[Tensor], Tensor]:
+    """A forward pass: the outputs ``[first, last)`` of a product with `whole`."""
+
+    # as defaults, so that layers differ in what the compiled code is given, not in the code
+    def forward(x: Tensor, whole: Tensor = whole, first: int = first, last: int = last) -> Tensor:
+        return nn.functional.linear(x, whole)[..., first:last]
+
+    return forward
 
 
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:

@@ -133,7 +133,7 @@ class Recorded:
         """
         if not self.cache.progress.held:
             watch.poll(self.cache.progress)
-            for layer in self.cache.layers:
+            for layer in self.cache.layers if self.cache.method.settles else ():
                 layer.settle()
         places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]
         tables, shape = [], []

@@ -63,6 +63,11 @@ class Method:
     by_token: ClassVar[bool] = False
 
     @property
+    def settles(self) -> bool:
+        """Whether anything moves as the sequence grows (:meth:`settle`)."""
+        return type(self).settle is not Method.settle
+
+    @property
     def keys_before_rope(self) -> bool:
         """Whether keys are stored before RoPE, which attention then applies as it reads them."""
         return False
@@ -107,7 +112,7 @@ class Method:
 
         A method that permutes or evicts tokens keeps them in ``layer.order``, or computes them here.
         """
-        return layer.order[row]
+        return layer.ordered(row)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for values or combinations that cannot run.

@@ -76,7 +76,7 @@ class Kivi(Method):
         made = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
             made.append(self.packed(layer, side, affine(key if side == "key" else value), capacity=room))
-        return [*made, self.full(layer, side, capacity=self.residual + 64)]
+        return [*made, self.full(layer, side, capacity=self.residual + 16, slack=16)]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None

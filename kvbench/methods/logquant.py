@@ -137,7 +137,7 @@ class LogQuant(Method):
         if not self.evict:
             room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
             made.append(self.packed(layer, side, self.make_quantizer(side), capacity=room))
-        return [*made, self.full(layer, side, capacity=3 * self.W + 64)]
+        return [*made, self.full(layer, side, capacity=3 * self.W + 16, slack=16)]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
