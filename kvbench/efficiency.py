@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.passes import Rows
 from kvbench.decoding.sampling import Sampling
 from kvbench.failures import bytes_asked, is_out_of_memory
 from kvbench.figures import Figures, memory, per_sequence, predicted, times, weight_bytes
@@ -47,8 +48,8 @@ class How:
         repeats: prefills that are timed.
         warm_up: tokens generated once, before anything is timed.
         seed: of the prompts' words, and of draws.
-        graphs, compile, prefill_chunk: as :func:`kvbench.decoding.autoregressive.generate` takes them; generations
-            that only warm up or are there for their prefill are never captured.
+        graphs, compile, prefill_chunk, prefill_rows: as :func:`kvbench.decoding.autoregressive.generate` takes them;
+            generations that only warm up or are there for their prefill are never captured.
         temperature, top_p: 0: greedy.
         fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
         census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
@@ -61,6 +62,7 @@ class How:
     graphs: str = "always"
     compile: bool = False
     prefill_chunk: int | None = None
+    prefill_rows: Rows = "auto"
     temperature: float = 0.0
     top_p: float = 1.0
     fill: Literal["prefill", "random"] = "prefill"
@@ -212,7 +214,14 @@ class Meter:
             if self.how.fill == "random":
                 generation = go_on(self.model, cache, *ids.shape, **steps, seed=self.how.seed)
             else:
-                generation = generate(self.model, cache, ids, **steps, prefill_chunk=self.how.prefill_chunk)
+                generation = generate(
+                    self.model,
+                    cache,
+                    ids,
+                    **steps,
+                    prefill_chunk=self.how.prefill_chunk,
+                    prefill_rows=self.how.prefill_rows,
+                )
         watch.cache = self._watch = None
         return generation, cache, watch
 
@@ -249,7 +258,7 @@ def point_rows(session: Session, sample: Sample) -> list[Row]:
             **{key: point[key] for key in ("repeats", "warm_up", "seed")},
             # a capture is worth its time here however short the answer: it is in no figure but capture_s
             graphs="always" if runtime.graphs == "auto" else runtime.graphs,
-            **{key: getattr(runtime, key) for key in ("compile", "prefill_chunk")},
+            **{key: getattr(runtime, key) for key in ("compile", "prefill_chunk", "prefill_rows")},
             temperature=decoding.temperature,
             top_p=decoding.top_p,
         )

@@ -137,6 +137,7 @@ class Session:
                 answer_ids=[answer_ids(sample, tokenizer)[:new_tokens] for sample in samples],
                 graphs=runtime.graphs,
                 compile=runtime.compile,
+                prefill_rows=runtime.prefill_rows,
             )
         measured = self._measured(cache, peaks, warm_up, len(samples), generation)
         bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]

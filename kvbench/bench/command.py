@@ -76,6 +76,13 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--prefill-chunk", type=number, metavar="N", help="prompt tokens a forward pass")
         command.add_argument(
+            "--prefill-rows",
+            type=number,
+            default="auto",
+            metavar="N",
+            help="prompts a forward pass (default: 64k tokens)",
+        )
+        command.add_argument(
             "--memory-limit-gb", type=float, metavar="GiB", help="most memory that the process may take"
         )
         command.add_argument("--kernels", choices=["auto", "cuda", "triton", "reference"], default="auto")

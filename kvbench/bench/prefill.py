@@ -107,7 +107,7 @@ def once(bench: Bench, meter: Meter, ids: Tensor, told: Any, census: bool) -> di
         cache = meter.method.new_cache(bench.model, told, max_length=ids.shape[1] + bench.args.new_tokens)
         peaks.phase("prefill")
         started = now(bench.device)
-        prefill(bench.model, cache, ids, None, bench.args.prefill_chunk).argmax(-1)
+        prefill(bench.model, cache, ids, None, bench.args.prefill_chunk, bench.args.prefill_rows).argmax(-1)
         seconds = now(bench.device) - started
         peaks.phase("end")
     bill = cache.bill()

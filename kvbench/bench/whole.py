@@ -64,7 +64,7 @@ class Bench:
 
     def meter(self, each: Setting, **how: Any) -> Meter:
         """A meter for one setting; the model is switched to its method by its first cache."""
-        shared = {"seed": self.args.seed, "prefill_chunk": self.args.prefill_chunk}
+        shared = {name: getattr(self.args, name) for name in ("seed", "prefill_chunk", "prefill_rows")}
         return Meter(self.model, self.loaded.tokenizer, each.method, How(**{**shared, **how}))
 
     def add(self, row: Row, shown: Sequence[object]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,31 @@ class KVCache(Cache):
         Not needed where the cache was made with `prompts`: their length says when the prompt is complete.
         """
         self.progress.open = True
+
+    @contextmanager
+    def only(self, rows: slice, batch: int) -> Iterator[None]:
+        """The prompts of these `rows` of a batch are run inside, whole; the other rows' come before or after.
+
+        Only where :meth:`takes_groups` says so, and with padding that the cache was told of (:class:`Prompts`).
+        """
+        followed = [] if self.follower is None else [self.follower.progress]
+        for progress in (self.progress, *followed):
+            progress.group = (rows, batch)
+        for layer in self.layers:
+            layer.seen, layer.sealed = 0, False
+        try:
+            yield
+        finally:
+            for progress in (self.progress, *followed):
+                progress.group = None
+
+    def takes_groups(self) -> bool:
+        """Whether prompts may come some rows at a time (:meth:`only`)."""
+        caches = [self, *([self.follower] if self.follower is not None else [])]
+        return all(
+            not each.method.quantized_prefill and all(layer.rotation is None for layer in each.layers)
+            for each in caches
+        )
 
     def finalize(self) -> None:
         """End of the prompt: place the tokens of every layer that is still exact."""

@@ -100,6 +100,8 @@ class KVLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take shapes, dtype and device from the first keys and values ``[B, H, q, D]``."""
         self.batch, self.heads = key_states.shape[:2]
+        if self.progress.group is not None:
+            self.batch = self.progress.group[1]
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key_dim, self.value_dim = key_states.shape[-1], value_states.shape[-1]
         self.order = [None] * self.batch
@@ -215,29 +217,33 @@ class KVLayer(CacheLayerMixin):
     def place(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is complete: hand its tokens (``[B, H, T, D]`` with padding) to the method and free them."""
         if self.follower is not None:
-            self.follower.lazy_initialization(keys, values)
+            self.follower.progress.group = self.progress.group
+            if not self.follower.is_initialized:
+                self.follower.lazy_initialization(keys, values)
             self.follower.seen = self.seen
             self.follower.progress.positions = self.progress.positions.clone()
             self.follower.place(rope.handed_on(self, ALL, keys, 0), values)
         scores, self.observed = self.observed, None
         keys, values = keys.detach(), values.detach()
-        self._make_stores()
+        if self.keys_store is None:
+            self._make_stores()
         width = keys.shape[2]
-        starts = self.progress.starts or [0] * self.batch
-        for rows in uniform_rows(starts):
-            start = starts[rows][0]
+        group = slice(0, self.batch) if self.progress.group is None else self.progress.group[0]
+        starts = (self.progress.starts or [0] * self.batch)[group]
+        for here in uniform_rows(starts):
+            start, rows = starts[here][0], slice(group.start + here.start, group.start + here.stop)
             try:
                 self.method.place(
                     self,
                     rows,
-                    keys[rows, :, start:width],
-                    values[rows, :, start:width],
-                    None if scores is None else scores[rows, ..., start:width],
+                    keys[here, :, start:width],
+                    values[here, :, start:width],
+                    None if scores is None else scores[here, ..., start:width],
                 )
             except NonFiniteError as error:
-                raise self._located(error, rows, keys, values, torch.arange(width)) from None
+                raise self._located(error, group, keys, values, torch.arange(width)) from None
         self.prompt = None
-        self.sealed = True
+        self.sealed = group.stop == self.batch
 
     def _make_stores(self) -> None:
         self.keys_store = self.method.make_store(self, "key")

@@ -31,6 +31,7 @@ class Progress:
         upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
         calibration: file of the method's thresholds and codebooks (KVQuant), or None.
         positions: rotary positions of the columns, where keys are stored before RoPE.
+        group: the rows whose prompts are under way, and how many rows there are in all; None: all rows at once.
         team: the processes that hold the other heads (:class:`kvbench.parallel.team.Team`), or None: all are here.
         prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
             what the method stores; empty before.
@@ -47,6 +48,7 @@ class Progress:
     upper: bool = False
     calibration: Path | None = None
     positions: RopePositions = field(default_factory=RopePositions)
+    group: tuple[slice, int] | None = None
     team: Any = None
     prefill: str = ""
 

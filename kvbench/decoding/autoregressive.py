@@ -18,7 +18,7 @@ from kvbench.decoding import graphs as captured_decoding
 from kvbench.decoding import speculative
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.likelihood import answer_nll
-from kvbench.decoding.passes import check_cache, forward, now, prefill
+from kvbench.decoding.passes import Rows, check_cache, forward, now, prefill
 from kvbench.decoding.rounds import captured_drafter
 from kvbench.decoding.sampling import Sampling, choose
 from kvbench.decoding.step import Step
@@ -84,6 +84,7 @@ def generate(
     speculate: bool | Speculation = True,
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
+    prefill_rows: Rows = "auto",
 ) -> Generation:
     """Answer a batch of prompts.
 
@@ -106,6 +107,7 @@ def generate(
         graphs: capture a decode step and replay it: ``auto`` (where it serves and is worth it), ``always`` (where it
             serves) or ``never``.
         compile: captured steps run what lies around attention through ``torch.compile``.
+        prefill_rows: prompts that are run in one forward pass (:func:`kvbench.decoding.passes.groups`).
 
     Raises:
         CacheError: the model did not use the cache it was given.
@@ -126,7 +128,7 @@ def generate(
 
     tell(observer, "prefill")
     started = now(input_ids)
-    logits = prefill(model, cache, input_ids, mask, prefill_chunk)
+    logits = prefill(model, cache, input_ids, mask, prefill_chunk, prefill_rows)
     token = choose(_without(logits, eos_token_ids if say_something else ()), sampling, generators)
     finished = now(token)
     ttft = finished - started

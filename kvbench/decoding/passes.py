@@ -7,6 +7,7 @@ past its original length) and cannot say which prefill chunk is the last.
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,16 +17,41 @@ from kvbench.cache import KVCache
 from kvbench.decoding.slices import sliced
 from kvbench.errors import CacheError
 
+#: prompts that are run in one forward pass
+Rows = int | Literal["auto"] | None
+#: tokens of a pass over several prompts: more make it no faster, only larger
+TOGETHER = 65536
+
 
 def prefill(
-    model: PreTrainedModel, cache: KVCache, input_ids: Tensor, mask: Tensor | None, chunk: int | None = None
+    model: PreTrainedModel,
+    cache: KVCache,
+    input_ids: Tensor,
+    mask: Tensor | None,
+    chunk: int | None = None,
+    rows: Rows = "auto",
 ) -> Tensor:
-    """Run the prompt ``[B, T]``; logits of its last token, ``[B, V]``. Every token attends to exact keys and values."""
+    """Run the prompt ``[B, T]``; logits of its last token, ``[B, V]``. Every token attends to exact keys and values.
+
+    Args:
+        chunk: tokens a forward pass; None: the whole prompt at once.
+        rows: prompts a forward pass (:func:`groups`): what a pass needs beside the packed cache grows with them.
+    """
     batch, width = input_ids.shape
     if mask is None:
         positions = torch.arange(width, device=input_ids.device).expand(batch, width)
     else:
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    parts = [slice(0, batch)] if chunk is not None and chunk < width else groups(cache, batch, width, mask, rows)
+    if len(parts) > 1:
+        found = []
+        for part in parts:
+            with cache.only(part, batch), sliced(model, (part.stop - part.start) * width):
+                own = None if mask is None else mask[part]
+                found.append(forward(model, cache, input_ids[part], own, positions[part])[:, -1])
+        cache.finalize()
+        check_cache(cache, width)
+        return torch.cat(found)
     chunk = chunk or width
     if chunk < width:
         cache.open_prefill()
@@ -33,11 +59,26 @@ def prefill(
     with sliced(model, batch * min(chunk, width)):
         for first in range(0, width, chunk):
             last = min(first + chunk, width)
-            part = None if mask is None else mask[:, :last]
-            logits = forward(model, cache, input_ids[:, first:last], part, positions[:, first:last])
+            seen = None if mask is None else mask[:, :last]
+            logits = forward(model, cache, input_ids[:, first:last], seen, positions[:, first:last])
     cache.finalize()
     check_cache(cache, width)
     return logits[:, -1]
+
+
+def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
+    """Rows whose prompts are run together.
+
+    Args:
+        rows: so many at a time; ``auto``: as many as make :data:`TOGETHER` tokens; None: all of them. All at once where
+            the cache cannot take them in groups: keys before RoPE, prompts read through what is stored, padding that
+            it was not told of.
+    """
+    if rows == "auto":
+        rows = max(1, TOGETHER // width)
+    if rows is None or rows >= batch or not cache.takes_groups() or (mask is not None and not cache.progress.prompts):
+        return [slice(0, batch)]
+    return [slice(first, min(first + rows, batch)) for first in range(0, batch, rows)]
 
 
 def forward(

@@ -105,6 +105,20 @@ def test_a_left_padded_row_equals_the_row_alone(name, quantizer, architecture):
 
 
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_prompts_run_row_by_row_equal_prompts_run_together(name, quantizer, llama):
+    """Groups of two and one; bytes, positions and tokens."""
+    method = make(name, quantizer)
+    ids, mask = zoo.padded_batch(LENGTHS, seed=4)
+    whole, cache = answer(method, llama, ids, mask, prefill_rows=None, max_new_tokens=12)
+    parts, other = answer(method, llama, ids, mask, prefill_rows=2, max_new_tokens=12)
+    assert parts.tokens == whole.tokens
+    assert other.bill().used == cache.bill().used
+    for mine, theirs in zip(other.layers, cache.layers, strict=True):
+        assert all(torch.equal(mine.positions(row), theirs.positions(row)) for row in range(len(LENGTHS)))
+    assert other.progress.group is None
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
 def test_chunked_prefill_equals_one_shot(name, quantizer, llama):
     method = make(name, quantizer)
     ids, mask = zoo.padded_batch(LENGTHS, seed=1)
