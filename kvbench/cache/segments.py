@@ -156,11 +156,12 @@ class FullSegment(Segment):
         """:meth:`reserve` for all rows: each one's place."""
         places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
         if max(places, default=0) + count > self.capacity:
-            places = []
+            # room for every row before a place is named: a buffer that grows moves the rows that had room, too
             for rows in uniform_rows(list(zip(self.starts, self.lengths, strict=True))):
-                places += [self.reserve(rows, count)] * len(range(*rows.indices(len(self.lengths))))
-            return places
-        self.lengths = [length + count for length in self.lengths]
+                if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
+                    self._make_room(rows, count)
+            places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
+        self.lengths[:] = [length + count for length in self.lengths]
         return places
 
     def _make_room(self, rows: slice, count: int) -> None:
