@@ -86,6 +86,20 @@ def test_select_and_clone_are_independent_copies():
     assert segment.lengths == [64, 64, 64]
 
 
+def test_places_of_a_step_hold_where_one_row_makes_the_buffer_grow():
+    """A row that had room moves too: its window began further back in the old buffer."""
+    segment = FullSegment(**SHAPE, capacity=20, slack=0)
+    segment.append(slice(0, 1), tokens(10)[:1])
+    segment.drop_front(slice(0, 1), 5)
+    segment.append(slice(1, 2), tokens(20)[1:])
+    places = segment.advance(2)
+    assert segment.capacity > 20 and segment.lengths == [7, 22]
+    for row, place in enumerate(places):
+        segment.buffer[row, :, place : place + 2] = 7.0
+        held = segment.view(slice(row, row + 1))
+        assert bool((held[:, :, -2:] == 7.0).all()) and not bool((held[:, :, :-2] == 7.0).any())
+
+
 def test_buffers_made_in_inference_mode_may_be_written_outside_of_it():
     with torch.inference_mode():
         segment = FullSegment(**SHAPE)
