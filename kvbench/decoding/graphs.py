@@ -134,26 +134,35 @@ class Captured:
         step = self.step
         self._graph = None  # its memory is free before the next capture
         if self.capture:
-            held = [x.clone() for x in step.changed()]
             stream = side_stream(step.device)
             with torch.cuda.device(step.device), recording(step.model, step.serve):
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
-                    step.run()  # as it is: finds out what cannot be served before anything is compiled
+                    rehearse(step)  # as it is: finds out what cannot be served before anything is compiled
                 with compiled.around(step.model, self.compile, rows=step.tokens.numel()):
                     with torch.cuda.stream(stream):
                         for _ in range(WARM_UPS):
-                            step.run()
+                            rehearse(step)
                     stream.synchronize()
                     graph = torch.cuda.CUDAGraph()
                     with torch.cuda.graph(graph, stream=stream):
                         step.run()
-            for x, kept in zip(step.changed(), held, strict=True):
-                x.copy_(kept)
             self._graph = graph
         self._version = step.version
         self.captures += 1
         self.seconds += time.perf_counter() - started
+
+
+def rehearse(step: Recorded) -> None:
+    """Run a pass and put back what it changed.
+
+    Between any two runs, not after the last: for a step after the last one there is nothing to draw with and no place
+    to write a draft to, and a GPU ends the process where an index is out of bounds.
+    """
+    held = [x.clone() for x in step.changed()]
+    step.run()
+    for x, kept in zip(step.changed(), held, strict=True):
+        x.copy_(kept)
 
 
 @cache

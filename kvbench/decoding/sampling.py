@@ -61,9 +61,10 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
     """Tokens ``[B]`` from distributions ``[B, V]`` and uniform numbers ``[B]`` in [0, 1): where their sums pass them.
 
-    Nothing here waits for the device, so a captured step draws like an eager one.
+    Nothing here waits for the device, so a captured step draws like an eager one. Of NaN comes token 0.
     """
-    sums = probs.cumsum(-1)
-    total = sums[:, -1:]
+    # a GPU adds up in parts, by whose rounding a sum may also change where the probability is 0
+    sums = probs.cumsum(-1).masked_fill(~(probs > 0), 0.0)
+    total = sums.amax(-1, keepdim=True)
     wanted = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(sums, wanted, right=True)[:, 0]
+    return (sums > wanted).int().argmax(-1)  # the first

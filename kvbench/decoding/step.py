@@ -8,6 +8,7 @@ next token and its position; nothing in it waits for the host.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,7 @@ from kvbench.attention.recorded import PassThrough
 from kvbench.cache import KVCache, watch
 from kvbench.cache.append import append
 from kvbench.cache.layer import KVLayer
+from kvbench.cache.pack_together import together
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 
 #: host copies of the tables under way: the host may be so many steps ahead of the device, less one
@@ -116,6 +118,8 @@ class Recorded:
 
     def check(self) -> None:
         """Raise NotServed where it is known beforehand that a layer cannot be recorded; nothing is changed."""
+        if self.cache.method.eager:
+            raise NotServed("a step's own tokens are packed before they attend")
         for layer in self.cache.layers:
             fused.check(layer, None, self.count)
             for store, channels in zip(layer.stores(), (layer.key_dim, layer.value_dim), strict=True):
@@ -133,8 +137,9 @@ class Recorded:
         """
         if not self.cache.progress.held:
             watch.poll(self.cache.progress)
-            for layer in self.cache.layers if self.cache.method.settles else ():
-                layer.settle()
+            with together() if self.cache.method.rolls else nullcontext():
+                for layer in self.cache.layers if self.cache.method.settles else ():
+                    layer.settle()
         places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]
         tables, shape = [], []
         known: dict[Any, Any] = {}

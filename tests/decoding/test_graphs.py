@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from kvbench.attention import fused, phases
+from kvbench.attention.recorded import recording
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import decode, generate
 from kvbench.decoding.passes import prefill
+from kvbench.decoding.rounds import Draft
 from kvbench.decoding.sampling import Sampling, draw
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
@@ -167,6 +169,7 @@ def test_an_answer_that_ends_at_once_leaves_no_step(oracle: None) -> None:
         (lambda: load_method("h2o"), "observes attention"),
         (lambda: load_method("kivi", quantizer="int3"), "3-bit"),
         (lambda: load_method("logquant"), "windows of 42"),
+        (lambda: load_method("atom", prefill="quantized"), "packed before they attend"),
     ],
 )
 def test_what_no_kernel_serves_is_refused_and_leaves_the_cache_alone(method: Any, reason: str) -> None:
@@ -254,3 +257,34 @@ def test_draws_follow_the_distribution() -> None:
     many = draw(probs.expand(100_000, -1), torch.rand(100_000, generator=torch.Generator().manual_seed(0)))
     assert abs((many == 1).float().mean() - 0.25) < 0.005
     assert set(many.tolist()) == {1, 3}
+
+
+def test_sums_that_change_where_nothing_can_be_drawn_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's sums are made in parts and may go up or down by a rounding step; NaN is no token past the last."""
+    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
+    rounded = torch.tensor([[0.0, 0.5, 0.50001, 0.99999, 1.0]])
+    monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: rounded)
+    for uniform, wanted in ((0.3, 1), (0.500005, 3), (0.999999, 3)):
+        assert int(draw(probs, torch.tensor([uniform]))) == wanted
+    monkeypatch.undo()
+    assert int(draw(torch.full((1, 5), float("nan")), torch.tensor([0.5]))) == 0
+
+
+@torch.inference_mode()
+def test_a_rehearsal_of_the_last_step_stays_in_bounds(oracle: None) -> None:
+    """Warm-ups run a step several times; draws and drafts have places for as many steps as there are."""
+    sampling = Sampling(1.0, seed=3)
+    model, cache, token, _, lengths = started(load_method("fp16"))
+    numbers = graphs.uniforms(sampling, sampling.generators(2), 1)
+    drawn = Step(model, cache, token, lengths, sampling, numbers)
+    draft = Draft(model, cache, 2, 1, sampling, zoo.VOCABULARY, token.device, upper=False)
+    for step in (drawn, draft):
+        step.begin(token, lengths)
+        step.advance()
+        with recording(model, step.serve):
+            for _ in range(3):
+                graphs.rehearse(step)
+            assert torch.equal(step.tokens[:, 0], token) and torch.equal(step.positions[:, 0], lengths)
+            step.run()
+        assert not torch.equal(step.tokens[:, 0], token)
+        cache.take_back([1, 1])
