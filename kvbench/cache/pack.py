@@ -142,17 +142,41 @@ def pack(segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: in
         x: ``[rows, H, n, D]``, or any number of tokens where `index` is given.
         index: which tokens of `x` to take, in this order (int64 or int32 ``[n]``, on the device of `x`).
     """
+    from kvbench.cache import pack_together
+
+    if index is None and pack_together.collected(segment, how, first_row, x, start):
+        return
+    count = x.shape[2] if index is None else len(index)
+    if count:
+        _launch(segment, how, first_row, x, start, count, index)
+        if segment.watch is None:
+            alone(x.device)[0].check()
+
+
+def warm(segment: PackedSegment, x: Tensor) -> None:
+    """Have the kernels compiled by which tokens like ``x`` ``[B, H, 1, D]`` are packed later; nothing is packed now.
+
+    A compilation takes a second: it should not fall into the step of the first flush.
+    """
+    from kvbench.cache import pack_together
+
+    how = served(segment, x)
+    if isinstance(how, Form):
+        _launch(segment, how, 0, x, 0, 0, None)
+        if segment.watch is not None:
+            pack_together.run([pack_together.Job(segment, how, 0, x[:, :, :0], 0)])
+
+
+def _launch(
+    segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None
+) -> None:
     from kvbench.cache.pack_kernel import pack_tiles
 
-    rows, heads, count, channels = x.shape
-    if index is not None:
-        count = len(index)
-    if count == 0:
-        return
+    rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
     tiles = -(-(start + count) // TILE) - start // TILE
     with torch.cuda.device_of(x):
-        pack_tiles[(rows * heads, tiles * how.parts)](
+        pack_tiles[(rows * heads, max(tiles, 1) * how.parts)](
             x,
             x if index is None else index,
             segment.words[0],
@@ -182,8 +206,6 @@ def pack(segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: in
             num_warps=how.warps,
             enable_fp_fusion=False,
         )
-    if segment.watch is None:
-        watch.check()
 
 
 @lru_cache(maxsize=16)

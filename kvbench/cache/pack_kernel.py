@@ -247,6 +247,33 @@ def pack_tiles(
              D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles", "param_rows"])
+def pack_layers(
+    table, like, record, offset, stride_row, stride_head, stride_token,
+    start, count, first_row, heads, tiles, param_rows,
+    KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """:func:`pack_tiles` for segments of one shape in many layers; the third dimension of the grid counts them.
+
+    Args:
+        table: int64 ``[layers, 6]``: addresses of the tokens' storage, both planes of words, scales and bases; the tag.
+        like: any tensor of the tokens' dtype.
+        offset: of the first token in its storage, in elements.
+    """
+    entry = table + tl.program_id(2) * 6
+    x = tl.multiple_of(tl.load(entry), 16).to(tl.pointer_type(like.dtype.element_ty)) + offset
+    upper_words = tl.multiple_of(tl.load(entry + 1), 16).to(tl.pointer_type(tl.int16))
+    lower_words = tl.multiple_of(tl.load(entry + 2), 16).to(tl.pointer_type(tl.int16))
+    scales = tl.multiple_of(tl.load(entry + 3), 16).to(tl.pointer_type(tl.float16))
+    bases = tl.multiple_of(tl.load(entry + 4), 16).to(tl.pointer_type(tl.float16))
+    tag = tl.load(entry + 5).to(tl.int32)
+    pack_tiles(
+        x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
+        first_row, heads, tiles, param_rows, tag, KIND, BITS, BY_CHANNEL, GROUP, D, VALUE, ROWS, CHANNELS, False,
+    )  # fmt: skip
+
+
 @triton.jit
 def _half_bits(low, high):
     """fp32 numbers that fp16 holds, as pairs."""

@@ -94,8 +94,11 @@ class Captured:
             torch.OutOfMemoryError: there is no room for it.
         """
         cache, before = self.step.cache, self.step.cache.get_seq_length()
+        started = time.perf_counter()
         try:
             self.step.check()
+            self.step.warm()
+            self.seconds += time.perf_counter() - started
             self.step.advance()
             self._record()
         except (NotServed, RuntimeError) as error:

@@ -24,7 +24,9 @@ from kvbench.attention.recorded import PassThrough
 from kvbench.cache import KVCache, watch
 from kvbench.cache.append import append
 from kvbench.cache.layer import KVLayer
+from kvbench.cache.pack import warm
 from kvbench.cache.pack_together import together
+from kvbench.cache.segments import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 
 #: host copies of the tables under way: the host may be so many steps ahead of the device, less one
@@ -126,6 +128,18 @@ class Recorded:
                 for segment in store.segments:
                     phases.part(segment, channels, self.upper)
 
+    def warm(self) -> None:
+        """Have the kernels compiled that the method packs by while decoding."""
+        seen = set()
+        for layer in self.cache.layers if self.cache.method.settles else ():
+            for store in layer.stores():
+                for segment in store.segments:
+                    if isinstance(segment, PackedSegment) and store.tail.capacity:
+                        key = (segment.quantizer.bits, segment.quantizer.axis, segment.side, layer.device)
+                        if key not in seen:
+                            seen.add(key)
+                            warm(segment, store.tail.buffer[:, :, :1])
+
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
@@ -137,7 +151,7 @@ class Recorded:
         """
         if not self.cache.progress.held:
             watch.poll(self.cache.progress)
-            with together() if self.cache.method.rolls else nullcontext():
+            with together() if self.cache.method.packs_together else nullcontext():
                 for layer in self.cache.layers if self.cache.method.settles else ():
                     layer.settle()
         places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]

@@ -34,6 +34,7 @@ class Atom(Method):
     rope: Literal["post", "pre"] = "post"
     prefill: Literal["exact", "quantized"] = "exact"
 
+    rolls: ClassVar[bool] = True
     by_token: ClassVar[bool] = True
 
     @property

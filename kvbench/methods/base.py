@@ -59,6 +59,9 @@ class Method:
         """The method without its draft, for where no token is to be chosen (perplexity)."""
         return self
 
+    #: whether :meth:`settle` only packs the oldest of the tails and drops it from their front: layers may then pack
+    #: together, when all have settled
+    rolls: ClassVar[bool] = False
     #: whether a token's stored form depends on that token and its position alone, so that any number may be taken back
     by_token: ClassVar[bool] = False
 
@@ -66,6 +69,12 @@ class Method:
     def settles(self) -> bool:
         """Whether anything moves as the sequence grows (:meth:`settle`)."""
         return type(self).settle is not Method.settle
+
+    @property
+    def packs_together(self) -> bool:
+        """Whether :attr:`rolls` is said of the :meth:`settle` in use, not of one that a subclass has replaced."""
+        owner = next(cls for cls in type(self).__mro__ if "settle" in vars(cls))
+        return bool(vars(owner).get("rolls", False))
 
     @property
     def keys_before_rope(self) -> bool:

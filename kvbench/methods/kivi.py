@@ -7,7 +7,7 @@ the state after each step is that of the authors' code (jy-yuan/KIVI, models/lla
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Side, affine
@@ -35,6 +35,7 @@ class Kivi(Method):
             twin; keys and values must then be of the same tokens).
     """
 
+    rolls: ClassVar[bool] = True
     residual: int = 128
     sinks: int = 0
     key_axis: Literal["channel", "token"] = "channel"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Side, affine
@@ -55,6 +55,7 @@ class QuantSpec(Method):
         sensitive_layers: L_S, first layers whose keys and values stay exact for target and draft.
     """
 
+    rolls: ClassVar[bool] = True
     gamma: int = bounded(4, minimum=0, maximum=64)
     draft: str = "upper"
     draft_options: Any = None
