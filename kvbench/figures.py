@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.decoding.autoregressive import Generation
 from kvbench.decoding.speculative import Round
 from kvbench.decoding.speculative import figures as round_figures
+from kvbench.errors import ConfigError
 from kvbench.profiling.device import device_name
 from kvbench.profiling.gpus import gpu_of
 from kvbench.profiling.roofline import Shape, predict
@@ -94,7 +95,8 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
 
 
 def predicted(model: Any, figures: Figures, prompt: int, batch: int, held: int | None, drafted: bool) -> Figures | None:
-    """What the roofline says of the same point; None where the device's rates are not known (a CPU).
+    """What the roofline says of the same point; None where the rates of the device (a CPU) or the
+    kind of the model (one with experts) are not known.
 
     A step reads what lies between the cache's bytes before the first step and after the last. Rounds of speculation
     have no prediction of their time here.
@@ -103,15 +105,20 @@ def predicted(model: Any, figures: Figures, prompt: int, batch: int, held: int |
     gpu = gpu_of(name) if name else None
     if gpu is None:
         return None
+    try:
+        shape = Shape.of(model.config.get_text_config(decoder=True))
+    except ConfigError:
+        return None
     used = figures["kv_used"]["total"]
     found = predict(
-        Shape.of(model.config.get_text_config(decoder=True)),
+        shape,
         used if held is None else (held + used) / 2,
         sum(p.numel() * p.element_size() for p in model.parameters()),
         batch,
         prompt,
         gpu,
         kv_stored_bytes=used,
+        width=model.dtype.itemsize,
     )
     return {
         "gpu": gpu.name,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from pathlib import Path
+from typing import Any, Literal
 
 import yaml
 
@@ -44,6 +44,45 @@ def number(text: str) -> int:
     return int(text)
 
 
+def several(text: str) -> int:
+    """A number from 2 on: the first new token comes from the prompt, the second from a step."""
+    if number(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 2 on")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
+def device(text: str) -> str:
+    """``cpu``, ``cuda`` or ``cuda:N``."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no device: cuda, cuda:N or cpu")
+    return text
+
+
+def rows(text: str) -> int | Literal["auto"] | None:
+    """``auto``, ``all`` or a number of prompts."""
+    if text in ("auto", "all"):
+        return "auto" if text == "auto" else None
+    return number(text)
+
+
+def duration(text: str) -> float:
+    """A number from 0 on, with a fraction."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return value
+
+
 def positive(text: str) -> float:
     """A number above 0."""
     try:
@@ -78,7 +117,7 @@ def shape_of(name: str) -> Shape:
         path = path / "config.json"
     if not path.is_file():
         raise ConfigError("model", name, "no such model", allowed=known)
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    data = read(path)
     if path.name == "config.json":
         return Shape.of(data)
     if data.get("architecture"):
@@ -88,7 +127,23 @@ def shape_of(name: str) -> Shape:
         raise ConfigError(
             "model.architecture", None, f"is not given in {path}", hint="--model FOLDER with a config.json"
         )
-    return Shape.of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return Shape.of(read(folder / "config.json"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The keys of a YAML or JSON file.
+
+    Raises:
+        ConfigError: it is damaged, or holds something else.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())[:160]
+        raise ConfigError("model", path, f"cannot be read ({said})", hint="a name of conf/model") from None
+    if not isinstance(data, dict):
+        raise ConfigError("model", path, "holds no keys of a model", hint="a name of conf/model")
+    return data
 
 
 def method_of(text: str) -> Method:

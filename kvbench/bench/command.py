@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kvbench.bench.choices import count, device, positive, rows, several
+from kvbench.parallel import launch
+
 #: how a setting is written
 SYNTAX = (
     "METHOD[:QUANTIZER][:KEY=VALUE,...]: fp16, kivi:int4_g128, kivi:int2:residual=64,quantizer.value.group_size=64, "
@@ -36,7 +39,7 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
     tpot.add_argument("--eager-only", action="store_true", help="eager steps alone")
     tpot.add_argument("--compile", action="store_true", help="torch.compile of what lies around attention")
     tpot.add_argument(
-        "--check", type=int, default=16, help="tokens compared, captured and eager; 0: none (default: 16)"
+        "--check", type=count, default=16, help="tokens compared, captured and eager; 0: none (default: 16)"
     )
     tpot.add_argument("--baselines", nargs="*", choices=BASELINES, default=[], help="stock transformers beside")
     tpot.add_argument("--profile", action="store_true", help="where a captured step's time goes, by kind of kernel")
@@ -56,9 +59,9 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
     )
     memory.add_argument("--max-batch", type=number, default=4096, help="where that ends all the same")
     memory.add_argument(
-        "--bisect", type=int, default=0, help="batches tried between the last that fitted and the first"
+        "--bisect", type=count, default=0, help="batches tried between the last that fitted and the first"
     )
-    memory.add_argument("--new-tokens", type=number, default=128, help="for each sequence (default: 128)")
+    memory.add_argument("--new-tokens", type=several, default=128, help="for each sequence (default: 128)")
     memory.add_argument("--repeats", type=number, default=1, help="prefills timed (default: 1)")
     memory.add_argument(
         "--graphs", choices=["always", "never"], default="always", help="captured steps, where they serve"
@@ -71,19 +74,19 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
         command.add_argument("--weights", choices=["random", "pretrained"], default="random")
         command.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
         command.add_argument(
-            "--device", default="cuda", help="cuda, cuda:N; cpu: to try a command, its figures say little"
+            "--device", type=device, default="cuda", help="cuda, cuda:N; cpu: to try a command, its figures say little"
         )
-        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--seed", type=count, default=0)
         command.add_argument("--prefill-chunk", type=number, metavar="N", help="prompt tokens a forward pass")
         command.add_argument(
             "--prefill-rows",
-            type=number,
+            type=rows,
             default="auto",
             metavar="N",
-            help="prompts a forward pass (default: 64k tokens)",
+            help="prompts a forward pass: auto (as many as make 64k tokens), all or a number",
         )
         command.add_argument(
-            "--memory-limit-gb", type=float, metavar="GiB", help="most memory that the process may take"
+            "--memory-limit-gb", type=positive, metavar="GiB", help="most memory that the process may take"
         )
         command.add_argument("--kernels", choices=["auto", "cuda", "triton", "reference"], default="auto")
         command.add_argument("--out", type=Path, help="folder of the JSON file (default: results/<device>)")
@@ -91,9 +94,13 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
 
 
 def run(args: argparse.Namespace) -> int:
-    """One of :data:`COMMANDS`; 2 where there is no GPU and the CPU was not asked for."""
+    """One of :data:`COMMANDS`; 2 where there is no GPU and the CPU was not asked for, or several processes."""
     import torch
 
+    if launch.size() > 1:
+        said = f"torchrun started {launch.size()} processes, and kvbench.bench measures one"
+        print(f"{said}; several: python -m experiments.multigpu", file=sys.stderr)
+        return 2
     if args.device != "cpu" and not torch.cuda.is_available():
         print("kvbench.bench needs a CUDA device; torch sees none (--device cpu tries a command)", file=sys.stderr)
         return 2

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from kvbench.bench.choices import method_of, number, positive, shape_of, share, tokens
+from kvbench.bench.choices import duration, method_of, number, positive, shape_of, share, tokens
 from kvbench.bench.table import table
+from kvbench.config import check_writable
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes, View
@@ -89,7 +90,9 @@ def add_parser(commands: Any) -> None:
     add("--weight-bits", type=int, choices=[4, 8, 16], default=16, help="of linear layers and lm_head")
     add("--weight-group", type=number, default=128, help="weights that share scale and minimum, below 16 bits")
     add("--acceptance", type=share, default=0.9, help="probability that a drafted token is accepted (quantspec)")
-    add("--overhead-us", type=float, default=0.0, help="time of a layer beside its bytes and FLOPs; 0: pure roofline")
+    add(
+        "--overhead-us", type=duration, default=0.0, help="time of a layer beside its bytes and FLOPs; 0: pure roofline"
+    )
     add("--prefill-chunk", type=tokens, metavar="N", help="tokens of a prompt that are read at once; default: all")
     add("--mlp-chunk", type=mlp_chunk, default="auto", metavar="N", help="as runtime.mlp_chunk: auto, none or tokens")
     add("--out", type=Path, help="folder for a JSON file with all figures (default: none)")
@@ -254,20 +257,22 @@ def rows(args: argparse.Namespace) -> list[Row]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, write the JSON; 2 where something asked for does not exist."""
+    """Print the table, write the JSON; 2 where something asked for does not exist, or the folder takes no file."""
     try:
+        if args.out is not None:
+            check_writable(str(args.out), "--out")
         found = rows(args)
-    except KvbenchError as error:
+        print(shown(found, args))
+        if args.out is not None:
+            path = args.out / f"{args.name or 'predict'}.json"
+            gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
+            content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in found]}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            print(f"\n{path}")
+    except (KvbenchError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(shown(found, args))
-    if args.out is not None:
-        path = args.out / f"{args.name or 'predict'}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
-        content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in found]}
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        print(f"\n{path}")
     return 0
 
 

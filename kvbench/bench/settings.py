@@ -40,10 +40,12 @@ def setting(text: str) -> Setting:
             raise ConfigError("methods", text, f"has two quantizers, {quantizer} and {part}", hint=f"{name}:{part}")
         if not given:
             quantizer = part
+        elif key in {**formats, **fields}:
+            raise ConfigError("methods", text, f"says {key} twice", hint=f"once: {name}:{part}")
         elif key.startswith("quantizer."):
-            formats[key] = listed(value)
+            formats[key] = listed(key, value)
         else:
-            fields[key] = listed(value)
+            fields[key] = listed(f"method.{key}", value)
     chosen: dict[str, Any] | str | None = quantizer
     if formats:
         chosen = preset(quantizer or default_quantizer(name))
@@ -52,9 +54,16 @@ def setting(text: str) -> Setting:
     return Setting(text, load_method(name, quantizer=chosen, **fields))
 
 
-def listed(value: str) -> Any:
-    """A value as YAML has it, or a list of such (``10/30/60``)."""
-    values = [yaml.safe_load(item) for item in value.split("/")]
+def listed(key: str, value: str) -> Any:
+    """A value as YAML has it, or a list of such (``10/30/60``).
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    try:
+        values = [yaml.safe_load(item) for item in value.split("/")]
+    except yaml.YAMLError:
+        raise ConfigError(key, value, "is no value: a bracket or quote is open", hint="split=10/30/60") from None
     return values if len(values) > 1 else values[0]
 
 

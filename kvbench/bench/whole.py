@@ -11,8 +11,9 @@ from typing import Any
 from kvbench.bench import report
 from kvbench.bench.settings import Setting, load, model_config, setting, share
 from kvbench.bench.table import table
+from kvbench.config import check_writable
 from kvbench.efficiency import How, Meter
-from kvbench.errors import ConfigError, KvbenchError
+from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.failures import bytes_asked, is_out_of_memory
 from kvbench.profiling.limit import limited
 from kvbench.profiling.memory import release
@@ -35,16 +36,23 @@ class Bench:
         from kvbench.attention.fused import choose
 
         self.args, self.what, self.began = args, what, time.perf_counter()
+        self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{args.model}'}.json"
+        check_writable(str(self.path.parent), "--out")
         self.settings: list[Setting] = [setting(text) for text in args.settings]
         config = model_config(args.model, weights=args.weights, dtype=args.dtype)
         choose(args.kernels)
-        self.loaded = load(config, args.device, args.seed)
+        try:
+            self.loaded = load(config, args.device, args.seed)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            limit = "" if args.memory_limit_gb is None else f" within --memory-limit-gb {args.memory_limit_gb:g}"
+            raise ModelError(f"{args.model} itself has no room on {args.device}{limit}: {error}") from None
         self.model, self.device = self.loaded.model, self.loaded.device
         for each in self.settings:
             share(self.loaded, each.method)
         self.rows: list[Row] = []
         self.extra: dict[str, Any] = {}
-        self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{args.model}'}.json"
 
     @property
     def max_length(self) -> int | None:
@@ -86,7 +94,10 @@ class Bench:
             **self.extra,
             "rows": self.rows,
         }
-        report.write(self.path, content)
+        try:
+            report.write(self.path, content)
+        except OSError as error:
+            raise KvbenchError(f"{self.path} cannot be written: {error}\n  hint: --out FOLDER") from error
 
     def failed(self, error: Exception) -> Row:
         """What a row says in place of figures; the process has its memory back afterwards.

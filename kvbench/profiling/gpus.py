@@ -75,6 +75,8 @@ GPUS = {
         Gpu("h200", 141, 4.8 * _T, 989.4 * _T, measured_read=4.69 * _T, measured_matmul=718 * _T),
     )
 }
+#: short names: the one of several that most systems have
+ALIASES = {"a100": "a100-80gb"}
 #: what `torch.cuda.get_device_name` says -> GPU; the first that matches
 _NAMES = (
     (r"RTX A6000", "a6000"),
@@ -101,7 +103,7 @@ def gpu_named(name: str) -> Gpu:
     Raises:
         ConfigError: it is not known.
     """
-    found = GPUS.get(name.lower()) or gpu_of(name)
+    found = GPUS.get(ALIASES.get(name.lower(), name.lower())) or gpu_of(name)
     if found is None:
         near = nearest(name.lower(), GPUS)
         hint = f"did you mean '{near}'? " if near else ""

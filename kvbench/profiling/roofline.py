@@ -13,12 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvbench.errors import ConfigError
 from kvbench.profiling.gpus import Gpu
 
 Bound = Literal["memory", "compute"]
 #: tokens of a slice of the feed-forward layer; ``auto``: 8192 in passes of more than 16384 (``runtime.mlp_chunk``)
 Slice = int | Literal["auto"] | None
 SLICE, LONG = 8192, 16384
+#: keys of models (with experts, with latent keys and values) that read and hold other bytes than a :class:`Shape` has
+OTHERS = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,21 @@ class Shape:
     @classmethod
     def of(cls, config: Any) -> Shape:
         """From anything with transformers' names: a model's ``config``, a ``config.json`` as a dict, or the
-        ``architecture`` of a model's YAML (:class:`kvbench.models.spec.Architecture`)."""
+        ``architecture`` of a model's YAML (:class:`kvbench.models.spec.Architecture`).
+
+        Raises:
+            ConfigError: a number is missing, or the model is of a kind whose bytes and FLOPs are others.
+        """
         numbers = config if isinstance(config, Mapping) else None
 
         def get(name: str, default: Any = None) -> Any:
             return numbers.get(name, default) if numbers is not None else getattr(config, name, default)
 
+        for name in filter(get, OTHERS):
+            raise ConfigError(f"model.{name}", get(name), "has no roofline here: its bytes and FLOPs are others")
+        for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+            if not isinstance(get(name), int) or get(name) < 1:
+                raise ConfigError(f"model.{name}", get(name), "must be a number from 1 on (Llama's names are known)")
         heads = get("num_attention_heads")
         return cls(
             hidden=get("hidden_size"),

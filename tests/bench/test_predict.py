@@ -124,6 +124,21 @@ def test_shapes_by_name_file_and_folder(tmp_path):
     assert shape_of(str(ROOT / "conf/model/llama2-7b.yaml")) == shape_of("llama2-7b")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"hidden_size": 8, "num_local_experts": 4}', "num_local_experts=4"),
+        ('{"n_embd": 768}', "model.hidden_size"),
+        ('{"hidden_size":', "cannot be read"),
+        ("a sentence", "holds no keys"),
+    ],
+)
+def test_models_of_which_nothing_can_be_said_are_refused(text, said, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(text)
+    assert command.main(["predict", "--model", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err
+
+
 def shape_config():
     import yaml
 
@@ -150,6 +165,8 @@ def test_methods_as_typed():
         (["--methods", "kivi:residul=64"], "did you mean 'residual'"),
         (["--methods", "cocktail"], "split=[10,30,60]"),
         (["--gpu", "h300"], "did you mean 'h200'"),
+        (["--methods", "kivi:residual=["], "method.residual"),
+        (["--methods", "kivi:residual=64:residual=128"], "residual twice"),
         (["--bandwidth-TBs", "2"], "--tflops"),
         (["--bandwidth-TBs", "2", "--tflops", "100"], "--memory-gb"),
         (["--model", "phi3-mini-128k-instruct", "--methods", "cocktail:split=1/1/1"], "method.value_group_size"),
@@ -162,7 +179,15 @@ def test_what_does_not_exist_is_refused(arguments, said, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--contexts", "4q"], ["--batches", "0"], ["--acceptance", "1.5"], ["--tflops", "-1"], ["--mlp-chunk", "some"]],
+    [
+        ["--contexts", "4q"],
+        ["--batches", "0"],
+        ["--acceptance", "1.5"],
+        ["--tflops", "-1"],
+        ["--mlp-chunk", "some"],
+        ["--overhead-us", "nan"],
+        ["--overhead-us", "-9"],
+    ],
 )
 def test_numbers_are_refused_on_the_command_line(arguments, capsys):
     with pytest.raises(SystemExit):

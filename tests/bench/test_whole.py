@@ -7,10 +7,11 @@ import torch
 
 import kvbench.efficiency as measuring
 from kvbench.bench import __main__ as command
-from kvbench.bench import settings, stock, tpot
+from kvbench.bench import settings, stock, tpot, whole
 from kvbench.bench.command import BASELINES, COMMANDS
 from kvbench.errors import ConfigError
 from kvbench.models.spec import local_folder
+from kvbench.parallel import launch
 
 HERE = ["--device", "cpu", "--model", "tiny", "--dtype", "float32"]
 
@@ -148,10 +149,40 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     random = ["tpot", *HERE, "--settings", "snapkv", "--fill", "random", "--contexts", "64", "--out", str(tmp_path)]
     assert command.main(random) == 2
     assert "--fill prefill" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        command.main(["tpot", "--batches", "0"])
+    wrong = [("tpot", "--batches", "0"), ("tpot", "--check", "-1"), ("memory", "--new-tokens", "1")]
+    wrong += [("tpot", "--device", "gpu")]
+    wrong += [("memory", "--bisect", "-1"), ("memory", "--memory-limit-gb", "0"), ("prefill", "--prefill-rows", "0")]
+    for words in wrong:
+        with pytest.raises(SystemExit):
+            command.main(list(words))
+        assert f"{words[1]}: '{words[2]}' is no " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    for name in ("memory", "predict"):
+        given = ["memory", *HERE] if name == "memory" else ["predict", "--contexts", "4k"]
+        assert command.main([*given, "--out", str(tmp_path / "file" / "x")]) == 2
+        assert "is a file, not a folder" in capsys.readouterr().err
+    monkeypatch.setattr(launch, "size", lambda: 2)
+    assert command.main(["memory", *HERE]) == 2
+    assert "measures one" in capsys.readouterr().err
     assert set(BASELINES) == set(stock.BASELINES)
+
+
+def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    given = ["memory", *HERE, "--contexts", "20", "--batches", "1", "--new-tokens", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(whole.report, "write", full)
+    assert command.main(given) == 1
+    assert "cannot be written: [Errno 28]" in capsys.readouterr().err
+
+    def none(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+
+    monkeypatch.setattr(whole, "load", none)
+    assert command.main([*given, "--memory-limit-gb", "8"]) == 1
+    assert "tiny itself has no room on cpu within --memory-limit-gb 8" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):

@@ -170,6 +170,7 @@ def test_gpus_by_the_name_of_the_device(device, name):
 
 def test_gpus_by_name():
     assert gpu_named("H200").read == 4.69e12 and gpu_named("NVIDIA L40S") is GPUS["l40s"]
+    assert gpu_named("A100") is GPUS["a100-80gb"]
     with pytest.raises(ConfigError, match=r"did you mean 'a100-80gb'.*--bandwidth-TBs"):
         gpu_named("a100-80")
     own = own_gpu(2.0, 100, 24)
