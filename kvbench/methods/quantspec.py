@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import ConfigError
+from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.base import Method, Side, affine
 from kvbench.methods.speculation import OWN_VIEWS, Speculation, Weights
 from kvbench.schema import bounded
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments import Segment
+    from kvbench.models.spec import ModelConfig
 
 
 #: the sparse drafts as the paper has them (sec. 5.1): a quarter of the context, and what MagicDec's code sets
@@ -52,7 +53,8 @@ class QuantSpec(Method):
         draft_weights: ``same``; ``int4``: the feed-forward layers in 4 bits for the draft; ``int4_all``: every linear
             layer of the decoder.
         target: ``int8``: both nibbles (QuantSpec); ``fp16``: nothing is packed, as the sparse baselines verify.
-        sensitive_layers: L_S, first layers whose keys and values stay exact for target and draft.
+        sensitive_layers: L_S, first layers whose keys and values stay exact for target and draft; fewer than the
+            model has.
     """
 
     rolls: ClassVar[bool] = True
@@ -89,7 +91,10 @@ class QuantSpec(Method):
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
     def draft_method(self) -> Method:
-        """The method of the draft's own cache."""
+        """The method of the draft's own cache; the one that :meth:`prepare` has told the model, where it was called."""
+        told: Method | None = self.__dict__.get("told")
+        if told is not None:
+            return told
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
@@ -116,8 +121,7 @@ class QuantSpec(Method):
                 f"must be below the buffer's half, quantizer.key.group_size={self.G}",
                 allowed=f"0 to {self.G - 1}",
             )
-        if self.gamma:
-            self._check_draft(head_dim, max_length)
+        self._check_draft(head_dim, max_length)
 
     def _check_draft(self, head_dim: int | None, max_length: int | None) -> None:
         if not isinstance(self.draft_options, Mapping | None):
@@ -127,7 +131,7 @@ class QuantSpec(Method):
                 "must be a group of keys",
                 hint="method.draft_options={residual:64}",
             )
-        if self.own_cache:
+        if self.draft not in OWN_VIEWS:  # with gamma=0 too: a misspelt name is none
             if self.draft == "quantspec":
                 raise ConfigError("method.draft", self.draft, "cannot draft for itself", hint="method.draft=upper")
             draft = self.draft_method()
@@ -141,6 +145,8 @@ class QuantSpec(Method):
                 f"has no effect with method.draft={self.draft}",
                 hint="name a method: method.draft=kivi",
             )
+        if not self.gamma:
+            return  # how draft and target differ is of no account
         if self.draft == "upper" and self.target == "fp16":
             raise ConfigError(
                 "method.target", "fp16", "has no nibbles for method.draft=upper", hint="method.target=int8"
@@ -150,10 +156,38 @@ class QuantSpec(Method):
                 "method.draft", "full", "is the target itself", hint="add method.draft_weights=int4, or draft=upper"
             )
 
+    def prepare(self, model: ModelConfig) -> None:
+        """Some layers are quantized; the draft's method finds what it needs (KVQuant's calibration)."""
+        self._check_layers(model.layers())
+        if self.own_cache:
+            draft = self.draft_method()
+            with _named_for_the_draft():
+                draft.prepare(model)
+            self.__dict__["told"] = draft
+
+    def _check_layers(self, layers: int | None) -> None:
+        if layers is not None and self.sensitive_layers >= layers:
+            raise CombinationError(
+                "method.sensitive_layers",
+                self.sensitive_layers,
+                f"leaves nothing to quantize: the model has {layers} layers",
+                allowed=f"0 to {layers - 1}",
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """What stands for the draft's hyper-parameters in its own method's identity (KVQuant: the calibration)."""
+        found = self.draft_method().identity() if self.own_cache else {}
+        return {"draft_options": {**(self.draft_options or {}), **found}} if found else {}
+
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """A cache; it leads a second one where the draft has its own."""
+        """A cache; it leads a second one where the draft has its own.
+
+        Raises:
+            ConfigError: no layer is left to quantize, or what the base and the draft's method refuse.
+        """
+        self._check_layers(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None))
         cache = super().new_cache(model, prompts, max_length)
         if self.own_cache:
             cache.lead(self.draft_method().new_cache(model, prompts, max_length))

@@ -97,7 +97,7 @@ class ModelConfig:
     gated: str | None = None
     requires: str | None = None
     note: str = ""
-    # filled by head_dim(): config.json of a folder is read once
+    # filled by _numbers(): config.json of a folder is read once
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check(self) -> None:
@@ -139,14 +139,20 @@ class ModelConfig:
 
     def head_dim(self) -> int | None:
         """Channels of a head, from the folder's config.json or from `architecture`; None: known after loading only."""
+        return _head_dim(self._numbers())
+
+    def layers(self) -> int | None:
+        """Layers of the decoder, from where :meth:`head_dim` is from; None: known after loading only."""
+        count = self._numbers().get("num_hidden_layers")
+        return None if count is None else int(count)
+
+    def _numbers(self) -> Mapping[str, Any]:
         folder = self.folder()
         if folder is not None and (folder / "config.json").is_file():
             if not self._read:
                 self._read.update(_read_json(folder / "config.json"))
-            return _head_dim(self._read)
-        if self.architecture is not None:
-            return _head_dim(vars(self.architecture))
-        return None
+            return self._read
+        return {} if self.architecture is None else vars(self.architecture)
 
 
 def local_folder(path: str | None) -> Path | None:

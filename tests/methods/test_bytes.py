@@ -34,7 +34,6 @@ CASES = [
     ("partial_logquant", "int4", {"value_window": "released", "window": 42, "sinks": 2}),
     ("quantspec", None, {"gamma": 0}),
     ("quantspec", None, {"sensitive_layers": 1}),
-    ("quantspec", None, {"sensitive_layers": 7}),
     ("quantspec", None, {"draft": "kivi", "draft_options": {"residual": 64, "quantizer": "int4"}}),
     ("quantspec", None, {"draft": "full", "draft_weights": "int4", "target": "fp16"}),
     ("streamingllm", None, {"budget": 64}),

@@ -1,15 +1,20 @@
 """QuantSpec's buffer: what is packed when, through any rejections, and what it costs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from kvbench.cache import KVCache
-from kvbench.errors import ConfigError
+from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods import load_method
+from kvbench.models.spec import Architecture, ModelConfig, local_folder
 from tests import zoo
+from tests.run_support import ARCHITECTURE
 
 BUFFER = json.loads((Path(__file__).parents[1] / "golden" / "quantspec_buffer.json").read_text())
 ALL = slice(None)
@@ -126,12 +131,52 @@ def test_sensitive_layers_and_an_fp16_target_pack_nothing():
         ({"draft": "kivi", "draft_options": {"residual": 33}}, "method.draft_options.residual=33"),
         ({"draft": "kivi", "draft_options": 3}, "method.draft_options"),
         ({"quantizer": "int4"}, "quantizer"),
+        ({"gamma": 0, "draft": "kivvi"}, "method.draft=kivvi"),
+        ({"gamma": 0, "draft": "kivi", "draft_options": {"residul": 64}}, "method.draft_options.residul"),
+        ({"gamma": 0, "draft_options": {"residual": 64}}, "method.draft_options"),
     ],
 )
 def test_what_cannot_run_is_refused(options, key):
     with pytest.raises(ConfigError) as caught:
         load_method("quantspec", **options)
     assert key in str(caught.value)
+
+
+def test_without_speculation_it_is_of_no_account_whether_draft_and_target_differ():
+    assert load_method("quantspec", gamma=0, target="fp16").speculation is None
+    assert load_method("quantspec", gamma=0, draft="full").speculation is None
+
+
+def test_some_layers_are_quantized():
+    model = zoo.model("llama")
+    config = ModelConfig(name="toy", weights="random", max_length=64, architecture=Architecture(**ARCHITECTURE))
+    assert config.layers() == model.config.num_hidden_layers == 2
+    load_method("quantspec", sensitive_layers=1).prepare(config)
+    method = load_method("quantspec", sensitive_layers=2)
+    for refused in (lambda: method.prepare(config), lambda: method.new_cache(model)):
+        with pytest.raises(CombinationError, match=r"sensitive_layers=2: .* has 2 layers.\n  allowed: 0 to 1"):
+            refused()
+
+
+def test_what_the_draft_was_calibrated_with_is_part_of_the_identity(tmp_path):
+    """KVQuant as a draft: by the file's content, wherever it lies."""
+    here = local_folder("kvbench:tiny") / "calibration" / "tiny-1pct.safetensors"
+    there, other = tmp_path / "moved.safetensors", tmp_path / "other.safetensors"
+    shutil.copy(here, there)
+    with safe_open(here, framework="pt") as opened:
+        save_file(load_file(here), other, {**opened.metadata(), "tokens": "7"})
+    config = ModelConfig(name="tiny", path="kvbench:tiny", max_length=64)
+    found = []
+    for path in (None, here, there, other):
+        options = {"bits": 3} if path is None else {"bits": 3, "calibration": str(path)}
+        method = load_method("quantspec", draft="kvquant", draft_options=options)
+        method.prepare(config)
+        found.append(method.identity()["draft_options"])
+    assert found[0] == found[1] == found[2] != found[3]
+    assert found[0]["bits"] == 3 and len(found[0]["calibration"]) == 16
+    assert load_method("quantspec", draft="kivi").identity() == load_method("quantspec").identity() == {}
+    with pytest.raises(ConfigError, match=r"method\.draft_options\.calibration: kvquant needs thresholds"):
+        load_method("quantspec", draft="kvquant", draft_options={"outliers": 0.2}).prepare(config)
 
 
 def test_gamma_stays_below_the_group():
