@@ -321,15 +321,16 @@ class KVLayer(CacheLayerMixin):
         return self.keys_store, self.values_store
 
     def row_groups(self) -> list[slice]:
-        """Runs of rows that hold equally many tokens in every segment and begin at the same column."""
-        keys, values = self.stores()
-        starts = self.progress.starts or [0] * self.batch
-        counts = [segment.lengths for store in (keys, values) for segment in store.segments]
-        if all(same(each) for each in (starts, *counts)):
+        """Runs of rows that hold equally many tokens in every segment, at the same places, and begin at one column.
+
+        Places differ where windows of equally long rows have moved at different steps: after rounds of speculation.
+        """
+        segments = self._segments()
+        held = [self.progress.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
+        held += [segment.starts for segment in segments if isinstance(segment, FullSegment)]
+        if all(same(each) for each in held):
             return [slice(0, self.batch)]
-        return list(
-            uniform_rows([(starts[row], keys.signature(row), values.signature(row)) for row in range(self.batch)])
-        )
+        return list(uniform_rows(list(zip(*held, strict=True))))
 
     def positions(self, row: int) -> Tensor:
         """Logical positions (columns of the padded batch) of a row's slots, ``[n]`` or ``[H, n]``, on the CPU."""

@@ -47,8 +47,10 @@ class RollingSegment(FullSegment):
             return
         front = self.view(rows)[:, :, : self.sinks].clone()
         if self.originals is not None and self.turn is not None:
-            if not self.turned[rows][0]:
-                self.originals[rows].copy_(front)
+            first = rows.indices(len(self.lengths))[0]
+            for number in range(len(front)):
+                if not self.turned[first + number]:  # rows of one length may have begun to roll at different steps
+                    self.originals[first + number].copy_(front[number])
             front = self.turn(self.originals[rows], evicted)
         self.drop_front(rows, count)
         self.view(rows)[:, :, : self.sinks].copy_(front)

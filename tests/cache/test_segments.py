@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvbench.cache.rolling import RollingSegment
 from kvbench.cache.segments import FullSegment, PackedSegment, uniform_rows
 from kvbench.quantizers import AffineQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -98,6 +99,20 @@ def test_places_of_a_step_hold_where_one_row_makes_the_buffer_grow():
         segment.buffer[row, :, place : place + 2] = 7.0
         held = segment.view(slice(row, row + 1))
         assert bool((held[:, :, -2:] == 7.0).all()) and not bool((held[:, :, :-2] == 7.0).any())
+
+
+def test_sinks_that_begin_to_move_at_different_steps_are_turned_from_what_came():
+    """Two rows, one of which rolled before: each keeps the sinks that it was given."""
+    segment = RollingSegment(**SHAPE, capacity=40, sinks=2, turn=lambda keys, by: keys + by)
+    x = tokens(9)
+    segment.append(slice(0, 1), x[:1])
+    segment.roll(slice(0, 1), 1, 1)
+    segment.append(slice(1, 2), x[1:])
+    segment.drop_front(slice(1, 2), 1)  # to the same place of the buffer
+    segment.roll(ALL, 1, 2)
+    assert segment.lengths == [7, 7]
+    assert torch.equal(segment.view(slice(0, 1))[:, :, :2], x[:1, :, :2] + 2)
+    assert torch.equal(segment.view(slice(1, 2))[:, :, :2], x[1:, :, 1:3] + 2)
 
 
 def test_buffers_made_in_inference_mode_may_be_written_outside_of_it():

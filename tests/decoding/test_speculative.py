@@ -81,6 +81,21 @@ def test_rows_of_a_batch_accept_by_themselves_and_equal_the_rows_alone(model, na
         assert own.bill().used == cache.bill(row).used
 
 
+def test_rows_that_come_to_hold_equally_many_tokens_are_not_taken_for_one_another(model):
+    """Their windows have moved at different rounds, so they lie at different places of their buffers."""
+    method = small(32, gamma=3, target="fp16", draft="streamingllm", draft_options={"budget": 32})
+    lengths, seeds = [40, 33], [7, 8]
+    ids, mask = zoo.padded_batch(lengths, seed=3)
+    options = {"max_new_tokens": 70}
+    both = generate(model, method.new_cache(model), ids, mask, sampling=Sampling(1.0, 0.9, seeds), **options)
+    settled = [each.settled for each in both.rounds]
+    assert any(a == b for a, b in settled) and settled[0][0] != settled[0][1]
+    for row, (length, seed) in enumerate(zip(lengths, seeds, strict=True)):
+        alone = ids[row : row + 1, max(lengths) - length :]
+        found = generate(model, method.new_cache(model), alone, sampling=Sampling(1.0, 0.9, [seed]), **options)
+        assert found.tokens[0] == both.tokens[row]
+
+
 def test_a_draft_that_is_the_target_is_always_accepted(model):
     method = small(32, gamma=4, draft="fp16", target="fp16")
     ids, mask = zoo.padded_batch(LENGTHS)
