@@ -2,7 +2,7 @@
 
 ``--run logquant`` measures LogQuant's own setting, ``--run batch`` and ``--run context`` a 7B model against batch and
 context (what is typed after ``--`` is added to the bench's arguments); ``--fold FILE_OR_FOLDER ...`` reads JSON files
-of ``kvbench.bench`` and folders of runs of ``dataset=efficiency``.
+of ``kvbench.bench memory | tpot``, folders of such files, and folders of runs of ``dataset=efficiency``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.efficiency.fold import fold
 from experiments.efficiency.grid import GRIDS
 from experiments.efficiency.read import read
+from kvbench.errors import KvbenchError
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,13 +38,17 @@ def main(argv: list[str] | None = None) -> int:
         places.append(args.out / f"{args.run}.json")
     try:
         found = read(places)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, KvbenchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return status or 2
     if not found:
         print(f"error: no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
-    print(fold(found, args.out))
+    try:
+        print(fold(found, args.out))
+    except OSError as error:
+        print(f"error: {args.out} cannot be written: {error}\n  hint: --out FOLDER", file=sys.stderr)
+        return status or 2
     return status
 
 

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 def fold(points: Sequence[Point], out: Path) -> str:
     """Write ``points.csv``, ``table.md`` and, with matplotlib, plots; the table as text."""
     out.mkdir(parents=True, exist_ok=True)
-    ordered = sorted(points, key=lambda p: (*map(str, p.group[:3]), p.new_tokens, p.prompt, p.setting, p.batch))
+    ordered = sorted(points, key=lambda p: (*map(str, p.group[:4]), p.new_tokens, p.prompt, p.setting, p.batch))
     with (out / "points.csv").open("w", encoding="utf-8", newline="") as handle:
         writer = csv.DictWriter(handle, [field.name for field in fields(Point)], lineterminator="\n")
         writer.writeheader()
@@ -38,14 +38,15 @@ def section(group: Sequence[Point]) -> str:
     """The table of one group, and the claims that can be held against it."""
     one = group[0]
     limit = "" if one.limit_gb is None else f", at most {one.limit_gb:g} GiB"
+    how = ", ".join(filter(None, (one.device, one.how)))
     lines = [
-        f"### {one.model}, prompts of {one.prompt}, {one.new_tokens} new tokens{limit} ({one.device})",
+        f"### {one.model}, prompts of {one.prompt}, {one.new_tokens} new tokens{limit} ({how})",
         "",
         "| setting | largest batch | best tokens/s (batch) | TPOT (batch) | roofline | peak of decoding | KV | steps |",
         "|:--|--:|--:|--:|--:|--:|--:|:--|",
     ]
     rows = [reached(group, setting) for setting in dict.fromkeys(point.setting for point in group)]
-    base = next((row for row in rows if row["setting"] == "fp16"), None)
+    base = next((row for row in rows if row["setting"].split(" ")[0] == "fp16"), None)
     lines += [line(row, base) for row in rows]
     said = [text for claim in CLAIMS for row in rows if (text := judged(claim, row, base))]
     return "\n".join([*lines, "", *said, ""] if said else [*lines, ""])

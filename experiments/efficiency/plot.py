@@ -27,7 +27,7 @@ def plot(points: Sequence[Point], out: Path) -> list[Path]:
     for fixed, along in (("prompt", "batch"), ("batch", "prompt")):
         groups: dict[tuple[Any, ...], list[Point]] = {}
         for point in points:
-            key = (point.model, point.device, point.limit_gb, point.new_tokens, getattr(point, fixed))
+            key = (point.model, point.device, point.limit_gb, point.new_tokens, getattr(point, fixed), point.how)
             groups.setdefault(key, []).append(point)
         for key, group in groups.items():
             if len({getattr(point, along) for point in group}) > 1:
@@ -63,9 +63,12 @@ def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], o
         axes.grid(alpha=0.3)
     panels[0][0].legend(fontsize=7, frameon=False)
     limit = "" if key[2] is None else f", at most {key[2]:g} GiB"
-    figure.suptitle(f"{key[0]}, {fixed} {key[4]}, {key[3]} new tokens{limit} ({key[1]}); x: out of memory", fontsize=9)
+    how = ", ".join(filter(None, (key[1], key[5])))
+    figure.suptitle(f"{key[0]}, {fixed} {key[4]}, {key[3]} new tokens{limit} ({how}); x: out of memory", fontsize=9)
     name = "_".join(str(part) for part in (key[0], along, f"{fixed}{key[4]}", f"new{key[3]}") if part)
     name += "" if key[2] is None else f"_{key[2]:g}gb"
+    name += "_compiled" if "compiled" in key[5] else ""
+    name += "_random" if "random" in key[5] else ""
     path = out / f"{name}.png"
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from kvbench.errors import DataError
 from kvbench.results.samples import MEASURED
 from kvbench.results.store import RunStore, find_runs
 from kvbench.results.tables import labels
@@ -34,47 +36,66 @@ class Point:
     peak_prefill: int | None = None
     predicted_tpot_s: float | None = None
     stepping: str = ""
-    filled: bool = False
+    how: str = ""
 
     @property
     def group(self) -> tuple[Any, ...]:
         """Points of one group differ in setting and batch alone."""
-        return self.model, self.device, self.limit_gb, self.new_tokens, self.prompt
+        return self.model, self.device, self.limit_gb, self.how, self.new_tokens, self.prompt
 
 
 def read(places: Sequence[Path]) -> list[Point]:
-    """Points of files and folders, each once; a later file wins.
+    """Points of files and folders (of runs, of files), each once; a later file wins.
 
     Raises:
         FileNotFoundError: a place that is not there.
+        DataError: a file is damaged.
     """
     found: dict[tuple[Any, ...], Point] = {}
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"{place}: there is no such file or folder")
-        for point in bench(place) if place.suffix == ".json" else runs(place):
+        files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+        for point in chain(runs(place), *map(bench, files)):
             found[(*point.group, point.setting, point.batch)] = point
     return list(found.values())
 
 
 def bench(path: Path) -> Iterator[Point]:
-    """Points of one JSON file; rows that failed for another reason than memory are none."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    for row in content["rows"]:
+    """Points of one JSON file; rows that failed for another reason than memory are none, nor are a prompt's alone.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}\n  hint: measure it again, or leave it out") from None
+    typed = str(content.get("command", "")).split() if isinstance(content, dict) else ["none"]
+    if typed[:1] not in ([], ["memory"], ["tpot"]):
+        return
+    for row in content.get("rows", ()):
         if row.get("status") not in ("ok", "oom"):
             continue
-        setting = row["setting"]
-        if row.get("graphs") == "never":
-            setting += ", eager"
-        yield point(
-            row,
-            model=content["model"],
-            device=content["device"],
-            setting=setting,
-            prompt=row.get("prompt", row.get("context")),
-            new_tokens=row.get("new_tokens", row.get("steps", 0) + 1),
-            limit=content.get("memory_limit_gb"),
-        )
+        try:
+            yield point(
+                row,
+                model=content["model"],
+                device=content["device"],
+                setting=row["setting"] + (", eager" if row.get("graphs") == "never" else ""),
+                prompt=row["prompt"] if "prompt" in row else row["context"],
+                new_tokens=row.get("new_tokens", row.get("steps", 0) + 1),
+                limit=content.get("memory_limit_gb"),
+                how=told(content.get("dtype"), row.get("compile", "--compile" in typed), row.get("fill")),
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}: a row is no point ({error})\n  hint: leave the file out") from None
+
+
+def told(dtype: str | None, compiled: bool, fill: str | None) -> str:
+    """What sets points apart beside their setting, in words."""
+    said = (dtype, "compiled" if compiled else None, "random keys and values" if fill == "random" else None)
+    return ", ".join(filter(None, said))
 
 
 def runs(folder: Path) -> Iterator[Point]:
@@ -85,7 +106,8 @@ def runs(folder: Path) -> Iterator[Point]:
         if found is not None and any(entry.get("points") for entry in found["scores"].values()):
             stores.append((store, found))
     for (store, metrics), label in zip(stores, labels([metrics for _, metrics in stores]), strict=True):
-        config = store.config() or {}
+        runtime = (store.config() or {}).get("runtime") or {}
+        eager = ", eager" if runtime.get("graphs") == "never" else ""
         for row in store.samples().rows.values():
             figures = row[MEASURED].get("point")
             if figures:
@@ -93,20 +115,29 @@ def runs(folder: Path) -> Iterator[Point]:
                     figures,
                     model=metrics["config"]["model"],
                     device=row[MEASURED]["device"],
-                    setting=label,
+                    setting=label + eager,
                     prompt=figures["prompt"],
                     new_tokens=figures["new_tokens"],
-                    limit=(config.get("runtime") or {}).get("memory_limit_gb"),
+                    limit=runtime.get("memory_limit_gb"),
+                    how=told(row[MEASURED].get("dtype"), bool(runtime.get("compile")), None),
                 )
 
 
 def point(
-    row: Mapping[str, Any], *, model: str, device: str, setting: str, prompt: int, new_tokens: int, limit: float | None
+    row: Mapping[str, Any],
+    *,
+    model: str,
+    device: str,
+    setting: str,
+    prompt: int,
+    new_tokens: int,
+    limit: float | None,
+    how: str,
 ) -> Point:
     """A point from its figures."""
     start = (model, device, setting, prompt, row["batch"], new_tokens, limit, row["status"])
     if row["status"] != "ok":
-        return Point(*start)
+        return Point(*start, how=how)
     peak = row.get("peak") or {}
     filled = row.get("fill") == "random"
     return Point(
@@ -120,5 +151,5 @@ def point(
         peak_prefill=peak.get("prefill"),
         predicted_tpot_s=(row.get("predicted") or {}).get("tpot_s"),
         stepping=row.get("stepping", ""),
-        filled=filled,
+        how=how,
     )

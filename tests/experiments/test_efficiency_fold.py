@@ -1,11 +1,12 @@
 """Points into tables and plots: limits, ratios to full precision, the papers' claims."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from experiments.efficiency.__main__ import main
-from experiments.efficiency.fold import fold, judged, reached, relative
+from experiments.efficiency.fold import fold, judged, reached, relative, section
 from experiments.efficiency.grid import CLAIMS, GRIDS
 from experiments.efficiency.read import read
 from kvbench.bench import __main__ as bench
@@ -77,6 +78,38 @@ def test_runs_of_the_data_set_are_read_too(tmp_path, capsys):
     assert main(["--fold", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "### toy, prompts of 32, 4 new tokens" in said and "| kivi int2 | 1 |" in said
+
+
+def test_a_compiled_step_and_one_that_is_not_are_two_points(tmp_path):
+    head = {"model": "llama2-7b", "device": "NVIDIA H200", "dtype": "bfloat16"}
+    plain = {**row("fp16", 1, 100), "fill": "random"}
+    for number, each in enumerate((plain, {**plain, "compile": True}, {**row("fp16", 1, 90)})):
+        (tmp_path / f"{number}.json").write_text(json.dumps({**head, "rows": [each], "command": "tpot --model x"}))
+    (tmp_path / "p.json").write_text(json.dumps({**head, "rows": [row("fp16", 2)], "command": "prefill"}))
+    points = read([tmp_path])
+    assert sorted(point.how for point in points) == [
+        "bfloat16",
+        "bfloat16, compiled, random keys and values",
+        "bfloat16, random keys and values",
+    ]
+    assert "(NVIDIA H200, bfloat16, compiled, random keys and values)" in fold(points, tmp_path / "out")
+
+
+def test_fp16_of_one_model_is_the_base_where_there_are_runs_of_two(file):
+    points = [replace(each, setting=each.setting.replace("fp16", "fp16 model=llama3.1-8b")) for each in read([file])]
+    assert "- LogQuant, Fig. 7 claims +60% batch" in section(points)
+
+
+@pytest.mark.parametrize("text", ['{"rows": [', '{"rows": [{"status": "ok", "setting": "fp16"}]}', "[]", "{}"])
+def test_a_damaged_file_is_named(text, tmp_path, capsys):
+    (tmp_path / "some.json").write_text(text)
+    assert main(["--fold", str(tmp_path / "some.json"), "--out", str(tmp_path)]) == 2
+    assert str(tmp_path / "some.json") in capsys.readouterr().err
+
+
+def test_a_folder_that_takes_no_files_is_named(file, capsys):
+    assert main(["--fold", str(file), "--out", str(file)]) == 2
+    assert "--out FOLDER" in capsys.readouterr().err
 
 
 def test_nothing_to_fold_is_said(tmp_path, capsys):
