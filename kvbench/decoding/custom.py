@@ -4,8 +4,8 @@
     cache = method.new_cache(model)
     model.generate(input_ids, past_key_values=cache, custom_generate=custom_generate, max_new_tokens=90)
 
-Token selection follows the generation config (``do_sample``, ``temperature``, ``top_p``, ``eos_token_id``,
-``max_new_tokens``); whatever else would change the logits is refused, not ignored.
+Token selection follows the generation config (``do_sample``, ``temperature``, ``top_k``, ``top_p``,
+``eos_token_id``, ``max_new_tokens``); whatever else would change the logits is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.decoding.sampling import Sampling
 from kvbench.errors import ModelError
 
 #: logits processors that :class:`Sampling` covers
-COVERED = ("TemperatureLogitsWarper", "TopPLogitsWarper")
+COVERED = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")
 
 
 def custom_generate(
@@ -58,19 +58,19 @@ def custom_generate(
         )
     names = [type(processor).__name__ for processor in logits_processor]
     unknown = [name for name in names if name not in COVERED]
-    # generate() sets a top_k of 50 by default where it samples; a top_k that was asked for is no default
-    if unknown == ["TopKLogitsWarper"] and generation_config.top_k == 50:
-        unknown = []
     if unknown or (generation_config.num_beams or 1) > 1:
         what = ", ".join(unknown) or f"num_beams={generation_config.num_beams}"
-        raise ModelError(f"custom_generate decodes greedily or samples with temperature and top_p; it has no {what}")
+        raise ModelError(f"custom_generate samples with temperature, top_k and top_p, or greedily; it has no {what}")
     ending = [type(criterion).__name__ for criterion in model_kwargs.get("stopping_criteria") or ()]
     ending = [name for name in ending if name not in ("MaxLengthCriteria", "EosTokenCriteria")]
     if ending:
         raise ModelError(f"custom_generate ends at max_new_tokens and EOS tokens alone; it has no {', '.join(ending)}")
     sampling = Sampling()
     if generation_config.do_sample:
-        sampling = Sampling(generation_config.temperature or 1.0, generation_config.top_p or 1.0, seed)
+        # generate() itself sets a top_k of 50 where none is named
+        sampling = Sampling(
+            generation_config.temperature or 1.0, generation_config.top_p or 1.0, seed, generation_config.top_k
+        )
     ends = generation_config.eos_token_id
     ends = [] if ends is None else [ends] if isinstance(ends, int) else [int(e) for e in ends]
     pad = generation_config.pad_token_id

@@ -18,11 +18,13 @@ class Sampling:
         top_p: nucleus: the smallest set of tokens whose probability reaches it (1.0: all).
         seed: of the draws; one number (row b uses ``seed + b``), or one for each row, so that a sample's answer does
             not depend on the batch it was in.
+        top_k: only so many of the most probable tokens are drawn from, before `top_p`; None or 0: all.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | Sequence[int] = 0
+    top_k: int | None = None
 
     def generators(self, batch: int) -> list[torch.Generator]:
         """One CPU generator a row (draws do not depend on the device)."""
@@ -40,7 +42,11 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.temperature == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-    probs = torch.softmax(logits.float() / sampling.temperature, -1)
+    scaled = logits.float() / sampling.temperature
+    if sampling.top_k:
+        least = scaled.topk(min(sampling.top_k, scaled.shape[-1]), -1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < least, float("-inf"))  # tokens as probable as the last one stay too
+    probs = torch.softmax(scaled, -1)
     if sampling.top_p < 1.0:
         ordered, index = probs.sort(-1, descending=True)
         # a token stays while the mass before it is below top_p, so the one that crosses the border stays too

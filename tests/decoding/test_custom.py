@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from kvbench.decoding.custom import custom_generate
+from kvbench.decoding.sampling import Sampling, probabilities
 from kvbench.errors import ModelError
 from kvbench.methods import load_method
 from tests import zoo
@@ -53,8 +55,31 @@ def test_rows_that_end_are_filled_up_and_sampling_follows_the_config():
     assert ended[0].tolist() == greedy[0, : first + 1].tolist()
 
 
+def test_the_most_probable_tokens_alone_are_drawn_from():
+    """As transformers' warpers leave them, the 50 that generate() takes by default too."""
+    logits = torch.randn(2, 3, 97, generator=torch.Generator().manual_seed(1)) * 3
+    for k in (1, 7, 50, 200):
+        for p in (1.0, 0.8):
+            expected = TopKLogitsWarper(k)(None, logits.reshape(6, 97) / 0.7)
+            expected = TopPLogitsWarper(p)(None, expected).softmax(-1).reshape(2, 3, 97)
+            torch.testing.assert_close(probabilities(logits, Sampling(0.7, p, 0, k)), expected)
+    model, method = zoo.restless(), small(32)
+    ids, _ = zoo.padded_batch([40])
+
+    def run(**kwargs):
+        cache = method.new_cache(model)
+        return model.generate(ids, max_new_tokens=12, past_key_values=cache, custom_generate=custom_generate, **kwargs)[
+            0, 40:
+        ].tolist()
+
+    one = run(do_sample=True, temperature=5.0, top_k=1)
+    assert one == run(do_sample=False) != run(do_sample=True, temperature=5.0)
+    assert run(do_sample=True, temperature=5.0) == run(do_sample=True, temperature=5.0, top_k=50)
+    assert run(do_sample=True, temperature=5.0) != run(do_sample=True, temperature=5.0, top_k=0)
+
+
 @pytest.mark.parametrize(
-    "kwargs", [{"repetition_penalty": 1.3}, {"do_sample": True, "top_k": 3}, {"num_beams": 2}, {"max_time": 9.0}]
+    "kwargs", [{"repetition_penalty": 1.3}, {"do_sample": True, "min_p": 0.3}, {"num_beams": 2}, {"max_time": 9.0}]
 )
 def test_what_the_loops_do_not_have_is_refused(kwargs):
     model = zoo.restless()
