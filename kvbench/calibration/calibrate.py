@@ -73,7 +73,7 @@ def calibrate(
         "format": file.FORMAT,
         "model": name,
         "bits": ",".join(map(str, sorted(bits))),
-        "outliers": f"{outliers:g}",
+        "outliers": repr(float(outliers)),
         "layers": str(layers),
         "kv_heads": str(kv_heads(model)),
         "head_dim": str(head_dim(model)),

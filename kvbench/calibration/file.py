@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvbench.errors import ConfigError
+from kvbench.progress import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -94,9 +95,9 @@ class Calibration:
             raise ConfigError(
                 "method.outliers",
                 outliers,
-                f"{self.path} was made for outliers of {self.outliers:g}",
-                allowed=[f"{self.outliers:g}"],
-                hint=f"python -m kvbench.calibrate ... --outliers {outliers:g}",
+                f"{self.path} was made for outliers of {self.outliers!r}",
+                allowed=[repr(self.outliers)],
+                hint=f"python -m kvbench.calibrate ... --outliers {outliers!r}",
             )
 
     def check_model(self, model: PreTrainedModel) -> None:
@@ -215,21 +216,35 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
 
 
 def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
-    """The calibration files of some folders, in the order of their names; other files are passed over."""
+    """The calibration files of some folders, in the order of their names.
+
+    Other files are passed over; damaged ones too, with a warning, since nobody asked for them by name.
+    """
     for folder in folders:
         for path in sorted(folder.glob("*.safetensors")):
             try:
                 with safe_open(path, framework="pt") as file:
                     if (file.metadata() or {}).get("format") != FORMAT:
                         continue
-            except (SafetensorError, OSError):
+                made = load(path)
+            except (SafetensorError, OSError) as error:
+                _passed_over(f"{path} is no safetensors file, or a damaged one ({error})")
                 continue
-            yield load(path)
+            except ConfigError as error:
+                _passed_over(f"{path} {error.problem}")
+                continue
+            yield made
+
+
+@lru_cache(maxsize=256)
+def _passed_over(what: str) -> None:
+    """Said once a process: a cache of each batch may look there."""
+    say(f"warning: {what}; it is passed over")
 
 
 def command(model: str, bits: int, outliers: float) -> str:
     """What to type to make a file."""
-    return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers:g}"
+    return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers!r}"
 
 
 def versions() -> dict[str, Any]:

@@ -89,7 +89,7 @@ class KVQuant(Method):
                 self.calibration,
                 "there is no such file or folder",
                 hint=f"python -m kvbench.calibrate --model MODEL --text FILE --bits {self.bits} "
-                f"--outliers {self.outliers:g} --out {self.calibration}",
+                f"--outliers {self.outliers!r} --out {self.calibration}",
             )
 
     # -- the calibration file ---------------------------------------------------------------------------------------

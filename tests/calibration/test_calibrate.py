@@ -64,6 +64,18 @@ def test_layers_in_groups_give_the_same_file(monkeypatch):
         torch.testing.assert_close(tensor, two.tensors[name], rtol=1e-3, atol=1e-4)
 
 
+def test_every_digit_of_the_share_of_outliers_is_kept(tmp_path):
+    model, share = zoo.model("llama"), 0.0123456789
+    sequences, _ = zoo.padded_batch([40, 40])
+    made = library.calibrate(model, sequences, name="m", bits=(2,), outliers=share, fisher=False)
+    file.save(made, tmp_path / "m.safetensors")
+    assert made.outliers == share
+    method = load_method("kvquant", bits=2, outliers=share, calibration=str(tmp_path / "m.safetensors"))
+    method.new_cache(model)
+    with pytest.raises(ConfigError, match=r"made for outliers of 0\.0123456789\.\n  allowed: 0\.0123456789\n"):
+        load_method("kvquant", bits=2, outliers=0.0123457, calibration=method.calibration).new_cache(model)
+
+
 def test_first_tokens_do_not_count():
     model = zoo.model("llama")
     sequences, _ = zoo.padded_batch([40, 40])

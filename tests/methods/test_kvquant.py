@@ -242,13 +242,29 @@ def test_a_damaged_file(tmp_path, change, message):
         file.load(Path(changed(tmp_path, **change)))
 
 
-def test_half_a_file_or_none(tmp_path):
+def test_half_a_file_or_none(tmp_path, capsys):
     path = tmp_path / "half.safetensors"
     path.write_bytes(Path(one_file()).read_bytes()[:3000])
     with pytest.raises(ConfigError, match="damaged"):
         file.load(path)
     assert list(file.in_folders([tmp_path])) == []
+    assert str(path) in capsys.readouterr().err
     assert load_file(one_file())["layers.0.key.thresholds"].dtype == torch.float16
+
+
+def test_a_damaged_file_beside_a_good_one_is_passed_over_and_named(tmp_path, capsys):
+    """Only where the folder is searched: by its path it is refused."""
+    damaged = changed(tmp_path, {"layers": "3"})
+    shutil.copy(one_file(), tmp_path / "good.safetensors")
+    save_file({"x": torch.zeros(1)}, tmp_path / "weights.safetensors")  # of something else: nothing to say
+    method = load_method("kvquant", outliers=0.05, calibration=str(tmp_path))
+    for _ in range(2):
+        cache = method.new_cache(zoo.model("llama"))
+        assert cache.progress.calibration == tmp_path / "good.safetensors"
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said == f"warning: {damaged} is damaged: layers.2.key.thresholds is missing; it is passed over"
+    with pytest.raises(ConfigError, match=r"layers\.2\.key\.thresholds is missing"):
+        load_method("kvquant", outliers=0.05, calibration=damaged).new_cache(zoo.model("llama"))
 
 
 def test_a_model_without_a_k_proj():
