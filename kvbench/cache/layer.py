@@ -374,6 +374,8 @@ class KVLayer(CacheLayerMixin):
         twin.values_store = self.values_store and self.values_store.clone()
         if self.prompt is not None:
             twin.prompt = (self.prompt[0].clone(), self.prompt[1].clone())
+        if "pairs" in twin.__dict__:
+            twin.__dict__["pairs"] = set(twin.__dict__["pairs"])
         if twin.keys_store is not None:
             watch.attach(twin)
         return twin

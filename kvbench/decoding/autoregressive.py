@@ -48,7 +48,7 @@ class Generation:
         prompt_tokens: real prompt tokens of each row.
         answer_nll: for each row (sum of negative log-likelihoods in nats, tokens) of its reference answer.
         rounds: rounds of speculation; empty where every step gave one token.
-        stepping: how decode steps ran: ``graph`` (a captured step was replayed), or ``eager`` with the reason.
+        stepping: ``graph`` (a captured step was replayed; ``compiled``, or why not), or ``eager`` with the reason.
         capture_s: seconds that recording it took; in no other figure.
     """
 
@@ -213,7 +213,7 @@ def continued(
     return {
         "step_s": steps,
         "rounds": rounds,
-        "stepping": f"eager ({reason})" if made is None else "graph, compiled" if compile else "graph",
+        "stepping": f"eager ({reason})" if made is None else made.stepping,
         "capture_s": 0.0 if made is None else made.seconds,
     }
 

@@ -49,6 +49,11 @@ class Drafter:
             )
         self.cache = cache.follower if self.own and cache.follower is not None else cache
 
+    @property
+    def seconds(self) -> float:
+        """Spent on recording passes so far; in no round's time."""
+        return 0.0
+
     def settle(self) -> None:
         """Bring the draft's own cache into its state for the confirmed tokens."""
         if self.own:

@@ -86,6 +86,14 @@ class Captured:
         self.seconds, self.captures, self._version = 0.0, 0, 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    @property
+    def stepping(self) -> str:
+        """How it runs, for the result row: ``graph``, ``graph, compiled``, or why it is not compiled."""
+        if not self.compile:
+            return "graph"
+        found = compiled.decoder_layers(self.step.model)
+        return "graph, compiled" if found else "graph (not compiled: no list of decoder layers)"
+
     def first(self) -> None:
         """Bookkeeping of the first step, and the recording; the step itself is yet to be replayed.
 

@@ -119,9 +119,16 @@ class CapturedDrafter(Drafter):
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         draft = Draft(model, self.cache, batch, gamma, how, vocabulary, device, upper)
         target = Verification(model, cache, batch, gamma + 1, device)
+        #: compiling was asked for, but code is compiled for one set of weights
+        self.refused = compile and self.switch is not None
         compile = compile and self.switch is None
         self.draft = Captured(draft, compile=compile, capture=capture)
         self.target_pass = Captured(target, compile=compile, capture=capture)
+
+    @property
+    def stepping(self) -> str:
+        """As :attr:`kvbench.decoding.graphs.Captured.stepping`."""
+        return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property
     def seconds(self) -> float:

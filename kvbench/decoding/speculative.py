@@ -78,10 +78,10 @@ def decode(
     while any(n and not ended for n, ended in zip(left, stopping.ended, strict=True)):
         active = [n > 0 and not ended for n, ended in zip(left, stopping.ended, strict=True)]
         limits = [min(speculation.gamma, n - 1) if on else 0 for n, on in zip(left, active, strict=True)]
-        started = now(token)
+        started, recorded = now(token), drafter.seconds
         token = token.masked_fill(~torch.tensor(active, device=token.device), pad_token_id)
         token, done = _round(drafter, token, active, limits, stopping, sampling, generators)
-        done.seconds = now(token) - started
+        done.seconds = now(token) - started - (drafter.seconds - recorded)
         rounds.append(done)
         width += max(done.emitted)
         left = [n - count for n, count in zip(left, done.emitted, strict=True)]

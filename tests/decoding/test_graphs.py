@@ -15,7 +15,7 @@ from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import decode, generate
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.rounds import Draft
-from kvbench.decoding.sampling import Sampling, draw
+from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Step
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError, NonFiniteError
@@ -249,27 +249,6 @@ def test_few_steps_are_not_worth_a_capture() -> None:
     assert "leads" in str(graphs.refuses(model, cache, "always", 10, device))
 
 
-def test_draws_follow_the_distribution() -> None:
-    """Inverse of the sums: exact at the borders, nothing of probability 0, right shares."""
-    probs = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]])
-    for uniform, wanted in ((0.0, 1), (0.2499, 1), (0.2501, 3), (0.999999940395, 3)):
-        assert int(draw(probs, torch.tensor([uniform]))) == wanted
-    many = draw(probs.expand(100_000, -1), torch.rand(100_000, generator=torch.Generator().manual_seed(0)))
-    assert abs((many == 1).float().mean() - 0.25) < 0.005
-    assert set(many.tolist()) == {1, 3}
-
-
-def test_sums_that_change_where_nothing_can_be_drawn_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's sums are made in parts and may go up or down by a rounding step; NaN is no token past the last."""
-    probs = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]])
-    rounded = torch.tensor([[0.0, 0.5, 0.50001, 0.99999, 1.0]])
-    monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: rounded)
-    for uniform, wanted in ((0.3, 1), (0.500005, 3), (0.999999, 3)):
-        assert int(draw(probs, torch.tensor([uniform]))) == wanted
-    monkeypatch.undo()
-    assert int(draw(torch.full((1, 5), float("nan")), torch.tensor([0.5]))) == 0
-
-
 @torch.inference_mode()
 def test_a_rehearsal_of_the_last_step_stays_in_bounds(oracle: None) -> None:
     """Warm-ups run a step several times; draws and drafts have places for as many steps as there are."""
@@ -288,3 +267,21 @@ def test_a_rehearsal_of_the_last_step_stays_in_bounds(oracle: None) -> None:
             step.run()
         assert not torch.equal(step.tokens[:, 0], token)
         cache.take_back([1, 1])
+
+
+@torch.inference_mode()
+def test_a_copy_of_the_cache_meets_formats_by_itself(oracle: None) -> None:
+    """What a copy went on with makes no phase of the other one's step, which would be recorded anew."""
+    model, cache, token, _, lengths = started(load_method("logquant", quantizer="int2", window=64))
+    captured = graphs.Captured(Step(model, cache, token, lengths, Sampling()), capture=False)
+    captured.first()
+    recorded_once = captured.step.version
+    twin = cache.clone()
+    twin.take_back([1, 1])
+    other = graphs.Captured(Step(model, twin, token, lengths, Sampling()), capture=False)
+    other.first()
+    graphs.decode(other, token, Stopping(2, (), (), None), NEW)
+    assert other.captures > 1
+    captured.replay()
+    captured.next()
+    assert captured.step.version == recorded_once

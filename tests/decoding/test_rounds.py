@@ -10,10 +10,11 @@ import torch
 
 from kvbench.attention import fused, phases
 from kvbench.decoding import speculative
-from kvbench.decoding.graphs import NotCaptured
+from kvbench.decoding.graphs import Captured, NotCaptured
 from kvbench.decoding.passes import prefill
 from kvbench.decoding.rounds import CapturedDrafter
 from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.methods import load_method
 from tests import zoo
@@ -86,3 +87,43 @@ def test_a_draft_that_no_kernel_reads_leaves_the_caches_alone() -> None:
     with pytest.raises(NotCaptured, match="observes attention"):
         drafter.prepare()
     assert cache.get_seq_length() == cache.follower.get_seq_length() == max(PROMPTS)
+
+
+@torch.inference_mode()
+def test_recording_anew_is_in_no_rounds_time(oracle: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of no known length grow in the middle of a round, and a capture takes a second."""
+
+    def slow(self: Captured) -> None:
+        record(self)
+        self.seconds += 100.0
+
+    record = Captured._record
+    monkeypatch.setattr(Captured, "_record", slow)
+    model, method = zoo.restless(), made(target="fp16", draft="kivi", draft_options={"quantizer": "int2"})
+    ids, _ = zoo.padded_batch([PROMPTS[0]], seed=3)
+    cache = method.new_cache(model)
+    token = prefill(model, cache, ids, None).argmax(-1)
+    drafter = CapturedDrafter(model, cache, method.speculation, Sampling(), 1, capture=False)
+    drafter.prepare()
+    prepared, stopping = drafter.seconds, Stopping(1, (), (), None)
+    rest = (stopping, Sampling(), Sampling().generators(1), NEW, 0, method.speculation)
+    done = speculative.decode(model, cache, token, *rest, drafter)
+    assert drafter.seconds >= prepared + 100.0
+    assert sum(each.seconds for each in done) < 0.0  # as the hundred seconds did not really pass
+
+
+@torch.inference_mode()
+def test_what_was_not_compiled_is_not_called_so() -> None:
+    """Drafts with weights of their own; a model whose layers are in no list."""
+    model, plain = zoo.restless(), made()
+    cache = plain.new_cache(model)
+    mine = CapturedDrafter(model, cache, plain.speculation, Sampling(), 1, compile=True, capture=False)
+    assert mine.stepping == "graph, compiled"
+    mine.draft.compile = False
+    assert mine.stepping == "graph"
+    own = made(draft_weights="int4")
+    other = CapturedDrafter(model, own.new_cache(model), own.speculation, Sampling(), 1, compile=True, capture=False)
+    assert other.stepping == "graph (not compiled: the draft has weights of its own)"
+    own.detach(model)
+    bare = Captured(Recorded(torch.nn.Linear(2, 2), cache, 1, 1, torch.device("cpu")), compile=True)  # type: ignore[arg-type]
+    assert bare.stepping.startswith("graph (not compiled")
