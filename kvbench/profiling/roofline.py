@@ -20,6 +20,9 @@ Bound = Literal["memory", "compute"]
 #: tokens of a slice of the feed-forward layer; ``auto``: 8192 in passes of more than 16384 (``runtime.mlp_chunk``)
 Slice = int | Literal["auto"] | None
 SLICE, LONG = 8192, 16384
+#: prompts that are run together; ``auto``: as many as make 65536 tokens (``runtime.prefill_rows``)
+Rows = int | Literal["auto"] | None
+TOGETHER = 65536
 #: keys of models (with experts, with latent keys and values) that read and hold other bytes than a :class:`Shape` has
 OTHERS = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
 
@@ -167,6 +170,7 @@ def predict(
     q_len: int = 1,
     overhead_s_per_layer: float = 0.0,
     prefill_chunk: int | None = None,
+    prefill_rows: Rows = "auto",
     mlp_chunk: Slice = "auto",
     width: int = 2,
 ) -> Prediction:
@@ -186,6 +190,7 @@ def predict(
         q_len: new tokens of a step (more than 1 to verify a draft's).
         overhead_s_per_layer: time of a layer beside its bytes and FLOPs (launches, small kernels); 0: pure roofline.
         prefill_chunk: tokens of a prompt that are read at once; None: the whole prompt.
+        prefill_rows: prompts that are read at once; None: all of them (stock transformers).
         mlp_chunk: tokens of a slice of the feed-forward layer in the prefill; None: no slices (stock transformers).
         width: bytes of an element in full precision.
     """
@@ -207,7 +212,7 @@ def predict(
     first = _Time.of(moved, flops, gpu), _Time.of(heads + stored, causal, gpu)
 
     logits = batch * q_len * shape.vocabulary * (width + 4)  # as computed, and fp32 for sampling
-    alive = live_elements(shape, batch * min(context, prefill_chunk or context), mlp_chunk) * width
+    alive = live_elements(shape, tokens_of_a_pass(batch, context, prefill_chunk, prefill_rows), mlp_chunk) * width
     return Prediction(
         ttft_s=first[0].seconds + first[1].seconds + overhead,
         tpot_s=tpot + overhead,
@@ -229,22 +234,24 @@ def max_batch(
     *,
     prefill: bool = True,
     prefill_chunk: int | None = None,
+    prefill_rows: Rows = "auto",
     mlp_chunk: Slice = "auto",
     reserve_gib: float = 1.0,
 ) -> int:
     """Most sequences that fit into the GPU's memory; 0: not even one.
 
     Args:
-        shape, weight_bytes, context, gpu, prefill_chunk, mlp_chunk: as :func:`predict`.
+        shape, weight_bytes, context, gpu, prefill_chunk, prefill_rows, mlp_chunk: as :func:`predict`.
         kv_bytes_per_sequence: keys and values that the cache holds of each.
-        prefill: the prompts of all of them are read at once; False: decoding alone has to fit.
+        prefill: their prompts have to be read; False: decoding alone has to fit.
         reserve_gib: GiB that are not to be had: the CUDA context, the driver, fragments of the allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
     tokens = min(context, prefill_chunk or context) if prefill else 0
 
     def fits(batch: int) -> bool:
-        logits, alive = 6 * batch * shape.vocabulary, 2 * live_elements(shape, batch * tokens, mlp_chunk)
+        together = tokens_of_a_pass(batch, context, prefill_chunk, prefill_rows) if prefill else 0
+        logits, alive = 6 * batch * shape.vocabulary, 2 * live_elements(shape, together, mlp_chunk)
         return batch * kv_bytes_per_sequence + max(logits, alive) <= room
 
     most = max(0, int(room // kv_bytes_per_sequence))
@@ -258,6 +265,14 @@ def max_batch(
         if low > least:
             return low
     return 0
+
+
+def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None, prefill_rows: Rows = "auto") -> int:
+    """Prompt tokens that the model reads at once; prompts that come in chunks come all together."""
+    if prefill_chunk is not None and prefill_chunk < context:
+        return batch * prefill_chunk
+    rows = max(1, TOGETHER // context) if prefill_rows == "auto" else prefill_rows or batch
+    return min(batch, rows) * context
 
 
 def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:

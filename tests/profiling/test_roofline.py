@@ -7,7 +7,7 @@ from kvbench.confdir import conf_dir, options
 from kvbench.errors import ConfigError
 from kvbench.models.spec import Architecture
 from kvbench.profiling.gpus import GPUS, gpu_named, gpu_of, own_gpu
-from kvbench.profiling.roofline import LONG, SLICE, Shape, live_elements, max_batch, predict
+from kvbench.profiling.roofline import LONG, SLICE, TOGETHER, Shape, live_elements, max_batch, predict, tokens_of_a_pass
 from kvbench.schema import build
 
 H200 = GPUS["h200"]
@@ -82,9 +82,10 @@ def test_peak_of_a_prefill_is_what_was_measured_with_stock_transformers():
 
 
 def test_slices_of_the_feed_forward_layer_leave_attention_as_the_largest():
-    from kvbench.decoding import slices
+    from kvbench.decoding import passes, slices
 
     assert (SLICE, LONG) == (slices.SLICE, slices.LONG)
+    assert TOGETHER == passes.TOGETHER
     a, b = 3 * 11008, 4 * 4096
     attention = 2 * 4096 + 128 * (3 * 32 + 4 * 32)
     assert live_elements(SEVEN, 16384, "auto") == live_elements(SEVEN, 16384) == 16384 * (a + b)
@@ -141,7 +142,8 @@ def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
     fits = [
         b for b in range(1, 900) if predict(SEVEN, b * each, weights, b, n, gpu, mlp_chunk=chunk).peak_bytes <= room
     ]
-    assert max_batch(SEVEN, each, weights, n, gpu, mlp_chunk=chunk) == max(fits, default=0)
+    found = max_batch(SEVEN, each, weights, n, gpu, mlp_chunk=chunk, prefill_rows=None)
+        assert found == max(fits, default=0)
 
 
 @pytest.mark.parametrize(
@@ -177,3 +179,15 @@ def test_gpus_by_name():
     assert (own.read, own.matmul, own.memory, own.ridge) == (2e12, 1e14, 24 * 2**30, 50)
     for gpu in GPUS.values():
         assert 0.5 * gpu.bandwidth < gpu.read < gpu.bandwidth and 0.5 * gpu.flops < gpu.matmul < gpu.flops
+
+
+def test_prompts_of_a_pass() -> None:
+    """As many as make 64k tokens, at least one; all of them where they come in chunks."""
+    assert tokens_of_a_pass(64, 4096) == 16 * 4096
+    assert tokens_of_a_pass(3, 4096) == 3 * 4096
+    assert tokens_of_a_pass(4, 131072) == 131072
+    assert tokens_of_a_pass(64, 4096, prefill_rows=None) == 64 * 4096
+    assert tokens_of_a_pass(64, 4096, prefill_rows=2) == 2 * 4096
+    assert tokens_of_a_pass(64, 4096, prefill_chunk=512) == 64 * 512
+    together = max_batch(SEVEN, 2**28, 13.5e9, 4096, H200)
+    assert together > max_batch(SEVEN, 2**28, 13.5e9, 4096, H200, prefill_rows=None)
