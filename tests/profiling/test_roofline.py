@@ -143,7 +143,7 @@ def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
         b for b in range(1, 900) if predict(SEVEN, b * each, weights, b, n, gpu, mlp_chunk=chunk).peak_bytes <= room
     ]
     found = max_batch(SEVEN, each, weights, n, gpu, mlp_chunk=chunk, prefill_rows=None)
-        assert found == max(fits, default=0)
+    assert found == max(fits, default=0)
 
 
 @pytest.mark.parametrize(
