@@ -36,7 +36,15 @@ def prefill(
     Args:
         chunk: tokens a forward pass; None: the whole prompt at once.
         rows: prompts a forward pass (:func:`groups`): what a pass needs beside the packed cache grows with them.
+
+    Raises:
+        CacheError: the cache was used before, or the model used another one.
     """
+    if cache.get_seq_length():
+        raise CacheError(
+            f"the cache holds {cache.get_seq_length()} tokens of another prompt already: make a new one for each, "
+            "method.new_cache(model), or call cache.reset(); several questions on one text: kvbench.decoding.questions"
+        )
     batch, width = input_ids.shape
     if mask is None:
         positions = torch.arange(width, device=input_ids.device).expand(batch, width)

@@ -133,3 +133,16 @@ def test_wrong_calls_are_refused(llama):
         generate(llama, cache, ids, max_new_tokens=2, stop=["x"])
     with pytest.raises(ValueError, match="2 seeds for a batch of 1"):
         generate(llama, cache, ids, max_new_tokens=2, sampling=Sampling(1.0, 1.0, [1, 2]))
+
+
+def test_a_used_cache_is_refused_until_it_is_reset():
+    """Its second prompt would be taken for new tokens of the first."""
+    model, method = zoo.model("llama"), load_method("kivi", quantizer="int4", residual=32)
+    ids, _ = zoo.padded_batch([50])
+    cache = method.new_cache(model)
+    first = generate(model, cache, ids, max_new_tokens=40).tokens
+    with pytest.raises(CacheError, match=r"holds 89 tokens of another prompt already.*cache\.reset\(\)"):
+        generate(model, cache, ids, max_new_tokens=40)
+    assert cache.get_seq_length() == 89
+    cache.reset()
+    assert generate(model, cache, ids, max_new_tokens=40).tokens == first
