@@ -139,10 +139,9 @@ def test_the_largest_batch_is_that_of_a_search_through_all(gib, chunk):
     """Also where slices, which begin at 16385 tokens, let a larger batch fit than the next smaller one."""
     gpu, n, weights, each = own_gpu(1, 100, gib), 1000, SEVEN.weight_bytes(), 2**20
     room = (gib - 1) * 2**30
-    fits = [
-        b for b in range(1, 900) if predict(SEVEN, b * each, weights, b, n, gpu, mlp_chunk=chunk).peak_bytes <= room
-    ]
-    found = max_batch(SEVEN, each, weights, n, gpu, mlp_chunk=chunk, prefill_rows=None)
+    how = {"mlp_chunk": chunk, "prefill_rows": None}
+    fits = [b for b in range(1, 900) if predict(SEVEN, b * each, weights, b, n, gpu, **how).peak_bytes <= room]
+    found = max_batch(SEVEN, each, weights, n, gpu, **how)
     assert found == max(fits, default=0)
 
 
