@@ -76,6 +76,8 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["decoding.stop=END"], ["decoding.stop=END", "a list"]),
     (["decoding.stop=['']"], ["decoding.stop", "empty"]),
     (["dataset.limit=0"], ["dataset.limit=0", "at least 1"]),
+    (["dataset=text", "--cfg", "job"], ["dataset.path", "dataset.path=FILE_OR_FOLDER"]),
+    (["dataset=perplexity/text"], ["dataset.path", "dataset.path=FILE_OR_FOLDER"]),
     (["logger=wandb", "logger.mode=sometimes"], ["logger.mode=sometimes", "offline"]),
     (["logger=wandb", "logger.project=''"], ["logger.project", "logger.project=kvbench"]),
     # wrong combinations

@@ -18,7 +18,10 @@ from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
-from kvbench.tasks.texts import DOCUMENTS
+from kvbench.tasks.texts import DOCUMENTS, check_text
+
+#: tokens of the shortest prompt
+SHORTEST = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,7 @@ class Continuation:
         """Raise ConfigError for prompts that are none."""
         self.source.check()
         check_lengths(self.lengths)
+        check_text(self.text, self.path)
 
     @cached_property
     def documents(self) -> list[str]:
@@ -87,12 +91,9 @@ class Continuation:
                 yield warmed(sample, count <= self.warm_up)
                 if self.limit is not None and count == self.warm_up + self.limit:
                     break
-            if count <= self.warm_up:
-                raise DataError(
-                    f"{self.name}: {count} prompts of {length} tokens in {len(self.documents)} documents (after "
-                    f"dataset.skip={self.skip}), and dataset.warm_up={self.warm_up} of them do not count.\n"
-                    "  hint: smaller dataset.lengths, dataset.skip or dataset.warm_up, or dataset.per_document=null"
-                )
+            if not count:
+                raise self._too_short(length)
+            check_warm_up(self.name, count, length, self.warm_up, "dataset.per_document=null")
 
     def identity(self) -> dict[str, Any]:
         """What determines the prompts but for how many there are and the tokenizer (the model's)."""
@@ -135,6 +136,19 @@ class Continuation:
                     meta={"ids": prompt, "answer_ids": following},
                 )
 
+    def _too_short(self, length: int) -> DataError:
+        """What is said where no document has a prompt of `length` tokens."""
+        longest = max((len(self._tokens(number)[0]) for number in range(len(self.documents))), default=0)
+        room = longest - self.skip - self.max_new_tokens
+        hint = f"dataset.lengths=[{room}] at most" if room >= SHORTEST else "longer texts"
+        if self.skip and room + self.skip >= SHORTEST:
+            hint += ", or a smaller dataset.skip"
+        return DataError(
+            f"{self.name}: none of {len(self.documents)} documents is long enough for a prompt of {length} tokens. "
+            f"The longest has {longest} tokens; needed are {self.skip + length + self.max_new_tokens}: "
+            f"dataset.skip={self.skip}, the prompt and dataset.max_new_tokens={self.max_new_tokens}.\n  hint: {hint}"
+        )
+
     def _tokens(self, number: int) -> tuple[list[int], list[tuple[int, int]]]:
         known = self.__dict__.setdefault("tokens", {})
         if number not in known:
@@ -147,9 +161,18 @@ class Continuation:
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
     """Raise ConfigError for prompt lengths that cannot be."""
-    if not lengths or min(lengths) < 16 or len(set(lengths)) < len(lengths):
+    if not lengths or min(lengths) < SHORTEST or len(set(lengths)) < len(lengths):
         raise ConfigError(
             "dataset.lengths", list(lengths), "must be lengths of prompts in tokens", allowed="[4096,8192]"
+        )
+
+
+def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = "") -> None:
+    """Raise DataError where all `count` prompts of `length` tokens only warm up; `more` gives more of them."""
+    if count <= warm_up:
+        raise DataError(
+            f"{name}: prompts of {length} tokens: {count}, and the first {warm_up} only warm up, so none counts.\n"
+            f"  hint: dataset.warm_up={count - 1} at most, or smaller dataset.lengths{more and f', or {more}'}"
         )
 
 

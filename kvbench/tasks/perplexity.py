@@ -23,7 +23,7 @@ from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
-from kvbench.tasks.texts import DOCUMENTS
+from kvbench.tasks.texts import DOCUMENTS, check_text
 
 #: windows that GPTQ and its heirs draw from C4
 C4_WINDOWS = 256
@@ -72,6 +72,7 @@ class Perplexity:
     def check(self) -> None:
         """Raise ConfigError for windows that score nothing."""
         self.source.check()
+        check_text(self.text, self.path)
         if self.stride is not None and self.stride > self.window:
             raise ConfigError("dataset.stride", self.stride, f"leaves tokens out (dataset.window={self.window})")
         if self.prefill >= self.window:

@@ -21,7 +21,7 @@ from kvbench.errors import DataError, KvbenchError
 from kvbench.metrics.summary import rouge
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
-from kvbench.tasks.continuation import check_lengths, warmed
+from kvbench.tasks.continuation import check_lengths, check_warm_up, warmed
 
 Kind = Literal["multi_lexsum", "infinitebench_sum"]
 
@@ -118,12 +118,9 @@ class Summaries:
                 yield warmed(sample, count <= self.warm_up)
                 if self.limit is not None and count == self.warm_up + self.limit:
                     break
-            if count <= self.warm_up:
-                raise DataError(
-                    f"{self.name}: {count} of {len(self.records)} records fill a prompt of {length} tokens, and "
-                    f"dataset.warm_up={self.warm_up} of them do not count.\n"
-                    "  hint: smaller dataset.lengths, or dataset.warm_up=0"
-                )
+            if not count:
+                raise self._too_short(length)
+            check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
         """What determines the prompts but for how many there are and the tokenizer (the model's)."""
@@ -144,6 +141,24 @@ class Summaries:
         """``score`` (ROUGE-Lsum), and the other kinds."""
         scores = rouge(prediction, sample.answers)
         return {"score": scores["rougeLsum"], **scores}
+
+    def _too_short(self, length: int) -> DataError:
+        """What is said where no record fills a prompt of `length` tokens."""
+        tokenizer, template = self.__dict__["tokenizer"], templates()[self.kind]
+        if not self.records:
+            return DataError(f"{self.name}: no record has both a text and a summary.\n  hint: another dataset.path")
+        tail = len(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
+        if length < tail + 2:
+            return DataError(
+                f"{self.name}: what follows the documents takes {tail} of a prompt's {length} tokens.\n"
+                "  hint: larger dataset.lengths"
+            )
+        wholes = (template["before"] + text + template["after_context"] for text, _ in self.records)
+        longest = tail + max(len(tokenizer(whole, verbose=False)["input_ids"]) for whole in wholes)
+        return DataError(
+            f"{self.name}: none of {len(self.records)} records fills a prompt of {length} tokens; the longest has "
+            f"{longest}.\n  hint: dataset.lengths=[{longest}] at most"
+        )
 
     def _sample(self, number: int, length: int) -> Sample | None:
         """A record's prompt of exactly `length` tokens, or None where it is shorter."""

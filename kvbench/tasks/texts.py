@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench import data
 from kvbench.data import Found, HubSource
-from kvbench.errors import DataError
+from kvbench.errors import ConfigError, DataError
 
 #: endings of texts in a folder
 _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
@@ -51,11 +51,11 @@ def files(path: str | None) -> list[str]:
     """A text file, or the text files of a folder in the order of their names.
 
     Raises:
-        DataError: no path, or no text there.
+        ConfigError: no path.
+        DataError: no text there.
     """
-    if path is None:
-        raise DataError("dataset text: no text is named.\n  hint: dataset.path=FILE_OR_FOLDER")
-    place = Path(path).expanduser()
+    check_text("text", path)
+    place = Path(str(path)).expanduser()
     found = [place] if place.is_file() else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
     if not found:
         raise DataError(f"dataset text: {place} holds no text.\n  hint: a file, or a folder of {', '.join(_TEXTS)}")
@@ -82,6 +82,12 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
     "text": lambda source, path: files(path),
     "mini_text": lambda source, path: python(),
 }
+
+
+def check_text(text: str, path: str | None) -> None:
+    """Raise ConfigError where the texts are files and none are named."""
+    if text == "text" and path is None:
+        raise ConfigError("dataset.path", None, "no text is named", hint="dataset.path=FILE_OR_FOLDER")
 
 
 def _column(source: HubSource, path: str | None, name: str, what: str) -> list[str]:

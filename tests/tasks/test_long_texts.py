@@ -81,10 +81,25 @@ def test_prompts_skip_the_beginning_and_have_the_length_asked_for(tmp_path: Path
 
 def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(words(0, 50))
-    with pytest.raises(DataError, match=r"0 prompts of 40 tokens in 1 documents .*\n.*dataset.skip"):
-        list(load("text", path=str(tmp_path), lengths=[40], skip=20, max_new_tokens=5).samples())
-    with pytest.raises(DataError, match=r"dataset.path=FILE_OR_FOLDER"):
-        list(load("text").samples())
+
+    def said(name: str = "text", **overrides: Any) -> str:
+        with pytest.raises(DataError) as caught:
+            list(load(name, path=str(tmp_path), max_new_tokens=5, **overrides).samples())
+        return str(caught.value)
+
+    found = said(lengths=[40], skip=20)
+    assert "none of 1 documents is long enough for a prompt of 40 tokens. The longest has 51 tokens;" in found
+    assert "needed are 65: dataset.skip=20, " in found
+    assert found.endswith("hint: dataset.lengths=[26] at most, or a smaller dataset.skip")
+    list(load("text", path=str(tmp_path), max_new_tokens=5, lengths=[26], skip=20, warm_up=0).samples())  # it is so
+    assert said("pg19", lengths=[40]).endswith("hint: longer texts, or a smaller dataset.skip")
+    assert said(lengths=[47]).endswith("hint: dataset.lengths=[46] at most")
+    found = said(lengths=[16])  # two pieces, three of which were to warm up
+    assert "prompts of 16 tokens: 2, and the first 3 only warm up, so none counts" in found
+    assert "dataset.warm_up=1 at most, or smaller dataset.lengths, or dataset.per_document=null" in found
+    for name in ("text", "perplexity/text"):
+        with pytest.raises(ConfigError, match=r"dataset\.path: no text is named.\n.*dataset.path=FILE_OR_FOLDER"):
+            load(name)
     with pytest.raises(ConfigError, match=r"dataset\.lengths"):
         load("pg19", lengths=[])
 
@@ -121,8 +136,39 @@ def test_documents_lose_their_end_and_short_ones_are_left_out(tmp_path: Path) ->
     assert task.score(samples[0], "about 500") == dict.fromkeys(
         ("score", "rouge1", "rouge2", "rougeL", "rougeLsum"), 1.0
     )
-    with pytest.raises(DataError, match="0 of 3 records fill a prompt of 4096 tokens"):
-        list(load("multi_lexsum", path=str(tmp_path), lengths=[4096]).samples())
+
+
+class Letters(Words):
+    """A token a character."""
+
+    def __call__(self, text: str, add_special_tokens: bool = True, **kwargs: Any) -> dict[str, Any]:
+        return {"input_ids": [ord(c) for c in text], "offset_mapping": [(i, i + 1) for i in range(len(text))]}
+
+
+def test_records_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> None:
+    records = [{"document": words(0, n), "summary": "s"} for n in (100, 300)]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, records)))
+
+    def samples(length: int, tokenizer: Any = None, **overrides: Any) -> list[Any]:
+        task = load("multi_lexsum", path=str(tmp_path), lengths=[length], **overrides)
+        task.bind(tokenizer or Words())
+        return list(task.samples())
+
+    template = templates()["multi_lexsum"]
+    longest = len(Words()(template["before"] + words(0, 300) + template["after"])["input_ids"])
+    with pytest.raises(
+        DataError, match=rf"none of 2 records fills .* {longest + 1} tokens; .* has {longest}\."
+    ) as caught:
+        samples(longest + 1)
+    assert str(caught.value).endswith(f"hint: dataset.lengths=[{longest}] at most")
+    assert len(samples(longest, warm_up=0)) == 1
+    with pytest.raises(DataError, match=r"tokens: 1, and the first 3 only .*\n  hint: dataset.warm_up=0 at most"):
+        samples(longest)
+    with pytest.raises(DataError, match=rf"takes {len(template['after'])} of .* 32 tokens.\n  hint: larger"):
+        samples(32, Letters())
+    (tmp_path / "test.jsonl").write_text(json.dumps({"document": "d", "summary": None}))
+    with pytest.raises(DataError, match="no record has both a text and a summary"):
+        samples(128)
 
 
 def test_forms_of_records(tmp_path: Path) -> None:
