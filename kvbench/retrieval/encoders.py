@@ -61,10 +61,11 @@ class Encoder(ABC):
 class BM25(Encoder):
     """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score.
 
-    A word is a run of letters and digits, one letter or digit too (keys in retrieval tasks are often spelled in them);
-    where a script writes words without spaces, each character is one, as in Lucene's standard analyzer. English stop
-    words are left out, as bm25s and Lucene's English analyzer do: with the "what", "is", "the" and "of" of a question,
-    prose about nothing would rank before the records of a list.
+    A word is a run of letters, digits and underscores, a single one too (keys in retrieval tasks are often spelled in
+    them); where a script writes words without spaces, each character is one, as in Lucene's standard analyzer. English
+    stop words are left out, as bm25s and Lucene's English analyzer do: with the "is", "the" and "of" of a question,
+    prose about nothing would rank before the records of a list. Of the letters alone, "a" is a stop word: where it is
+    a key, it is not found.
     """
 
     whole_words = True

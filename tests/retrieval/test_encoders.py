@@ -32,6 +32,14 @@ def test_bm25_ranks_prose_without_the_querys_words_with_everything_else():
     assert scores[2] > 0.0
 
 
+def test_a_letter_is_a_word_for_bm25_but_for_the_stop_word_a():
+    pytest.importorskip("bm25s")
+    for letter in "bistx7_":
+        scores = encoders.BM25().scores(f"the key {letter.upper()}", ["b i s t x 7 _", f"{letter}: 1", "c: 2", "a: 3"])
+        assert scores[1] > scores[0] > scores[2] == scores[3] == 0.0
+    assert encoders.BM25().scores("a", ["a: 1", "b: 2"]) == [0.0, 0.0]
+
+
 def test_bm25_knows_the_words_of_scripts_without_spaces():
     pytest.importorskip("bm25s")
     scores = encoders.BM25().scores("光合作用是什么？", ["植物的光合作用。", "月亮很远。", "the rate"])
