@@ -81,7 +81,7 @@ class Cocktail(Method):
         key_axis: ``channel`` or ``token`` (ablation).
         group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
         value_group_size: channels of a value group; None: the smaller of 64 and the head.
-        seed: of the random chunks of ``search=none``.
+        seed: of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
     """
 
     alpha: float = 0.6
