@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.autoregressive import Generation, generate
-from kvbench.decoding.passes import Rows
+from kvbench.decoding.passes import Rows, groups
 from kvbench.decoding.sampling import Sampling
 from kvbench.failures import bytes_asked, is_out_of_memory
 from kvbench.figures import Figures, memory, per_sequence, predicted, times, weight_bytes
@@ -184,11 +184,13 @@ class Meter:
             figures |= {"fill": "random", "prefill_s": None, "ttft_s": None, "tokens_per_s": rate}
         figures |= memory(self.model, cache, (peaks or watch.peaks).row())
         figures |= {"path": str(cache.path), "reads_packed": bool(cache.reads_packed)}
-        drafted = bool(generation.rounds)
-        figures["predicted"] = predicted(self.model, figures, prompt, batch, watch.held, drafted)
-        if cache.notes:
-            figures["note"] = cache.notes[0]
-        return figures
+        chunk, rows = min(self.how.prefill_chunk or prompt, prompt), batch
+        if chunk == prompt and not random:
+            rows = groups(cache, batch, prompt, None, self.how.prefill_rows)[0].stop
+        figures["predicted"] = predicted(
+            self.model, figures, prompt, batch, watch.held, bool(generation.rounds), rows * chunk
+        )
+        return {**figures, "note": cache.notes[0]} if cache.notes else figures
 
     def _free(self) -> None:
         """Room for the next cache; a CPU's allocator keeps none of the last one's."""

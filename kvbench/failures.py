@@ -10,6 +10,8 @@ _UNITS = {"": 1, "bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "
 
 # CUDA: "Tried to allocate 20.00 GiB"; CPU: "can't allocate memory: you tried to allocate 123 bytes"
 _ASKED = re.compile(r"tried to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)?\b", re.IGNORECASE)
+# a checkpoint that is mapped: "unable to mmap 123 bytes from file"
+_ASKED_MAPPED = re.compile(r"unable to mmap\s+([\d.]+)\s*(bytes)\b")
 # numpy: "Unable to allocate 7.28 TiB for an array"
 _ASKED_NUMPY = re.compile(r"Unable to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
 #: of the CPU's allocator, and of a CUDA context that found no room (other processes hold the device)
@@ -36,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def bytes_asked(error: BaseException) -> int | None:
     """The allocation that failed, in bytes, read from the message; None where the message does not say."""
-    found = _ASKED.search(str(error)) or _ASKED_NUMPY.search(str(error))
+    found = next(filter(None, (each.search(str(error)) for each in (_ASKED, _ASKED_NUMPY, _ASKED_MAPPED))), None)
     if found is None:
         return None
     return int(float(found.group(1)) * _UNITS[found.group(2) or ""])

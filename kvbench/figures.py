@@ -94,12 +94,23 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     }
 
 
-def predicted(model: Any, figures: Figures, prompt: int, batch: int, held: int | None, drafted: bool) -> Figures | None:
+def predicted(
+    model: Any,
+    figures: Figures,
+    prompt: int,
+    batch: int,
+    held: int | None,
+    drafted: bool,
+    together: int | None = None,
+) -> Figures | None:
     """What the roofline says of the same point; None where the rates of the device (a CPU) or the
     kind of the model (one with experts) are not known.
 
     A step reads what lies between the cache's bytes before the first step and after the last. Rounds of speculation
     have no prediction of their time here.
+
+    Args:
+        together: prompt tokens of the largest pass, all sequences together; None: all.
     """
     name = device_name(model.device)
     gpu = gpu_of(name) if name else None
@@ -118,6 +129,7 @@ def predicted(model: Any, figures: Figures, prompt: int, batch: int, held: int |
         prompt,
         gpu,
         kv_stored_bytes=used,
+        prefill_chunk=None if together is None else -(-together // batch),
         width=model.dtype.itemsize,
     )
     return {

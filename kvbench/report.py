@@ -97,7 +97,8 @@ def _find(stores: Sequence[RunStore], name: str) -> RunStore:
 def _list(stores: Sequence[RunStore]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("run", "method", "model", "data", "status", "samples", "score", "KV"):
-        table.add_column(name, no_wrap=name in ("run", "status"))
+        words = name in ("method", "model", "data")  # these take another line where the screen is narrow; figures never
+        table.add_column(name, no_wrap=not words, overflow="fold")
     for store in stores:
         metrics = store.metrics()
         if metrics is None:

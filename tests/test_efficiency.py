@@ -298,3 +298,7 @@ def test_the_roofline_stands_beside_where_the_gpu_is_known(monkeypatch):
     assert found["tpot_s"] == pytest.approx(9.5e8 / 4.69e12, rel=0.02)
     assert found["peak_decode"] == pytest.approx(weight_bytes(model) + 10**9, rel=0.01)
     assert predicted(model, figures, 4096, 2, 9 * 10**8, True)["tpot_s"] is None
+    parted = predicted(model, figures, 4096, 2, 9 * 10**8, False, together=4096)
+    assert parted["peak_prefill"] < found["peak_prefill"] and parted["peak_decode"] == found["peak_decode"]
+    model.config.num_experts = 8
+    assert predicted(model, figures, 4096, 2, None, False) is None

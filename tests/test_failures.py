@@ -24,6 +24,7 @@ WINDOWS = RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough mem
         (CPU, 4 * 10**12),
         (WINDOWS, 123),
         (MemoryError("Unable to allocate 7.28 TiB for an array with shape (1,)"), int(7.28 * 2**40)),
+        (RuntimeError("unable to mmap 123 bytes from file <x>: Cannot allocate memory (12)"), 123),
         (MemoryError(), None),
     ],
 )

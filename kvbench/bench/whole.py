@@ -40,6 +40,8 @@ class Bench:
         check_writable(str(self.path.parent), "--out")
         self.settings: list[Setting] = [setting(text) for text in args.settings]
         config = model_config(args.model, weights=args.weights, dtype=args.dtype)
+        for each in self.settings:
+            each.method.ready()  # an encoder that cannot be had is said before anything is measured
         choose(args.kernels)
         try:
             self.loaded = load(config, args.device, args.seed)

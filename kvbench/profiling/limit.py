@@ -12,8 +12,9 @@ import torch
 def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool]:
     """Let this process allocate at most `limit_gb` GiB within the block; more is an out-of-memory error.
 
-    On CUDA the limit is on all that the process holds on `device`. On a CPU (Linux) it is on what comes on top of what
-    the process holds already, since an interpreter with torch takes some GiB of address space to begin with.
+    On CUDA the limit is on torch's allocator of `device`; the context (about half a GiB) is not in it. On a CPU (Linux)
+    it is on what comes on top of what the process holds already, since an interpreter with torch takes some GiB of
+    address space to begin with.
 
     Yields:
         Whether a limit could be set: False where none was asked for, or the platform has none.

@@ -14,8 +14,9 @@ Metrics = Mapping[str, Any]
 
 HEAD = ("", "prompt", "batch", "TTFT", "TPOT", "tokens/s", "KV", "peak", "steps")
 NOTE = (
-    "TTFT: search and prefill; TPOT: median of the steps but the first; tokens/s: search, prefill and decode inside;"
-    " KV: of the whole batch; peak: of decoding, and to weights + KV; roof: what the roofline predicts"
+    "TTFT: search and prefill; TPOT: median of the steps but the first (mean where tokens were drafted); tokens/s:"
+    " search, prefill and decode inside; KV: of the whole batch; peak: of decoding, and to weights + KV; roof: what the"
+    " roofline predicts"
 )
 #: columns of the CSV: name -> keys into a point's figures
 COLUMNS: dict[str, tuple[str, ...]] = {

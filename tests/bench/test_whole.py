@@ -9,7 +9,8 @@ import kvbench.efficiency as measuring
 from kvbench.bench import __main__ as command
 from kvbench.bench import settings, stock, tpot, whole
 from kvbench.bench.command import BASELINES, COMMANDS
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, ModelError
+from kvbench.methods.cocktail import Cocktail
 from kvbench.models.spec import local_folder
 from kvbench.parallel import launch
 
@@ -144,6 +145,11 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
         assert "--device cpu" in capsys.readouterr().err
     assert command.main(["memory", *HERE, "--settings", "kivi:int5", "--out", str(tmp_path)]) == 2
     assert "no such quantizer" in capsys.readouterr().err
+    with monkeypatch.context() as patch:  # said before anything is measured
+        patch.setattr(Cocktail, "ready", lambda self: (_ for _ in ()).throw(ModelError("no encoder")))
+        patch.setattr(whole, "load", None)
+        assert command.main(["memory", *HERE, "--settings", "fp16", "cocktail", "--out", str(tmp_path)]) == 1
+        assert "no encoder" in capsys.readouterr().err
     assert command.main(["tpot", *HERE, "--weights", "pretrained", "--contexts", "8k", "--out", str(tmp_path)]) == 2
     assert "more than tiny takes (4096)" in capsys.readouterr().err
     random = ["tpot", *HERE, "--settings", "snapkv", "--fill", "random", "--contexts", "64", "--out", str(tmp_path)]
