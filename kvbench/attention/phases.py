@@ -18,7 +18,8 @@ from torch import Tensor
 
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.layout import TILE
-from kvbench.cache.segments import FullSegment, PackedSegment, Segment
+from kvbench.cache.packed import PackedSegment
+from kvbench.cache.segments import FullSegment, Segment
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -50,7 +51,7 @@ class Format:
 @dataclass
 class Part:
     """One segment as a kernel reads it: ``words`` int16 ``[B, H, tiles, ...]`` (most significant plane first) and
-    ``params`` fp16 (:class:`kvbench.cache.segments.PackedSegment`), or ``buffer`` ``[B, H, capacity, D]``."""
+    ``params`` fp16 (:class:`kvbench.cache.packed.PackedSegment`), or ``buffer`` ``[B, H, capacity, D]``."""
 
     format: Format
     words: Sequence[Tensor] = ()

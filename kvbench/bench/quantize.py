@@ -16,8 +16,9 @@ from kvbench.bench import ceiling, report
 from kvbench.bench.clock import Time, copies, eager, replayed
 from kvbench.bench.shapes import FORMATS, MODELS, Point, resolved, short, side_bytes
 from kvbench.bench.table import table
-from kvbench.cache import pack, segments
-from kvbench.cache.segments import PackedSegment, Side
+from kvbench.cache import pack, packed
+from kvbench.cache.packed import PackedSegment
+from kvbench.cache.segments import Side
 from kvbench.cache.watch import Watch, words
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
@@ -62,29 +63,29 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
 @contextmanager
 def torchs_way() -> Iterator[None]:
     """Segments encode with torch while this lasts."""
-    known = segments.served
-    segments.served = lambda segment, x: "bench: torch's way"
+    known = packed.served
+    packed.served = lambda segment, x: "bench: torch's way"
     try:
         yield
     finally:
-        segments.served = known
+        packed.served = known
 
 
 @contextmanager
 def warps(count: int | None) -> Iterator[None]:
     """Segments are packed by programs of `count` warps while this lasts."""
-    known = segments.served
+    known = packed.served
     if count is not None:
 
         def served(segment: PackedSegment, x: Tensor) -> pack.Form | str:
             found = known(segment, x)
             return replace(found, warps=count) if isinstance(found, pack.Form) else found
 
-        segments.served = served
+        packed.served = served
     try:
         yield
     finally:
-        segments.served = known
+        packed.served = known
 
 
 def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:

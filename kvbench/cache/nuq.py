@@ -16,7 +16,8 @@ from torch import Tensor
 
 from kvbench.cache.layout import TILE, TileLayout
 from kvbench.cache.outliers import Outliers
-from kvbench.cache.segments import ENCODED, Segment, Side, allocate
+from kvbench.cache.packed import ENCODED
+from kvbench.cache.segments import Segment, Side, allocate
 from kvbench.quantizers import nuq
 from kvbench.quantizers.affine import FP16_MAX, param_dtype
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes

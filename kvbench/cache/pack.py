@@ -2,7 +2,7 @@
 
 Served are fp16 and bf16 tokens on a CUDA device of compute capability 8.0 or newer in codes of 2, 4 and 8 bits, affine,
 hierarchical or Atom's, in groups of a power of two. Three bits, odd windows (W = 42) and fp32 take torch's way
-(:meth:`kvbench.cache.segments.PackedSegment.append`), with the same result.
+(:meth:`kvbench.cache.packed.PackedSegment.append`), with the same result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvbench.quantizers.packing import PLANES
 from kvbench.quantizers.windowed import WindowedQuantizer
 
 if TYPE_CHECKING:
-    from kvbench.cache.segments import PackedSegment
+    from kvbench.cache.packed import PackedSegment
 
 #: class of a quantizer -> name of its arithmetic; subclasses have arithmetic of their own
 KINDS = {

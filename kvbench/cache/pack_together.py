@@ -15,7 +15,7 @@ from kvbench.cache.layout import TILE
 
 if TYPE_CHECKING:
     from kvbench.cache.pack import Form
-    from kvbench.cache.segments import PackedSegment
+    from kvbench.cache.packed import PackedSegment
 
 #: tables of addresses that are kept: a cache needs a few, the same at every step
 TABLES = 64

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvbench.cache.segments import FullSegment, PackedSegment, Segment
+from kvbench.cache.packed import PackedSegment
+from kvbench.cache.segments import FullSegment, Segment
 
 
 class Store:

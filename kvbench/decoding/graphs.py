@@ -127,8 +127,12 @@ class Captured:
             self.step.advance()
             if self.step.version != self._version:
                 self._record()
-        except NotServed as error:
-            raise CacheError(f"a captured step can go on no longer: {error}. hint: runtime.graphs=never") from error
+        except (NotServed, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise CacheError(
+                f"a captured step can go on no longer: {reason(error)}. hint: runtime.graphs=never"
+            ) from error
 
     def replay(self) -> None:
         """Queue the step that bookkeeping was done for."""

@@ -26,7 +26,7 @@ from kvbench.cache.append import append
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.pack import warm
 from kvbench.cache.pack_together import together
-from kvbench.cache.segments import PackedSegment
+from kvbench.cache.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 
 #: host copies of the tables under way: the host may be so many steps ahead of the device, less one

@@ -220,7 +220,7 @@ class Method:
 
     def packed(self, layer: KVLayer, side: Side, quantizer: AffineQuantizer, capacity: int = 0) -> Segment:
         """A packed segment for one side of `layer`."""
-        from kvbench.cache.segments import PackedSegment
+        from kvbench.cache.packed import PackedSegment
 
         channels = layer.key_dim if side == "key" else layer.value_dim
         return PackedSegment(

@@ -26,7 +26,8 @@ from kvbench.bench.shapes import (
     tokens,
 )
 from kvbench.bench.table import table
-from kvbench.cache.segments import FullSegment, PackedSegment
+from kvbench.cache.packed import PackedSegment
+from kvbench.cache.segments import FullSegment
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].single])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvbench.cache import segments
+from kvbench.cache import packed
 from kvbench.cache.pack import Form, served
-from kvbench.cache.segments import PackedSegment
+from kvbench.cache.packed import PackedSegment
 from kvbench.errors import NonFiniteError
 from kvbench.methods import load_method
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer
@@ -79,7 +79,7 @@ def test_bit_for_bit(quantizer, side, dtype, channels, monkeypatch):
     for x, index in steps:
         assert isinstance(served(made, x), Form), served(made, x)
         made.append(ALL, x) if index is None else made.append_chosen(ALL, x, index)
-    monkeypatch.setattr(segments, "served", lambda segment, x: "torch's way")
+    monkeypatch.setattr(packed, "served", lambda segment, x: "torch's way")
     for x, index in steps:
         wanted.append(ALL, x) if index is None else wanted.append_chosen(ALL, x, index)
     same(made, wanted)
@@ -92,7 +92,7 @@ def test_bit_for_bit_on_a_layer_of_its_own_size(dtype, monkeypatch):
         made, wanted = pair(quantizer, side, x, 32768)
         made.append(ALL, x)
         with monkeypatch.context() as patch:
-            patch.setattr(segments, "served", lambda segment, x: "torch's way")
+            patch.setattr(packed, "served", lambda segment, x: "torch's way")
             wanted.append(ALL, x)
         same(made, wanted)
 

@@ -15,9 +15,9 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     )
 require()
 
-from kvbench.cache import pack, segments  # noqa: E402
+from kvbench.cache import pack, packed  # noqa: E402
 from kvbench.cache.pack import Form, served  # noqa: E402
-from kvbench.cache.segments import PackedSegment  # noqa: E402
+from kvbench.cache.packed import PackedSegment  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer  # noqa: E402
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer  # noqa: E402
@@ -65,7 +65,7 @@ def both(quantizer, side, steps):
                 if segment is made:
                     assert isinstance(served(segment, x), Form), served(segment, x)
                 segment.append(ALL, x) if index is None else segment.append_chosen(ALL, x, index)
-            patch.setattr(segments, "served", lambda segment, x: "torch's way")
+            patch.setattr(packed, "served", lambda segment, x: "torch's way")
     same(made, wanted)
 
 

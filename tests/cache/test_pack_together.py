@@ -12,7 +12,8 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 require()
 
 from kvbench.cache import pack, pack_together  # noqa: E402
-from kvbench.cache.segments import FullSegment, PackedSegment  # noqa: E402
+from kvbench.cache.packed import PackedSegment  # noqa: E402
+from kvbench.cache.segments import FullSegment  # noqa: E402
 from kvbench.cache.watch import Place, Watch  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from kvbench.cache.packed import PackedSegment
 from kvbench.cache.rolling import RollingSegment
-from kvbench.cache.segments import FullSegment, PackedSegment, uniform_rows
+from kvbench.cache.segments import FullSegment, uniform_rows
 from kvbench.quantizers import AffineQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
 

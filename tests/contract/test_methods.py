@@ -10,7 +10,7 @@ import yaml
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache, Prompts
-from kvbench.cache.segments import PackedSegment
+from kvbench.cache.packed import PackedSegment
 from kvbench.confdir import options
 from kvbench.decoding import Sampling, generate
 from kvbench.methods import load_method

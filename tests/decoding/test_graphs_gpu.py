@@ -27,6 +27,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "atom": ("atom", {}),
     "quantspec, no draft": ("quantspec", {"gamma": 0}),
     "quantspec": ("quantspec", {"gamma": 3}),
+    "quantspec, one draft": ("quantspec", {"gamma": 1}),
     "quantspec, kivi drafts": ("quantspec", {"gamma": 3, "draft": "kivi", "draft_options": {"quantizer": "int2"}}),
     "quantspec, int4 weights": ("quantspec", {"gamma": 3, "draft_weights": "int4"}),
     "streamingllm": ("streamingllm", {"budget": 128}),
@@ -91,6 +92,19 @@ def test_sampled_tokens_are_the_same(tiny: Any) -> None:
     sampling = Sampling(0.9, 0.95, 11)
     captured = answer(tiny, "kivi", 2, "always", sampling=sampling)[0]
     assert captured.tokens == answer(tiny, "kivi", 2, "never", sampling=sampling)[0].tokens
+
+
+def test_short_answers_and_buffers_that_grow(tiny: Any) -> None:
+    """Two sampled tokens; no ``max_length``, so that fp16's buffers move under the graph."""
+    method, ids = load_method("fp16"), torch.randint(3, 200, (2, 300)).cuda()
+    for new, sampling in ((2, Sampling(0.9, seed=3)), (200, None)):
+        found = [
+            generate(tiny, method.new_cache(tiny), ids, max_new_tokens=new, sampling=sampling, graphs=graphs)
+            for graphs in ("always", "never")
+        ]
+        assert found[0].stepping == "graph"
+        assert found[0].tokens == found[1].tokens
+    method.detach(tiny)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -5,7 +5,7 @@ import torch
 from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from kvbench.attention import observe, prefill, reference, register
-from kvbench.cache import Prompts, nuq, segments
+from kvbench.cache import Prompts, nuq, packed, segments
 from kvbench.decoding import generate
 from kvbench.methods import load_method
 from kvbench.profiling.memory import TensorCensus
@@ -23,7 +23,7 @@ HEADS, CHANNELS, TOKENS = 4, 128, 1024
 @pytest.fixture
 def scaled(monkeypatch):
     """Blocks in proportion: a 128k prompt of a 7B model is encoded in blocks of a sixty-fourth, of scores a fourth."""
-    monkeypatch.setattr(segments, "ENCODED", 128)  # groups of 128 tokens are not cut
+    monkeypatch.setattr(packed, "ENCODED", 128)  # groups of 128 tokens are not cut
     monkeypatch.setattr(nuq, "ENCODED", 32)
     monkeypatch.setattr(segments, "GATHERED", 128)
     monkeypatch.setattr(register, "QUERIES", 64)
