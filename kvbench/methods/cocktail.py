@@ -8,9 +8,9 @@ chunk-level computation). The paper leaves axes and groups open: keys are groupe
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
@@ -51,13 +51,24 @@ class ChunkPlan:
         return made
 
 
-@lru_cache(maxsize=32)
+#: bytes of indices that are kept for the layers to come: all rows of a batch, as far as they fit
+KEPT = 32 << 20
+_kept: OrderedDict[tuple[ChunkPlan, int, torch.device], list[torch.Tensor]] = OrderedDict()
+
+
 def placed(plan: ChunkPlan, length: int, device: torch.device) -> list[torch.Tensor]:
-    """:meth:`ChunkPlan.order` as indices (int32) on `device`: made once for all layers, kept for a few prompts."""
+    """:meth:`ChunkPlan.order` as indices (int32) on `device`: made once for all layers, and forgotten later."""
     import torch
 
-    with torch.inference_mode(False):
-        return [torch.tensor(part, dtype=torch.int32, device=device) for part in plan.order(length)]
+    key = (plan, length, device)
+    if key not in _kept:
+        with torch.inference_mode(False):
+            _kept[key] = [torch.tensor(part, dtype=torch.int32, device=device) for part in plan.order(length)]
+        held = 4 * sum(tokens for _, tokens, _ in _kept)
+        while held > KEPT and len(_kept) > 1:
+            held -= 4 * _kept.popitem(last=False)[0][1]
+    _kept.move_to_end(key)
+    return _kept[key]
 
 
 @dataclass(kw_only=True)
@@ -241,14 +252,15 @@ class Cocktail(Method):
 
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
-            parts = placed(self.plans(layer)[row], keys.shape[2], keys.device)
+            plan = self.plans(layer)[row]
+            parts = placed(plan, keys.shape[2], keys.device)
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
                 mine = x[row - first : row - first + 1]
                 for segment, tokens in zip(store.segments, parts, strict=True):
                     segment.append_chosen(one, mine, tokens)
-            order = placed(self.plans(layer)[row], keys.shape[2], torch.device("cpu"))
-            layer.order[row] = torch.cat(order).long() + layer.start(row)
+            order = torch.cat(placed(plan, keys.shape[2], torch.device("cpu")))
+            layer.order[row] = order.long() + layer.start(row)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Without module II: chunk by chunk as they stand in the text, then the exact rest."""

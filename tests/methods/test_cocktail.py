@@ -222,3 +222,19 @@ def test_what_bm25_takes_for_words_is_part_of_the_identity():
 def test_a_cache_without_prompts_says_what_to_pass():
     with pytest.raises(CacheError, match=r"Prompts.from_batch"):
         load_method("cocktail").new_cache(zoo.model("llama"))
+
+
+def test_indices_of_many_rows_are_made_once_for_all_layers_and_bounded(monkeypatch):
+    """A batch's rows fit together; old prompts' indices go when there is no room."""
+    from kvbench.methods import cocktail
+
+    monkeypatch.setattr(cocktail, "_kept", type(cocktail._kept)())
+    monkeypatch.setattr(cocktail, "KEPT", 4 * 64 * 100)
+    plans = [ChunkPlan(Chunked(0, 32, ("", ""), "", "input"), Widths((2, 4), None, None)) for _ in range(150)]
+    device = torch.device("cpu")
+    first = [cocktail.placed(plan, 64, device) for plan in plans[:100]]
+    assert all(cocktail.placed(plan, 64, device) is made for plan, made in zip(plans, first, strict=False))
+    for plan in plans[100:]:
+        cocktail.placed(plan, 64, device)
+    assert len(cocktail._kept) == 100
+    assert [part.tolist() for part in first[0]] == [list(range(32)), list(range(32, 64)), []]
