@@ -3,6 +3,7 @@
 #   make run                                   the main job on the bundled model and data
 #   make install PYTHON=python3.12             another Python
 #   make install EXTRAS=test,lint,hf,plot      more of the optional packages (pyproject.toml lists them)
+#   make test JOBS=4                           more tests at a time
 #   make install PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   the small CPU build of torch
 
 # the first of these that runs and is 3.11 or 3.12
@@ -13,6 +14,7 @@ PYTHON   := $(shell for p in python3.12 python3.11 python3; do \
 endif
 EXTRAS   ?= test,lint
 PIP_ARGS ?=
+JOBS     ?= 2
 VENV     ?= .venv
 BIN      := $(VENV)/bin
 comma    := ,
@@ -46,7 +48,7 @@ run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 
 	$(BIN)/python -m kvbench --multirun experiment=$(QUICKSTART)
 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 lint: install  ## style, types, and the directions in which modules may import each other
 	$(BIN)/ruff check .

@@ -127,7 +127,7 @@ def test_a_run_adds_samples_and_scores_anew_without_generating(
     assert "rouge_1_0_1" in more["scores"]["samsum"]["variants"]
     monkeypatch.setattr(LongBench, "scorer_version", 2)
     monkeypatch.setattr(LongBench, "score", lambda self, sample, prediction: {"score": 0.5})
-    monkeypatch.setattr("kvbench.run._session", lambda *args: pytest.fail("generates"))
+    monkeypatch.setattr("kvbench.ranks.opened", lambda *args: pytest.fail("generates"))
     again = go(3)
     assert again["scores"]["qasper"]["score"] == 0.5
     assert again["scores"]["qasper"]["scorer_version"] == 2
