@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
@@ -75,7 +75,7 @@ def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     return _serving[-1](query, key, value, scaling)
 
 
-@torch.library.custom_op("kvbench::recorded_attention", mutates_args=())
+@library.custom_op("kvbench::recorded_attention", mutates_args=())
 def recorded_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
     """:func:`serve` as one operation that a compiler does not look into."""
     return serve(query, key, value, scaling)
