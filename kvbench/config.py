@@ -65,7 +65,7 @@ class RuntimeConfig:
         prefill_chunk: tokens per prefill call; None: the whole prompt at once.
         mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE take at a time, which bounds their memory;
             ``auto``: 8192 of a prompt of more than 16384; None: all. Results differ by rounding at most.
-        prefill_rows: prompts of a batch per prefill call: ``auto`` (as many as make 64k tokens), a number, None: all.
+        prefill_rows: prompts of a batch per prefill call: ``auto`` (as many as make 16k tokens), a number, None: all.
         memory_limit_gb: GiB of memory that a process may take of each device; None: no limit.
         device_map: ``auto`` spreads the model's layers over all GPUs, as many on each; None: one device.
         tensor_parallel: ``auto``: the processes that torchrun started share every layer, each with its heads and their

@@ -83,7 +83,7 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
             type=rows,
             default="auto",
             metavar="N",
-            help="prompts a forward pass: auto (as many as make 64k tokens), all or a number",
+            help="prompts a forward pass: auto (as many as make 16k tokens), all or a number",
         )
         command.add_argument(
             "--memory-limit-gb", type=positive, metavar="GiB", help="most memory that the process may take"

@@ -16,7 +16,7 @@ from kvbench.random_fill import place
 #: kinds of kernels, by their names; the first that matches counts
 KINDS = (
     ("attention", r"^decode$|^decode_|merge"),
-    ("pack", r"pack_tiles"),
+    ("pack", r"pack_tiles|pack_layers"),
     ("append", r"^write$|^write_"),
     # a compiler's product of a matrix and a vector may have a norm or an activation in it
     ("linear", r"gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),

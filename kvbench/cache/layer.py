@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from kvbench.cache import rope, watch
+from kvbench.cache.nonfinite import located, located_in_tails
 from kvbench.cache.order import extended
 from kvbench.cache.progress import Progress
 from kvbench.cache.segments import FullSegment, same, uniform_rows
@@ -241,7 +242,7 @@ class KVLayer(CacheLayerMixin):
                     None if scores is None else scores[here, ..., start:width],
                 )
             except NonFiniteError as error:
-                raise self._located(error, group, keys, values, torch.arange(width)) from None
+                raise located(self, error, group, keys, values, torch.arange(width)) from None
         self.prompt = None
         self.sealed = group.stop == self.batch
 
@@ -263,7 +264,7 @@ class KVLayer(CacheLayerMixin):
                 try:
                     self.method.place(self, rows, keys[rows, :, begin:], values[rows, :, begin:], None)
                 except NonFiniteError as error:
-                    raise self._located(error, rows, keys, values, torch.arange(first, self.seen)) from None
+                    raise located(self, error, rows, keys, values, torch.arange(first, self.seen)) from None
         self.sealed = self.progress.is_last(self.seen)
 
     def seal(self) -> None:
@@ -310,7 +311,7 @@ class KVLayer(CacheLayerMixin):
             try:
                 self.method.settle(self, rows)
             except NonFiniteError as error:
-                raise self._located_in_tails(error, rows) from None
+                raise located_in_tails(self, error, rows) from None
 
     # -- views ------------------------------------------------------------------------------------------------------
 
@@ -379,37 +380,3 @@ class KVLayer(CacheLayerMixin):
         if twin.keys_store is not None:
             watch.attach(twin)
         return twin
-
-    def _located_in_tails(self, error: NonFiniteError, rows: slice) -> NonFiniteError:
-        """:meth:`_located` for tokens that a method was settling: each side has a window and an order of its own."""
-        stores, first = self.stores(), rows.indices(self.batch)[0]
-        try:
-            for side, store in enumerate(stores):
-                tail = store.tail.view(rows)
-                if not bool(torch.isfinite(tail).all()):
-                    # one side may be settled already: the order of the slots is that of the side that is not
-                    self.keys_store = max(stores, key=lambda s: s.tail.length(rows))
-                    newest = self.positions(first)[..., -tail.shape[2] :]
-                    both = [tail[:, :, :0], tail[:, :, :0]]
-                    both[side] = tail
-                    return self._located(error, rows, both[0], both[1], newest)
-        finally:
-            self.keys_store = stores[0]
-        return error
-
-    def _located(
-        self, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
-    ) -> NonFiniteError:
-        """Say which layer, side and position (``positions`` ``[n]`` or ``[H, n]``) held the NaN or Inf."""
-        for side, x in (("key", keys), ("value", values)):
-            bad = ~torch.isfinite(x)
-            if bool(bad.any()):
-                b, h, t, d = bad.nonzero()[0].tolist()
-                if x.shape[0] != self.batch:
-                    b += rows.indices(self.batch)[0]
-                position = int(positions.expand(self.heads, -1)[h, t])
-                return NonFiniteError(
-                    f"layer {self.index}: NaN or Inf in the {side} at position {position} (row {b}, KV head {h}, "
-                    f"channel {d}). Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
-                )
-        return error

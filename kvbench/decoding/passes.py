@@ -20,7 +20,7 @@ from kvbench.errors import CacheError
 #: prompts that are run in one forward pass
 Rows = int | Literal["auto"] | None
 #: tokens of a pass over several prompts: more make it no faster, only larger
-TOGETHER = 65536
+TOGETHER = 16384
 
 
 def prefill(

@@ -20,9 +20,9 @@ Bound = Literal["memory", "compute"]
 #: tokens of a slice of the feed-forward layer; ``auto``: 8192 in passes of more than 16384 (``runtime.mlp_chunk``)
 Slice = int | Literal["auto"] | None
 SLICE, LONG = 8192, 16384
-#: prompts that are run together; ``auto``: as many as make 65536 tokens (``runtime.prefill_rows``)
+#: prompts that are run together; ``auto``: as many as make 16384 tokens (``runtime.prefill_rows``)
 Rows = int | Literal["auto"] | None
-TOGETHER = 65536
+TOGETHER = 16384
 #: keys of models (with experts, with latent keys and values) that read and hold other bytes than a :class:`Shape` has
 OTHERS = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
 

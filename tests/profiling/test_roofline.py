@@ -181,8 +181,8 @@ def test_gpus_by_name():
 
 
 def test_prompts_of_a_pass() -> None:
-    """As many as make 64k tokens, at least one; all of them where they come in chunks."""
-    assert tokens_of_a_pass(64, 4096) == 16 * 4096
+    """As many as make 16k tokens, at least one; all of them where they come in chunks."""
+    assert tokens_of_a_pass(64, 4096) == 4 * 4096
     assert tokens_of_a_pass(3, 4096) == 3 * 4096
     assert tokens_of_a_pass(4, 131072) == 131072
     assert tokens_of_a_pass(64, 4096, prefill_rows=None) == 64 * 4096
