@@ -89,11 +89,10 @@ def test_throughput_of_a_generation_and_the_largest_batch(tmp_path):
     assert exact["kv_bytes"] == 2 * 32 * 1024 * 2511 * 2
     room = 47 * 2**30 - 2 * 8030261248
     used = [
-        b * exact["kv_bytes"]
-        + 2 * max(3 * 14336 * 8192 + b * 512 * 4 * 4096, b * 512 * (2 * 4096 + 128 * (3 * 32 + 4 * 8)))
+        b * exact["kv_bytes"] + 2 * 16384 * max(3 * 14336 + 4 * 4096, 2 * 4096 + 128 * (3 * 32 + 4 * 8))
         for b in (exact["max_batch"], exact["max_batch"] + 1)
     ]
-    assert used[0] <= room < used[1]  # feed-forward layers by slices of 8192 tokens
+    assert used[0] <= room < used[1]  # 32 prompts are read together
     (whole,) = predicted(tmp_path, *asked, "--methods", "fp16", "--mlp-chunk", "none").values()
     assert whole["max_batch"] == int(room // (exact["kv_bytes"] + 2 * 512 * (3 * 14336 + 4 * 4096)))
     assert packed["max_batch"] > 3 * exact["max_batch"]
