@@ -93,7 +93,7 @@ def test_throughput_of_a_generation_and_the_largest_batch(tmp_path):
         for b in (exact["max_batch"], exact["max_batch"] + 1)
     ]
     assert used[0] <= room < used[1]  # 32 prompts are read together
-    (whole,) = predicted(tmp_path, *asked, "--methods", "fp16", "--mlp-chunk", "none").values()
+    (whole,) = predicted(tmp_path, *asked, "--methods", "fp16", "--mlp-chunk", "none", "--prefill-rows", "all").values()
     assert whole["max_batch"] == int(room // (exact["kv_bytes"] + 2 * 512 * (3 * 14336 + 4 * 4096)))
     assert packed["max_batch"] > 3 * exact["max_batch"]
     step = 2 * (8030261248 - 128256 * 4096) + 2 * 32 * 1024 * 1511 * 2

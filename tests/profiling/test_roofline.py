@@ -129,7 +129,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
         assert most > 0 and used[0] <= room < used[1]
     assert max_batch(SEVEN, SEVEN.kv_bytes(128 * K), weights, 128 * K, GPUS["l40s"]) == 0
     whole = max_batch(SEVEN, each, weights, n, H200)
-    assert max_batch(SEVEN, each, weights, n, H200, prefill_chunk=256) > whole
+    assert max_batch(SEVEN, each, weights, n, H200, prefill_chunk=64) > whole
     twelve = {"prefill_rows": 12}  # three times as many tokens as slices begin with
     assert max_batch(SEVEN, each, weights, n, H200, mlp_chunk=None, **twelve) < max_batch(
         SEVEN, each, weights, n, H200, **twelve
