@@ -100,7 +100,7 @@ def attend(
     if splits is not None:
         splits = max(1, min(splits, 128))  # the last merge holds a weight for each in shared memory
     else:
-        splits = best_splits(batch * work.heads * blocks, made_for.resident, most_splits(work, made.teams))
+        splits = best_splits(batch * work.heads * blocks, made_for.resident, work.tiles(), made.teams)
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
     stream = torch.cuda.current_stream(query.device).cuda_stream
     lines = batch * work.heads * blocks
@@ -141,15 +141,22 @@ def pack(key: Part, value: Part) -> bytes:
     return struct.pack("8P2i", *fields, *capacity)
 
 
-def most_splits(work: Work, teams: int) -> int:
-    """CTAs of a head beyond which teams would find no tile."""
-    return max(1, -(-work.tiles() // teams))
-
-
 @lru_cache(maxsize=4096)
-def best_splits(lines: int, resident: int, most: int) -> int:
-    """Splits that fill the GPU best: the last wave of CTAs should not be a small one, and partial results cost time."""
-    return min(range(1, min(most, 128) + 1), key=lambda s: -(-lines * s // resident) / s * (1 + 0.002 * s))
+def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
+    """CTAs for each head that are done soonest.
+
+    A CTA takes its teams' turns of a tile each and, for its first loads and its merge, the time of one more; a wave of
+    CTAs that is nearly empty takes as long as a full one.
+
+    Args:
+        lines: heads of all sequences. resident: CTAs that the GPU runs at once. tiles: of a head. teams: of a CTA.
+    """
+    most = min(max(-(-tiles // teams), 1), 128)  # beyond it teams would find no tile
+
+    def cost(splits: int) -> tuple[float, int]:
+        return -(-lines * splits // resident) * (1 + max(tiles / (splits * teams), 1)), splits
+
+    return min(range(1, most + 1), key=cost)
 
 
 _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kvbench.bench import choices
 from kvbench.bench.choices import duration, method_of, number, positive, shape_of, share, tokens
 from kvbench.bench.table import table
 from kvbench.config import check_writable
@@ -94,6 +95,13 @@ def add_parser(commands: Any) -> None:
         "--overhead-us", type=duration, default=0.0, help="time of a layer beside its bytes and FLOPs; 0: pure roofline"
     )
     add("--prefill-chunk", type=tokens, metavar="N", help="tokens of a prompt that are read at once; default: all")
+    add(
+        "--prefill-rows",
+        type=choices.rows,
+        default="auto",
+        metavar="N",
+        help="prompts a forward pass: auto (as many as make 16k tokens), all or a number",
+    )
     add("--mlp-chunk", type=mlp_chunk, default="auto", metavar="N", help="as runtime.mlp_chunk: auto, none or tokens")
     add("--out", type=Path, help="folder for a JSON file with all figures (default: none)")
     add("--name", help="name of the JSON file (default: predict)")
@@ -173,9 +181,12 @@ class Case:
             attended=seen,
             q_len=q_len,
             overhead_s_per_layer=self.args.overhead_us * 1e-6,
-            prefill_chunk=self.args.prefill_chunk,
-            mlp_chunk=self.args.mlp_chunk,
+            **self.parts(),
         )
+
+    def parts(self) -> dict[str, Any]:
+        """How prompts are read."""
+        return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:
         """The figures; `fp16_s` is the TPOT of full precision, None: this is it."""
@@ -191,8 +202,7 @@ class Case:
             verify_s, draft_s = plain.tpot_s, self.step("draft", light).tpot_s
             tpot = (plan.gamma * draft_s + verify_s) / accepted(args.acceptance, plan.gamma)
         held = self.kv("all", self.last).total
-        chunks = {"prefill_chunk": args.prefill_chunk, "mlp_chunk": args.mlp_chunk}
-        most = max_batch(shape, held, weights + extra, self.context, self.gpu, **chunks)
+        most = max_batch(shape, held, weights + extra, self.context, self.gpu, **self.parts())
         whole = replace(plain, tpot_s=tpot)
         return Row(
             model=model,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kvbench.cache import Prompts
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.sampling import Sampling
 from kvbench.methods.base import Method
@@ -28,9 +29,19 @@ STEPS = 16
 
 @torch.inference_mode()
 def profile(
-    model: PreTrainedModel, method: Method, context: int, batch: int, *, compile: bool = False, seed: int = 0
+    model: PreTrainedModel,
+    method: Method,
+    context: int,
+    batch: int,
+    *,
+    prompts: Prompts | None = None,
+    compile: bool = False,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Milliseconds of a captured step after `context` random tokens, by kind of kernel.
+
+    Args:
+        prompts: what the cache is told about them (:meth:`kvbench.efficiency.Meter.batch`).
 
     Returns:
         ``step_ms`` (wall time under the profiler), ``busy_ms`` (the sum over kernels), ``ms`` by kind and ``kernels``,
@@ -40,7 +51,7 @@ def profile(
         NotCaptured: the step cannot be.
     """
     device = model.get_input_embeddings().weight.device
-    cache = method.new_cache(model, max_length=context + 2 * STEPS + 8)
+    cache = method.new_cache(model, prompts, max_length=context + 2 * STEPS + 8)
     place(model, cache, batch, context, seed)
     token = torch.full((batch,), 3, device=device)
     lengths = torch.full((batch,), context, device=device)

@@ -85,7 +85,10 @@ def measured(bench: Bench, each: Setting, graphs: str, context: int, batch: int)
     ):
         from kvbench.bench.profile import profile
 
-        figures["profile"] = profile(bench.model, each.method, context, batch, compile=args.compile, seed=args.seed)
+        told = meter.batch(context, batch)[1]
+        figures["profile"] = profile(
+            bench.model, each.method, context, batch, prompts=told, compile=args.compile, seed=args.seed
+        )
     figures.pop("note", None)
     figures["tokens"] = tokens[0][: stock.SHOWN] if tokens else []
     if figures["status"] == "ok":

@@ -7,7 +7,7 @@ hierarchical or Atom's, in groups of a power of two. Three bits, odd windows (W 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
@@ -67,13 +67,13 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
         return f"{bits}-bit codes"
     if group & (group - 1) or not 8 <= group <= TILE:
         return f"groups of {group}"
-    word_rows = TILE * max(PLANES[bits]) // 16
+    all_rows = word_rows(bits)
     if by_channel:
-        rows = word_rows
+        rows = all_rows
         wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
     else:
         wide = max((w for w in (group, 32, 64, 128) if w >= group and channels % w == 0), default=0)
-        rows = min(word_rows, max(ELEMENTS * word_rows // (TILE * wide), 1)) if wide else 0
+        rows = min(all_rows, max(ELEMENTS * all_rows // (TILE * wide), 1)) if wide else 0
     if not wide:
         return f"heads of {channels} channels"
     # as many as compile for sm_90 without spilling registers
@@ -81,7 +81,35 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
         warps = 4
     else:
         warps = 1 if by_channel and group <= rows and half else 2
-    return Form(kind, bits, by_channel, group, rows, wide, word_rows // rows * (channels // wide), warps)
+    return Form(kind, bits, by_channel, group, rows, wide, all_rows // rows * (channels // wide), warps)
+
+
+def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
+    """The programs of a (row, KV head) that write tokens ``[start, start + count)``.
+
+    A token alone with groups of its own (the value that leaves a window at every step) touches one word row, so one
+    program of a small kind writes it, instead of all that a tile has.
+
+    Returns:
+        How a tile is cut, the first of its programs that is needed, and how many are.
+    """
+    if count == 1 and not how.by_channel:
+        one = alone_in_its_row(how)
+        across = one.parts * one.rows // word_rows(how.bits)
+        return one, start % TILE % word_rows(how.bits) * across, across
+    tiles = -(-(start + count) // TILE) - start // TILE
+    return how, 0, max(tiles, 1) * how.parts
+
+
+@lru_cache(maxsize=256)
+def alone_in_its_row(how: Form) -> Form:
+    """The form whose programs have a single word row."""
+    return replace(how, rows=1, parts=how.parts * how.rows, warps=1)
+
+
+def word_rows(bits: int) -> int:
+    """Word rows of a tile."""
+    return TILE * max(PLANES[bits]) // 16
 
 
 @cache
@@ -162,9 +190,10 @@ def warm(segment: PackedSegment, x: Tensor) -> None:
 
     how = served(segment, x)
     if isinstance(how, Form):
-        _launch(segment, how, 0, x, 0, 0, None)
-        if segment.watch is not None:
-            pack_together.run([pack_together.Job(segment, how, 0, x[:, :, :0], 0)])
+        for each in {how, programs(how, 0, 1)[0]}:
+            _launch(segment, each, 0, x, 0, 0, None)
+            if segment.watch is not None:
+                pack_together.run([pack_together.Job(segment, each, 0, x[:, :, :0], 0)])
 
 
 def _launch(
@@ -174,9 +203,9 @@ def _launch(
 
     rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
-    tiles = -(-(start + count) // TILE) - start // TILE
+    how, first, parts = programs(how, start, count)
     with torch.cuda.device_of(x):
-        pack_tiles[(rows * heads, max(tiles, 1) * how.parts)](
+        pack_tiles[(rows * heads, parts)](
             x,
             x if index is None else index,
             segment.words[0],
@@ -190,6 +219,7 @@ def _launch(
             start,
             count,
             first_row,
+            first,
             heads,
             segment.words[0].shape[2],
             segment.params[0].shape[2],

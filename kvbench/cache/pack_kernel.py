@@ -107,7 +107,7 @@ def put_words(
 
 
 # Numbers that change from call to call must not make Triton compile anew.
-@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles", "param_rows", "tag"])
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows", "tag"])
 def pack_tiles(
     x,
     index,
@@ -122,6 +122,7 @@ def pack_tiles(
     start,
     count,
     first_row,
+    first_part,
     heads,
     tiles,
     param_rows,
@@ -145,6 +146,7 @@ def pack_tiles(
         record: int32 ``[6]``: found, tag, row, head, token of the segment, channel of a NaN or Inf.
         stride_*: of `x`, in pairs of elements.
         first_row: row of the buffers that row 0 of `x` belongs to.
+        first_part: of the first tile that the grid's second dimension counts from.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         BY_CHANNEL: groups of GROUP tokens of a channel, else of GROUP channels of a token.
         VALUE: order of the words.
@@ -169,7 +171,8 @@ def pack_tiles(
 
     # Heads run fastest: keys and values come token by token, so neighbours read neighbouring addresses.
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
-    tile, part = start // 128 + tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
+    part = tl.program_id(1) + first_part
+    tile, part = start // 128 + part // PARTS, part % PARTS
     word_row = part // ACROSS * ROWS + tl.arange(0, ROWS)
     pair = part % ACROSS * PAIRS + tl.arange(0, PAIRS)
     begin = x.to(tl.pointer_type(tl.int32)) + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
@@ -247,10 +250,10 @@ def pack_tiles(
              D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["start", "count", "first_row", "tiles", "param_rows"])
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows"])
 def pack_layers(
     table, like, record, offset, stride_row, stride_head, stride_token,
-    start, count, first_row, heads, tiles, param_rows,
+    start, count, first_row, first_part, heads, tiles, param_rows,
     KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
@@ -270,7 +273,8 @@ def pack_layers(
     tag = tl.load(entry + 5).to(tl.int32)
     pack_tiles(
         x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
-        first_row, heads, tiles, param_rows, tag, KIND, BITS, BY_CHANNEL, GROUP, D, VALUE, ROWS, CHANNELS, False,
+        first_row, first_part, heads, tiles, param_rows, tag,
+        KIND, BITS, BY_CHANNEL, GROUP, D, VALUE, ROWS, CHANNELS, False,
     )  # fmt: skip
 
 

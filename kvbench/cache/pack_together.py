@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvbench.cache.layout import TILE
-
 if TYPE_CHECKING:
     from kvbench.cache.pack import Form
     from kvbench.cache.packed import PackedSegment
@@ -84,15 +82,16 @@ def launch(jobs: list[Job]) -> None:
 
 def run(group: list[Job]) -> None:
     """One launch for jobs of one signature."""
+    from kvbench.cache.pack import programs
     from kvbench.cache.pack_kernel import pack_layers
 
     job = group[0]
-    how, x, held = job.how, job.x, job.segment
+    x, held = job.x, job.segment
     assert held.watch is not None
     rows, heads, count, channels = x.shape
-    tiles = -(-(job.start + count) // TILE) - job.start // TILE
+    how, first, parts = programs(job.how, job.start, count)
     with torch.cuda.device_of(x):
-        pack_layers[(rows * heads, max(tiles, 1) * how.parts, len(group))](
+        pack_layers[(rows * heads, parts, len(group))](
             table(tuple(each.addresses() for each in group), x.device),
             x,
             held.watch[0].record,
@@ -101,6 +100,7 @@ def run(group: list[Job]) -> None:
             job.start,
             count,
             job.first_row,
+            first,
             heads,
             held.words[0].shape[2],
             held.params[0].shape[2],

@@ -78,11 +78,19 @@ class TestBuild:
         assert cuda_build.slot_bytes(Format("affine", 4, "channel", 128), 128) == 8192 + 512
         assert cuda_build.slot_bytes(Format("affine", 4, "token", 32), 128) == 8192 + 2 * 128 * 4 * 2
 
-    def test_splits_fill_the_gpu_and_no_last_wave_is_small(self):
-        assert cuda_decode.best_splits(32, 264, 64) == 8
-        assert cuda_decode.best_splits(256, 264, 64) == 1
-        assert cuda_decode.best_splits(8, 264, 1000) == 33
-        assert cuda_decode.best_splits(8, 264, 2) == 2
+    @pytest.mark.parametrize(
+        ("lines", "tiles", "splits"),
+        [
+            (32, 257, 8),  # 7B, 32k: 256 CTAs of 264
+            (256, 257, 1),
+            (8, 1025, 33),
+            (8, 5, 2),  # no CTA without a tile for each team
+            (1536, 34, 1),  # 48 sequences of 4k: six waves; more, shorter CTAs would spend their time on beginning
+            (128, 33, 2),
+        ],
+    )
+    def test_splits_fill_the_gpu_and_no_last_wave_is_small(self, lines, tiles, splits):
+        assert cuda_decode.best_splits(lines, 264, tiles, 4) == splits
 
 
 class TestOnAGpu:

@@ -98,6 +98,21 @@ def test_heads_of_128_channels_and_several_rows_and_heads():
     both(AffineQuantizer(4, None, "token"), "value", [tokens(9, 128, torch.float16, batch=2)])
 
 
+@pytest.mark.parametrize(("quantizer", "side"), [f for f in FORMATS if f[0].axis == "token"], ids=str)
+def test_a_token_alone_is_packed_by_programs_of_one_word_row(quantizer, side):
+    """At both ends of a word row's fields, at the end of a tile and behind it; several programs across wide heads."""
+    many, one = tokens(30, 64, torch.bfloat16, heads=2), [tokens(1, 64, torch.bfloat16, n, heads=2) for n in range(4)]
+    both(quantizer, side, [many, *one])
+    both(quantizer, side, [tokens(126, 64, torch.float16), *(tokens(1, 64, torch.float16, n) for n in range(3))])
+    if quantizer.group_size:
+        both(quantizer, side, [tokens(1, 192, torch.bfloat16, n) for n in range(2)])
+    form = served(new(quantizer, side, many), many)
+    assert isinstance(form, Form)
+    single, first, count = pack.programs(form, 128 + 37, 1)
+    assert (single.rows, count) == (1, 1) and first == 37 % pack.word_rows(quantizer.bits)
+    assert pack.programs(form, 120, 16) == (form, 0, 2 * form.parts)
+
+
 def test_tokens_that_are_chosen_by_number_are_packed_in_that_order():
     index = torch.randperm(150, generator=torch.Generator().manual_seed(0))[:64]
     for quantizer, side in ((AffineQuantizer(2, 32), "key"), (AffineQuantizer(4, 64, "token"), "value")):
