@@ -2,8 +2,9 @@
 
 A stock forward pass spends a third of a step at batch 1 in dozens of small kernels a layer. Each decoder layer is
 compiled by itself, attention being one opaque operation in it, so that all layers share one compilation of seconds.
-With a single row, linear layers are matrix-vector products, which the compiler writes itself (faster than the
-library's), and those that read the same input (queries, keys, values; gate and up) become one product over one weight.
+With a single row, linear layers are matrix-vector products, which have a kernel of their own
+(:mod:`kvbench.decoding.matvec`), and those that read the same input (queries, keys, values; gate and up) become one
+product over one weight.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from kvbench.decoding import matvec
 
 #: linear layers of one module that read the same input
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -33,18 +36,12 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
         return
     single = rows == 1
     # the cache on disk cannot read back what it writes of functions with defaults (torch 2.11)
-    options: dict[str, Any] = {
-        "emulate_precision_casts": True,
-        "coordinate_descent_tuning": single,
-        "fx_graph_cache": False,
-    }
+    options: dict[str, Any] = {"emulate_precision_casts": True, "fx_graph_cache": False}
     undo: list[Callable[[], None]] = []
     try:
         for layer in layers:
             if single:
-                for module in layer.modules():
-                    for names in JOINED:
-                        undo += join(module, names)
+                undo += products(layer)
             undo.append(replaced(layer, torch.compile(layer.forward, dynamic=False, options=options)))
         with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=4 * LIMIT):
             yield
@@ -59,22 +56,38 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
     return list(found) if isinstance(found, nn.ModuleList) else []
 
 
+def products(layer: nn.Module) -> list[Callable[[], None]]:
+    """Let the linear layers of a decoder layer be products of a matrix and a vector; how to undo it."""
+    undo: list[Callable[[], None]] = []
+    for module in list(layer.modules()):
+        for names in JOINED:
+            undo += join(module, names)
+    for module in layer.modules():
+        if plain(module) and "forward" not in module.__dict__:
+            undo.append(replaced(module, sliced(module.weight.detach(), 0, module.out_features, [])))
+    return undo
+
+
+def plain(module: Any) -> bool:
+    """Whether it is a linear layer and nothing else: no subclass, no bias, no weight spread over GPUs."""
+    return type(module) is nn.Linear and module.bias is None and type(module.weight.data) is Tensor
+
+
 def join(module: nn.Module, names: Sequence[str]) -> list[Callable[[], None]]:
     """Let linear layers of `module` be slices of one product; how to undo it. The weights become views of one buffer.
 
-    Each layer's forward pass states the whole product and takes its slice of it: the compiler computes it once. Only
-    sensible while compiling, then.
+    The first of them makes the product, and the others take their slices of it. Only sensible while compiling, then.
     """
     found = [getattr(module, name, None) for name in names]
-    # a subclass may do something else
-    linears: list[nn.Linear] = [one for one in found if type(one) is nn.Linear and one.bias is None]  # type: ignore[misc]
+    linears: list[nn.Linear] = [one for one in found if plain(one)]  # type: ignore[misc]
     if len(linears) < len(names):
         return []
     if len({(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}) > 1:
         return []
     whole, undo, first = whole_weight(linears), [], 0
+    made: list[Tensor] = []
     for each in linears:
-        undo.append(replaced(each, sliced(whole, first, first + each.out_features)))
+        undo.append(replaced(each, sliced(whole, first, first + each.out_features, made)))
         first += each.out_features
     return undo
 
@@ -95,12 +108,23 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
     return whole
 
 
-def sliced(whole: Tensor, first: int, last: int) -> Callable[[Tensor], Tensor]:
-    """A forward pass: the outputs ``[first, last)`` of a product with `whole`."""
+def sliced(whole: Tensor, first: int, last: int, made: list[Tensor]) -> Callable[[Tensor], Tensor]:
+    """A forward pass: the outputs ``[first, last)`` of a product with `whole`.
+
+    Args:
+        made: input and output of the product, from its first slice to its last; those of one product share it.
+    """
 
     # as defaults, so that layers differ in what the compiled code is given, not in the code
-    def forward(x: Tensor, whole: Tensor = whole, first: int = first, last: int = last) -> Tensor:
-        return nn.functional.linear(x, whole)[..., first:last]
+    def forward(
+        x: Tensor, whole: Tensor = whole, first: int = first, last: int = last, made: list[Tensor] = made
+    ) -> Tensor:
+        if not made or made[0] is not x:
+            made[:] = [x, matvec.matvec(x, whole)]
+        out = made[1]
+        if last == whole.shape[0]:
+            made.clear()
+        return out[..., first:last]
 
     return forward
 

@@ -56,7 +56,7 @@ def test_layers_run_compiled_inside_and_as_before_outside(
     seen: list[bool] = []
 
     def fake(function: object, **options: object) -> object:
-        seen.append(bool(options["options"]["coordinate_descent_tuning"]))  # type: ignore[index]
+        seen.append(bool(options["options"]["emulate_precision_casts"]))  # type: ignore[index]
         return function
 
     monkeypatch.setattr(torch, "compile", fake)
@@ -65,15 +65,16 @@ def test_layers_run_compiled_inside_and_as_before_outside(
     with compiled.around(llama, True, rows=rows):
         joined = "forward" in llama.model.layers[1].self_attn.k_proj.__dict__
         torch.testing.assert_close(llama(ids).logits, wanted)
-    assert seen == [rows == 1] * 2 and joined == (rows == 1)
+    assert seen == [True] * 2 and joined == (rows == 1)
     assert all("forward" not in layer.__dict__ for layer in llama.model.layers)
     assert "forward" not in llama.model.layers[1].self_attn.k_proj.__dict__
     with compiled.around(llama, False, rows=rows):
         assert len(seen) == 2
 
 
-def test_a_recorded_layer_is_one_graph(llama: nn.Module) -> None:
-    """Attention is one opaque operation; both layers share one compilation."""
+@pytest.mark.parametrize("single", [False, True])
+def test_a_recorded_layer_is_one_graph(llama: nn.Module, single: bool) -> None:
+    """Attention is one opaque operation; both layers share one compilation; four products of a single row."""
     from kvbench.attention import recorded
 
     graphs: list[torch.fx.GraphModule] = []
@@ -95,9 +96,12 @@ def test_a_recorded_layer_is_one_graph(llama: nn.Module) -> None:
     with torch.no_grad(), recorded.recording(llama, serving):
         wanted = once()
         for layer in llama.model.layers:
+            if single:
+                compiled.products(layer)
             layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
         torch.testing.assert_close(once(), wanted)
     assert len(graphs) == 1
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("recorded_attention" in str(target) for target in called) == 1
+    assert sum("matvec" in str(target) for target in called) == (4 if single else 0)
     torch._dynamo.reset()

@@ -1,0 +1,84 @@
+"""Linear layers of a step with a single row: products of a matrix and a vector, as one operation for ``torch.compile``.
+
+Such a product is bound by reading its matrix. The compiler's own kernels for it depend on a search that measures, and
+came out up to 15 % apart from run to run; libraries write theirs for many rows. The kernel here
+(:mod:`kvbench.decoding.matvec_kernel`) asks for all that a program reads before it sums, and takes the same time every
+time: figures stand in results/h200/README.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, library, nn
+
+#: (most columns, rows and columns of a program at a time, warps), as measured on an H200
+SHAPES = ((4096, (2, 4096, 8)), (8192, (2, 4096, 8)), (1 << 30, (2, 4096, 8)))
+
+
+@library.custom_op("kvbench::matvec", mutates_args=())
+def matvec(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` ``[..., K]`` times ``weight`` ``[N, K]``: ``[..., N]`` in their dtype, summed in fp32."""
+    return launch(x, weight) if served(x, weight) else nn.functional.linear(x, weight)
+
+
+@matvec.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+def served(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel computes it: a single row on a GPU in 16 bits, in memory as it reads it."""
+    rows, columns = weight.shape
+    return (
+        x.is_cuda
+        and x.numel() == columns
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.stride(-1) == weight.stride(1) == 1
+        and not columns % 8
+        and not weight.stride(0) % 8
+        and not (x.data_ptr() | weight.data_ptr()) % 16
+        and rows > 0
+        and kernels()
+    )
+
+
+@cache
+def kernels() -> bool:
+    """Whether Triton is there."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def launch(x: Tensor, weight: Tensor) -> Tensor:
+    """The kernel, for what :func:`served` lets pass."""
+    from kvbench.decoding.matvec_kernel import product
+
+    rows, columns = weight.shape
+    each, block, warps = shape(columns)
+    out = x.new_empty(*x.shape[:-1], rows)
+    with torch.cuda.device_of(x):
+        product[(-(-rows // each),)](
+            x,
+            weight,
+            out,
+            rows,
+            weight.stride(0),
+            columns,
+            each,
+            block,
+            columns % block == 0,
+            rows % each == 0,
+            num_warps=warps,
+        )
+    return out
+
+
+def shape(columns: int) -> tuple[int, int, int]:
+    """Rows and columns that a program has under way, and its warps, for a matrix of so many columns."""
+    return next(found for most, found in SHAPES if columns <= most)

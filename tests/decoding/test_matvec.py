@@ -1,0 +1,75 @@
+"""Products of a matrix and a vector: the operation on a CPU, the kernel in Triton's interpreter, and on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from kvbench.decoding import matvec
+from tests.attention.interpreter import require
+
+SIZES = [(8, 64), (7, 96), (1, 8), (33, 40)]
+
+
+def pair(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """A vector as a step has it, and a matrix."""
+    rng = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(*size, generator=rng) for size in ((1, 1, columns), (rows, columns)))
+    return x.to(device, dtype), weight.to(device, dtype)
+
+
+def wanted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """In fp64, rounded once."""
+    return (weight.double() @ x[0, 0].double()).to(x.dtype)[None, None]
+
+
+def test_on_a_cpu_it_is_the_linear_layer() -> None:
+    """Any number of rows, as ``torch.nn.functional.linear``."""
+    x, weight = torch.randn(2, 3, 16), torch.randn(5, 16)
+    assert torch.equal(torch.ops.kvbench.matvec(x, weight), torch.nn.functional.linear(x, weight))
+    torch.library.opcheck(torch.ops.kvbench.matvec, (x, weight))
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="the GPU runs the kernel itself; TRITON_INTERPRET=1 runs this",
+)
+@pytest.mark.parametrize(("rows", "columns"), SIZES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_the_kernel_sums_in_fp32(rows: int, columns: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its rows and columns do not divide the matrix, and where the matrix is a part of a wider one."""
+    require()
+    monkeypatch.setattr(matvec, "SHAPES", ((1 << 30, (2, 32, 1)),))
+    x, weight = pair(rows, columns, dtype)
+    torch.testing.assert_close(matvec.launch(x, weight), wanted(x, weight))
+    wide = torch.cat([weight, weight], 1)[:, :columns]
+    assert wide.stride(0) == 2 * columns
+    assert torch.equal(matvec.launch(x, wide), matvec.launch(x, weight))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+class TestOnAGpu:
+    @pytest.mark.parametrize(
+        ("rows", "columns"), [*SIZES, (12288, 4096), (4096, 11008), (28672, 4096), (4096, 14336), (1001, 3080)]
+    )
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+    def test_the_kernel_sums_in_fp32(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        """Within the last bit of the rounded sum, and the same bits every time."""
+        x, weight = pair(rows, columns, dtype, "cuda")
+        assert matvec.served(x, weight)
+        out = torch.ops.kvbench.matvec(x, weight)
+        torch.testing.assert_close(out, wanted(x, weight), atol=1e-2, rtol=2e-2)
+        assert torch.equal(out, torch.ops.kvbench.matvec(x, weight))
+
+    def test_what_it_does_not_read_goes_the_library_s_way(self) -> None:
+        """Several rows, fp32, odd widths, parts that begin anywhere."""
+        x, weight = pair(6, 72, torch.bfloat16, "cuda")
+        assert matvec.served(x, weight)
+        odd = [(torch.cat([x, x]), weight), (x.float(), weight.float()), (x[..., :71], weight[:, :71].contiguous())]
+        odd += [(x[..., 1:65], weight[:, :64]), (x[..., :64], weight[:, 1:65])]
+        for a, b in odd:
+            assert not matvec.served(a, b)
+            torch.testing.assert_close(torch.ops.kvbench.matvec(a, b), torch.nn.functional.linear(a, b))
