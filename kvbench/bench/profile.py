@@ -19,8 +19,7 @@ KINDS = (
     ("attention", r"^decode$|^decode_|merge"),
     ("pack", r"pack_tiles|pack_layers"),
     ("append", r"^write$|^write_"),
-    # a compiler's product of a matrix and a vector may have a norm or an activation in it
-    ("linear", r"gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
+    ("linear", r"^product$|gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
     ("copies", r"^Mem(cpy|set)|direct_copy"),
 )
 #: steps that are looked at

@@ -63,7 +63,7 @@ def products(layer: nn.Module) -> list[Callable[[], None]]:
         for names in JOINED:
             undo += join(module, names)
     for module in layer.modules():
-        if plain(module) and "forward" not in module.__dict__:
+        if isinstance(module, nn.Linear) and plain(module) and "forward" not in module.__dict__:
             undo.append(replaced(module, sliced(module.weight.detach(), 0, module.out_features, [])))
     return undo
 
