@@ -56,6 +56,15 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
     return list(found) if isinstance(found, nn.ModuleList) else []
 
 
+class Made:
+    """A product that the first of several linear layers makes and the others take their slices of."""
+
+    # an object: torch 2.11 compiles a list that several functions share as if each had its own
+    def __init__(self) -> None:
+        self.x: Tensor | None = None
+        self.out: Tensor | None = None
+
+
 def products(layer: nn.Module) -> list[Callable[[], None]]:
     """Let the linear layers of a decoder layer be products of a matrix and a vector; how to undo it."""
     undo: list[Callable[[], None]] = []
@@ -64,7 +73,7 @@ def products(layer: nn.Module) -> list[Callable[[], None]]:
             undo += join(module, names)
     for module in layer.modules():
         if isinstance(module, nn.Linear) and plain(module) and "forward" not in module.__dict__:
-            undo.append(replaced(module, sliced(module.weight.detach(), 0, module.out_features, [])))
+            undo.append(replaced(module, sliced(module.weight.detach(), 0, module.out_features, Made())))
     return undo
 
 
@@ -85,7 +94,7 @@ def join(module: nn.Module, names: Sequence[str]) -> list[Callable[[], None]]:
     if len({(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}) > 1:
         return []
     whole, undo, first = whole_weight(linears), [], 0
-    made: list[Tensor] = []
+    made = Made()
     for each in linears:
         undo.append(replaced(each, sliced(whole, first, first + each.out_features, made)))
         first += each.out_features
@@ -108,22 +117,20 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
     return whole
 
 
-def sliced(whole: Tensor, first: int, last: int, made: list[Tensor]) -> Callable[[Tensor], Tensor]:
+def sliced(whole: Tensor, first: int, last: int, made: Made) -> Callable[[Tensor], Tensor]:
     """A forward pass: the outputs ``[first, last)`` of a product with `whole`.
 
     Args:
-        made: input and output of the product, from its first slice to its last; those of one product share it.
+        made: the product, kept from its first slice to its last; those of one product share it.
     """
 
     # as defaults, so that layers differ in what the compiled code is given, not in the code
-    def forward(
-        x: Tensor, whole: Tensor = whole, first: int = first, last: int = last, made: list[Tensor] = made
-    ) -> Tensor:
-        if not made or made[0] is not x:
-            made[:] = [x, matvec.matvec(x, whole)]
-        out = made[1]
+    def forward(x: Tensor, whole: Tensor = whole, first: int = first, last: int = last, made: Made = made) -> Tensor:
+        if made.out is None or made.x is not x:
+            made.x, made.out = x, matvec.matvec(x, whole)
+        out = made.out
         if last == whole.shape[0]:
-            made.clear()
+            made.x = made.out = None
         return out[..., first:last]
 
     return forward
