@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench kernel | quantize | tpot | prefill | memory | predict``; `predict` needs no GPU."""
+"""``python -m kvbench.bench kernel | quantize | products | tpot | prefill | memory``, and ``predict``, without a GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,12 @@ def measured(commands: Any) -> None:
     quantize.add_argument(
         "--warps", nargs="+", type=int, help="warps of a program to try instead of the built-in choice"
     )
-    for command in (kernel, quantize):
+    products = commands.add_parser("products", help="linear layers of a step with one row")
+    products.add_argument("--models", nargs="+", default=["llama2-7b", "llama3.1-8b"], help="of conf/model")
+    products.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
+    products.add_argument("--compiled", action="store_true", help="what torch.compile finds too; some seconds each")
+    products.set_defaults(contexts=[])
+    for command in (kernel, quantize, products):
         command.add_argument("--quick", action="store_true", help="a few points, within three minutes")
         command.add_argument("--out", type=Path, help="folder of the JSON file (default: results/<device>)")
         command.add_argument("--name", help="name of the JSON file (default: the command)")
@@ -95,6 +100,10 @@ def main(argv: list[str] | None = None) -> int:
         from kvbench.bench import kernel
 
         return kernel.run(args)
+    if args.command == "products":
+        from kvbench.bench import products
+
+        return products.run(args)
     from kvbench.bench import quantize
 
     return quantize.run(args)

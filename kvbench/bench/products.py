@@ -1,0 +1,110 @@
+"""``python -m kvbench.bench products``: linear layers of a step with one row, by our kernel and by what torch has."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.bench import ceiling, report
+from kvbench.bench.choices import shape_of
+from kvbench.bench.clock import Time, copies, replayed
+from kvbench.bench.table import table
+from kvbench.decoding import matvec
+from kvbench.errors import KvbenchError
+from kvbench.profiling.roofline import Shape
+
+HEAD = ("model", "product", "rows", "columns", "by", "us", "+-%", "GB/s", "% read", "error")
+#: largest error that is no defect: a few roundings of bf16, to the largest output
+TOLERANCE = 2e-2
+
+
+def products(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the products of a decoder layer; those that read the same input are one."""
+    queries, keys = shape.query_heads * shape.channels, shape.heads * shape.channels
+    return {
+        "queries, keys, values": (queries + 2 * keys, shape.hidden),
+        "output": (shape.hidden, queries),
+        "gate, up": (2 * shape.intermediate, shape.hidden),
+        "down": (shape.hidden, shape.intermediate),
+    }
+
+
+def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """What is compared."""
+    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "kernel": matvec.launch,
+        "torch (library)": torch.nn.functional.linear,
+    }
+    if compiled:
+        found["torch.compile, tuned"] = torch.compile(
+            lambda x, weight: torch.nn.functional.linear(x, weight),
+            dynamic=False,
+            options={"coordinate_descent_tuning": True},
+        )
+    return found
+
+
+@torch.inference_mode()
+def run(args: argparse.Namespace) -> int:
+    """All rows; 1 where one failed or is wrong, 2 where a model is not known."""
+    dtype = getattr(torch, args.dtype)
+    try:
+        shapes = {model: products(shape_of(model)) for model in args.models}
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    reads = ceiling.measure(0.1 if args.quick else 0.3)
+    name = torch.cuda.get_device_name(0)
+    print(f"{name}, {args.dtype}: plain reads {reads.rate:.0f} GB/s ({reads.kernel})", flush=True)
+    rows: list[dict[str, Any]] = []
+    for model, found in shapes.items():
+        for what, (count, columns) in found.items():
+            weights = [one(count, columns, dtype, seed) for seed in range(max(copies(2 * count * columns), 8))]
+            x = one(1, columns, dtype, 99, scale=1.0)[None]
+            exact = weights[0].float() @ x[0, 0].float()
+            for by, way in ways(args.compiled).items():
+                row: dict[str, Any] = {"model": model, "product": what, "rows": count, "columns": columns, "by": by}
+                rows.append(row | measured(way, x, weights, exact, args.seconds))
+                print(line(rows[-1], reads.rate), flush=True)
+            del weights
+            torch.cuda.empty_cache()
+    path = report.folder(args.out) / f"{args.name or 'products'}.json"
+    content = {"ceiling": reads.as_dict(), "dtype": args.dtype, "rows": rows}
+    report.write(path, {"what": "products of a matrix and a vector", **report.machine(), **content})
+    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows]))
+    print(f"us: median of a captured product, each of another matrix; error: to the largest output\n{path}")
+    return int(any("failed" in row or row["error"] > TOLERANCE for row in rows))
+
+
+def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0.02) -> Tensor:
+    """Random numbers ``[rows, columns]``."""
+    rng = torch.Generator("cuda").manual_seed(seed)
+    return (torch.randn(rows, columns, generator=rng, device="cuda") * scale).to(dtype)
+
+
+def measured(
+    way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor], exact: Tensor, seconds: float
+) -> dict[str, Any]:
+    """Time and error of one way, or why there is none."""
+    try:
+        error = ((way(x, weights[0])[0, 0].float() - exact).abs().max() / exact.abs().max()).item()
+        found: Time = replayed([partial(way, x, weight) for weight in weights], seconds)
+    except Exception as problem:
+        return {"failed": f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"}
+    size = weights[0].numel() * weights[0].element_size()
+    return {"us": found.us, "p10": found.p10, "p90": found.p90, "rounds": found.rounds, "bytes": size, "error": error}
+
+
+def line(row: dict[str, Any], rate: float) -> list[object]:
+    """A row of the table."""
+    start = [row[key] for key in ("model", "product", "rows", "columns", "by")]
+    if "us" not in row:
+        return [*start, None, None, None, None, row["failed"]]
+    speed = row["bytes"] / row["us"] / 1e3
+    return [*start, row["us"], 50 * (row["p90"] - row["p10"]) / row["us"], speed, 100 * speed / rate, row["error"]]
