@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench kernel | quantize | products | tpot | prefill | memory``, and ``predict``, without a GPU."""
+"""``python -m kvbench.bench kernel | quantize | products | tpot | prefill | memory``, and ``predict`` without a GPU."""
 
 from __future__ import annotations
 
