@@ -9,7 +9,6 @@ tokens, the gap between the two best logits at that token tells whether it was a
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from experiments.kernels.greedy import load
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.attention.fused import choose
+from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import capture
@@ -140,13 +140,7 @@ def main() -> None:
         same = sum(row["parted_at"] is None and row["same_bill"] for row in mine)
         rest = {key: [row[key] for row in mine] for key in ("stock", "compiled") if key in mine[0]}
         print(f"{name} ({mine[0]['captured_path']}): {same} of {len(mine)} captured = eager; {rest}", flush=True)
-    out = Path(arguments.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    versions = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "torch": torch.__version__,
-    }
-    out.write_text(json.dumps({**versions, **vars(arguments), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    report.write(Path(arguments.out), {**report.machine(), **vars(arguments), "rows": rows})
 
 
 if __name__ == "__main__":

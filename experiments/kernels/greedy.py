@@ -8,7 +8,6 @@ listed: kernels round differently, so they may decide a near tie the other way, 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.attention.fused import choose
+from kvbench.bench import report
 from kvbench.cache import Prompts
 from kvbench.methods import load_method
 
@@ -102,13 +102,7 @@ def main() -> None:
         print(f"{name} ({mine[0]['path']}): {len(mine) - len(parted)} of {len(mine)} continuations equal", flush=True)
         for row in parted:
             print(f"  {row['id']}: token {row['parted_at']}, gap {row['gap']}", flush=True)
-    out = Path(arguments.out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    versions = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "torch": torch.__version__,
-    }
-    out.write_text(json.dumps({**versions, **vars(arguments), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    report.write(Path(arguments.out), {**report.machine(), **vars(arguments), "rows": rows})
 
 
 if __name__ == "__main__":
