@@ -10,11 +10,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import yaml
 from hydra import initialize_config_dir
 
 from kvbench import data, tasks
 from kvbench.cli.compose import Composer, run_config
-from kvbench.confdir import conf_dir
+from kvbench.confdir import conf_dir, options
 from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.locate import locate
 from kvbench.models.spec import ModelConfig
@@ -78,8 +79,9 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
         yield from fetch_dataset(config["dataset"])
     if "model" in groups:
         yield fetch_model(build(ModelConfig, config["model"], "model"))
-    if "method" in groups and config["method"].get("encoder"):
-        yield fetch_encoder(str(config["method"]["encoder"]))
+    if "method" in groups:
+        for name in encoders(config["method"]):
+            yield fetch_encoder(name)
 
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
@@ -109,6 +111,16 @@ def fetch_model(model: ModelConfig) -> str:
     if source.name is None or source.local:
         return f"model {model.name}: {'random weights' if source.name is None else 'already here'}"
     return f"model {model.name}: {_snapshot(source.name, model.revision, f'model {model.name}')}"
+
+
+def encoders(method: Mapping[str, Any]) -> list[str]:
+    """Encoders that a method, or the method of its draft (QuantSpec), reads prompts with."""
+    found = [method.get("encoder")]
+    draft = options("method").get(str(method.get("draft")))
+    if draft is not None and method.get("gamma"):
+        told = method.get("draft_options") or {}
+        found.append(told.get("encoder", yaml.safe_load(draft.read_text(encoding="utf-8")).get("encoder")))
+    return [str(name) for name in found if name]
 
 
 def fetch_encoder(name: str) -> str:

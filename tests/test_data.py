@@ -147,6 +147,20 @@ def test_fetch_of_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such dataset" in capsys.readouterr().err
 
 
+def test_fetch_of_encoders_those_of_drafts_too(capsys: pytest.CaptureFixture[str]) -> None:
+    draft = ["method=quantspec", "method.draft=cocktail"]
+    for asked, said in (
+        (["method=cocktail", "method.encoder=bm25"], "encoder bm25: nothing to fetch\n"),
+        ([*draft, "method.draft_options={encoder:bm25}"], "encoder bm25: nothing to fetch\n"),
+        (["method=quantspec"], ""),
+        (["method=quantspec", "method.draft=kivi"], ""),
+    ):
+        assert fetch.main(asked) == 0
+        assert capsys.readouterr().out == said
+    assert fetch.encoders({"draft": "cocktail", "gamma": 4}) == ["contriever"]
+    assert fetch.encoders({"draft": "cocktail", "gamma": 0}) == []
+
+
 def test_fetch_takes_the_files_and_says_the_checksum(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -101,6 +101,12 @@ class QuantSpec(Method):
         with _named_for_the_draft():
             return load_method(self.draft, **options)
 
+    def ready(self) -> None:
+        """What the draft needs beside the model (an encoder) is here, or can be fetched."""
+        if self.own_cache:
+            with _named_for_the_draft():
+                self.draft_method().ready()
+
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Keys per channel in two nibbles, a draft that exists and differs from its target, gamma below G."""
         super().check(head_dim, max_length)

@@ -182,3 +182,13 @@ def test_what_the_draft_was_calibrated_with_is_part_of_the_identity(tmp_path):
 def test_gamma_stays_below_the_group():
     with pytest.raises(ConfigError, match="gamma"):
         small(8, gamma=8)
+
+
+def test_what_the_draft_needs_is_asked_for_before_a_run(monkeypatch):
+    """An encoder that cannot be had is said before the model is loaded, under the draft's name where it is a key."""
+    asked = []
+    monkeypatch.setattr(type(load_method("cocktail")), "ready", lambda self: asked.append(self.encoder))
+    load_method("quantspec", draft="cocktail", draft_options={"encoder": "bm25"}).ready()
+    load_method("quantspec", draft="cocktail", gamma=0).ready()
+    load_method("quantspec").ready()
+    assert asked == ["bm25"]
