@@ -140,7 +140,7 @@ def main() -> None:
         same = sum(row["parted_at"] is None and row["same_bill"] for row in mine)
         rest = {key: [row[key] for row in mine] for key in ("stock", "compiled") if key in mine[0]}
         print(f"{name} ({mine[0]['captured_path']}): {same} of {len(mine)} captured = eager; {rest}", flush=True)
-    report.write(Path(arguments.out), {**report.machine(), **vars(arguments), "rows": rows})
+    report.write(Path(arguments.out), {**vars(arguments), **report.machine(), "rows": rows})
 
 
 if __name__ == "__main__":

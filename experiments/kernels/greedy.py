@@ -102,7 +102,7 @@ def main() -> None:
         print(f"{name} ({mine[0]['path']}): {len(mine) - len(parted)} of {len(mine)} continuations equal", flush=True)
         for row in parted:
             print(f"  {row['id']}: token {row['parted_at']}, gap {row['gap']}", flush=True)
-    report.write(Path(arguments.out), {**report.machine(), **vars(arguments), "rows": rows})
+    report.write(Path(arguments.out), {**vars(arguments), **report.machine(), "rows": rows})
 
 
 if __name__ == "__main__":

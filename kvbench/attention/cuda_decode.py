@@ -145,8 +145,8 @@ def pack(key: Part, value: Part) -> bytes:
 def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
     """CTAs for each head that are done soonest.
 
-    A CTA takes its teams' turns of a tile each and, for its first loads and its merge, the time of one more; a wave of
-    CTAs that is nearly empty takes as long as a full one.
+    A CTA takes the time of its tiles over its teams and, for its first loads and its merge, that of one tile more; a
+    wave of CTAs that is nearly empty takes as long as a full one.
 
     Args:
         lines: heads of all sequences. resident: CTAs that the GPU runs at once. tiles: of a head. teams: of a CTA.

@@ -298,9 +298,8 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
         name = (row.model, row.gpu, row.method, row.batch, row.context)
         held = (kv, 100 * row.kv_of_fp16, prefill, decode, "yes" if row.fits else "no", row.max_batch)
         lines.append((*name, *time, row.bound, 100 * row.kv_share, *held))
-    notes = [
-        "A roofline: no step can be faster. KV % is of fp16; max B: most sequences that fit, prompts read in groups."
-    ]
+    groups = ", all prompts read together" if args.prefill_rows is None else ", prompts read in groups"
+    notes = [f"A roofline: no step can be faster. KV % is of fp16; max B: most sequences that fit{groups}."]
     if any(row.draft_s is not None for row in found):
         notes.append(
             "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "

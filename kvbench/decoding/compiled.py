@@ -2,15 +2,17 @@
 
 A stock forward pass spends a third of a step at batch 1 in dozens of small kernels a layer. Each decoder layer is
 compiled by itself, attention being one opaque operation in it, so that all layers share one compilation of seconds.
-With a single row, linear layers are matrix-vector products, which have a kernel of their own
+With a single row, linear layers are matrix-vector products, which in 16 bits have a kernel of their own
 (:mod:`kvbench.decoding.matvec`), and those that read the same input (queries, keys, values; gate and up) become one
 product over one weight.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
     try:
         for layer in layers:
             if single:
-                undo += products(layer)
+                products(layer, undo)
             undo.append(replaced(layer, torch.compile(layer.forward, dynamic=False, options=options)))
         with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=4 * LIMIT):
             yield
@@ -65,40 +67,52 @@ class Made:
         self.out: Tensor | None = None
 
 
-def products(layer: nn.Module) -> list[Callable[[], None]]:
-    """Let the linear layers of a decoder layer be products of a matrix and a vector; how to undo it."""
-    undo: list[Callable[[], None]] = []
+def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
+    """Let the linear layers of a decoder layer be products of a matrix and a vector; `undo` grows by how to undo it."""
     for module in list(layer.modules()):
         for names in JOINED:
-            undo += join(module, names)
+            join(module, names, undo)
     for module in layer.modules():
-        if isinstance(module, nn.Linear) and plain(module) and "forward" not in module.__dict__:
-            undo.append(replaced(module, sliced(module.weight.detach(), 0, module.out_features, Made())))
-    return undo
+        if isinstance(module, nn.Linear) and plain(module):
+            bias = None if module.bias is None else module.bias.detach()
+            undo.append(replaced(module, sliced(module.weight.detach(), bias, 0, module.out_features, Made())))
 
 
 def plain(module: Any) -> bool:
-    """Whether it is a linear layer and nothing else: no subclass, no bias, no weight spread over GPUs."""
-    return type(module) is nn.Linear and module.bias is None and type(module.weight.data) is Tensor
+    """Whether it is a linear layer and nothing else: no subclass or forward pass of its own, no weight over GPUs."""
+    return (
+        type(module) is nn.Linear
+        and "forward" not in module.__dict__
+        and type(module.weight.data) is Tensor
+        and (module.bias is None or type(module.bias.data) is Tensor)
+    )
 
 
-def join(module: nn.Module, names: Sequence[str]) -> list[Callable[[], None]]:
-    """Let linear layers of `module` be slices of one product; how to undo it. The weights become views of one buffer.
+def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]) -> None:
+    """Let linear layers of `module` be slices of one product. The weights become views of one buffer.
 
-    The first of them makes the product, and the others take their slices of it. Only sensible while compiling, then.
+    The first of them makes the product, and the others take their slices of it: only where the module's forward pass
+    calls them in this order. Nothing may change their input in between.
     """
     found = [getattr(module, name, None) for name in names]
     linears: list[nn.Linear] = [one for one in found if plain(one)]  # type: ignore[misc]
-    if len(linears) < len(names):
-        return []
-    if len({(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}) > 1:
-        return []
-    whole, undo, first = whole_weight(linears), [], 0
-    made = Made()
+    if len(linears) < len(names) or order_of_calls(module, names) != list(names):
+        return
+    alike = {(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}
+    biases = [each.bias for each in linears]
+    if len(alike) > 1 or len({bias is None for bias in biases}) > 1:
+        return
+    whole, first, made = whole_weight(linears), 0, Made()
+    bias = None if biases[0] is None else torch.cat([each.detach() for each in biases])
     for each in linears:
-        undo.append(replaced(each, sliced(whole, first, first + each.out_features, made)))
+        undo.append(replaced(each, sliced(whole, bias, first, first + each.out_features, made)))
         first += each.out_features
-    return undo
+
+
+def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the forward pass of a module names, in the order in which it does."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return [] if code is None else [name for name in code.co_names if name in names]
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
@@ -106,8 +120,12 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
     weights = [each.weight for each in linears]
     size, width = sum(len(w) for w in weights), weights[0].shape[1]
     first, storage = weights[0], weights[0].untyped_storage()
-    beside = [w.untyped_storage().data_ptr() == storage.data_ptr() and w.is_contiguous() for w in weights]
-    if all(beside) and first.storage_offset() == 0 and storage.nbytes() == size * width * first.element_size():
+    begins = accumulate((w.numel() for w in weights), initial=0)
+    beside = [
+        w.untyped_storage().data_ptr() == storage.data_ptr() and w.is_contiguous() and w.storage_offset() == begin
+        for w, begin in zip(weights, begins, strict=False)
+    ]
+    if all(beside) and storage.nbytes() == size * width * first.element_size():
         return first.detach().as_strided((size, width), (width, 1))
     with torch.inference_mode(False), torch.no_grad():
         whole, start = torch.cat([w.detach() for w in weights]), 0
@@ -117,17 +135,26 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
     return whole
 
 
-def sliced(whole: Tensor, first: int, last: int, made: Made) -> Callable[[Tensor], Tensor]:
+def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, made: Made) -> Callable[[Tensor], Tensor]:
     """A forward pass: the outputs ``[first, last)`` of a product with `whole`.
 
     Args:
-        made: the product, kept from its first slice to its last; those of one product share it.
+        made: the product, from its first slice to its last; those of one product share it.
     """
 
     # as defaults, so that layers differ in what the compiled code is given, not in the code
-    def forward(x: Tensor, whole: Tensor = whole, first: int = first, last: int = last, made: Made = made) -> Tensor:
-        if made.out is None or made.x is not x:
-            made.x, made.out = x, matvec.matvec(x, whole)
+    def forward(
+        x: Tensor,
+        whole: Tensor = whole,
+        bias: Tensor | None = bias,
+        first: int = first,
+        last: int = last,
+        made: Made = made,
+    ) -> Tensor:
+        if first == 0:
+            made.x, made.out = x, matvec.matvec(x, whole, bias)
+        elif made.out is None or made.x is not x:
+            return matvec.matvec(x, whole[first:last], None if bias is None else bias[first:last])
         out = made.out
         if last == whole.shape[0]:
             made.x = made.out = None

@@ -1,9 +1,9 @@
 """Linear layers of a step with a single row: products of a matrix and a vector, as one operation for ``torch.compile``.
 
 Such a product is bound by reading its matrix. The compiler's own kernels for it depend on a search that measures, and
-came out up to 15 % apart from run to run; libraries write theirs for many rows. The kernel here
-(:mod:`kvbench.decoding.matvec_kernel`) asks for all that a program reads before it sums, and takes the same time every
-time: figures stand in results/h200/README.md.
+their times differed by a fifth from process to process; libraries write theirs for many rows. The kernel here
+(:mod:`kvbench.decoding.matvec_kernel`) asks for all that a program reads before it sums, in shapes that are fixed
+(``python -m kvbench.bench products``; results/h200/README.md).
 """
 
 from __future__ import annotations
@@ -16,46 +16,51 @@ from torch import Tensor, library, nn
 #: (most columns, (rows and columns of a program at a time, warps)), as measured on an H200
 SHAPES = ((8192, (2, 2048, 4)), (1 << 30, (4, 2048, 8)))
 
+#: columns up to which a program asks for all that it reads at once; beyond them it would run out of registers
+UNROLLED = 16384
+
 
 @library.custom_op("kvbench::matvec", mutates_args=())
-def matvec(x: Tensor, weight: Tensor) -> Tensor:
-    """``x`` ``[..., K]`` times ``weight`` ``[N, K]``: ``[..., N]`` in their dtype, summed in fp32."""
-    return launch(x, weight) if served(x, weight) else nn.functional.linear(x, weight)
+def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x`` ``[..., K]`` times ``weight`` ``[N, K]``, plus ``bias`` ``[N]``: ``[..., N]``. Has no gradient."""
+    return launch(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
 
 
 @matvec.register_fake
-def _(x: Tensor, weight: Tensor) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    torch._check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape[-1]} columns for a matrix of {weight.shape[1]}")
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def served(x: Tensor, weight: Tensor) -> bool:
+def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether the kernel computes it: a single row on a GPU in 16 bits, in memory as it reads it."""
     rows, columns = weight.shape
     return (
         x.is_cuda
-        and x.numel() == columns
+        and x.numel() == x.shape[-1] == columns
         and x.dtype == weight.dtype
+        and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         and x.dtype in (torch.bfloat16, torch.float16)
         and x.stride(-1) == weight.stride(1) == 1
         and not columns % 8
         and not weight.stride(0) % 8
         and not (x.data_ptr() | weight.data_ptr()) % 16
         and rows > 0
-        and kernels()
+        and kernels(x.device)
     )
 
 
 @cache
-def kernels() -> bool:
-    """Whether Triton is there."""
+def kernels(device: torch.device) -> bool:
+    """Whether Triton is there, and compiles for this GPU."""
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError:
         return False
-    return True
+    return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def launch(x: Tensor, weight: Tensor) -> Tensor:
+def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The kernel, for what :func:`served` lets pass."""
     from kvbench.decoding.matvec_kernel import product
 
@@ -66,6 +71,7 @@ def launch(x: Tensor, weight: Tensor) -> Tensor:
         product[(-(-rows // each),)](
             x,
             weight,
+            x if bias is None else bias,
             out,
             rows,
             weight.stride(0),
@@ -74,6 +80,8 @@ def launch(x: Tensor, weight: Tensor) -> Tensor:
             block,
             columns % block == 0,
             rows % each == 0,
+            bias is not None,
+            columns <= UNROLLED,
             num_warps=warps,
         )
     return out

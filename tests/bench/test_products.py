@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
 from kvbench.bench import __main__ as command
-from kvbench.bench import products
+from kvbench.bench import ceiling, products
 from kvbench.bench.choices import shape_of
+from kvbench.bench.clock import Time
 
 
 def test_a_layer_has_four_products() -> None:
@@ -36,6 +40,42 @@ def test_a_way_that_fails_is_a_row() -> None:
 
     x, weight = torch.ones(1, 1, 8), torch.ones(4, 8)
     assert products.measured(broken, x, [weight], torch.ones(4), 0.1) == {"failed": "RuntimeError: no such kernel"}
+
+
+def test_a_wrong_product_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by a third of the largest output, and NaN."""
+    monkeypatch.setattr(products, "replayed", lambda calls, seconds: Time(5.0, 5.0, 5.0, 3))
+    x, weight = torch.ones(1, 1, 8), torch.ones(4, 8)
+    exact = weight @ x[0, 0]
+    good = products.measured(torch.nn.functional.linear, x, [weight], exact, 0.1)
+    assert (good["us"], good["error"], good["bytes"]) == (5.0, 0.0, 128)
+    for wrong in (0.67, float("nan")):
+        row = products.measured(lambda x, w, by=wrong: by * (x @ w.T), x, [weight], exact, 0.1)  # type: ignore[misc]
+        assert "is off by" in row["failed"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_command_writes_rows_as_they_come_and_says_whether_all_are_good(
+    broken: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Four products by two ways; no room for the matrices is a row too."""
+
+    def matrix(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0.02) -> torch.Tensor:
+        if broken and (rows, columns) == (4096, 4096):
+            raise torch.OutOfMemoryError("full")
+        return torch.ones(1, 8)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *number: "NVIDIA X")
+    monkeypatch.setattr(products, "replayed", lambda calls, seconds: Time(5.0, 5.0, 5.0, 3))
+    monkeypatch.setattr(products, "one", matrix)
+    monkeypatch.setattr(products.matvec, "launch", torch.nn.functional.linear)
+    monkeypatch.setattr(products.ceiling, "measure", lambda seconds: ceiling.Ceiling([(1000, 1.0)], "triton"))
+    monkeypatch.setattr(products.report, "machine", dict)
+    asked = ["products", "--models", "llama2-7b", "--out", str(tmp_path)]
+    assert command.main(asked) == int(broken)
+    rows = json.loads((tmp_path / "products.json").read_text())["rows"]
+    assert len(rows) == (7 if broken else 8) and sum("failed" in row for row in rows) == int(broken)
 
 
 def test_an_unknown_model_is_said_before_anything_is_measured(

@@ -113,6 +113,25 @@ def test_the_layer_that_holds_a_nan_is_named():
     assert Place(1, 0, 2, 5)
 
 
+@pytest.mark.parametrize(
+    ("quantizer", "side", "count"),
+    [(AffineQuantizer(4, None, "token"), "value", 2), (AffineQuantizer(2, 32), "key", 1)],
+    ids=["by token", "by channel"],
+)
+def test_warming_up_compiles_what_packs_a_token_alone_too(quantizer, side, count, monkeypatch):
+    """Values that leave a window one by one are packed by other programs than a prompt's, alone and together."""
+    single, joint = [], []
+    plain, run = pack._launch, pack_together.run
+    monkeypatch.setattr(pack, "_launch", lambda segment, how, *more: (single.append(how), plain(segment, how, *more)))
+    monkeypatch.setattr(pack_together, "run", lambda group: (joint.append(group[0].how), run(group)))
+    ((window, segment), _) = layers(quantizer, side, torch.bfloat16, Watch(torch.device("cpu")))
+    x = window.view(ALL)[:, :, :1]
+    pack.warm(segment, x)
+    one = pack.programs(pack.served(segment, x), 5, 1)[0]
+    for found in (single, joint):
+        assert len(found) == count and one in found
+
+
 def test_warming_up_packs_nothing():
     """Kernels run over no tokens: buffers, lengths and the record stay as they were, even where x holds NaN."""
     watch = Watch(torch.device("cpu"))

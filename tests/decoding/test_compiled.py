@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,8 @@ def test_joined_layers_are_slices_of_one_product(llama: nn.Module) -> None:
     attention, x = llama.model.layers[0].self_attn, torch.randn(1, 1, 256)
     wanted = [getattr(attention, name)(x) for name in compiled.JOINED[0]]
     weights = {name: value.clone() for name, value in llama.state_dict().items()}
-    undo = compiled.join(attention, compiled.JOINED[0])
+    undo: list[Callable[[], None]] = []
+    compiled.join(attention, compiled.JOINED[0], undo)
     assert all("forward" in getattr(attention, name).__dict__ for name in compiled.JOINED[0])
     for name, out in zip(compiled.JOINED[0], wanted, strict=True):
         torch.testing.assert_close(getattr(attention, name)(x), out)
@@ -38,13 +41,94 @@ def test_joined_layers_are_slices_of_one_product(llama: nn.Module) -> None:
     assert torch.equal(whole, torch.cat([each.weight for each in linears]))
 
 
+class Attention(nn.Module):
+    """Three products of a width, called in an order of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        v = self.v_proj(x)
+        return self.q_proj(x) + self.k_proj(x) * v
+
+
+class Twice(Attention):
+    """Reads two inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.q_proj(x) + self.k_proj(x + 1) * self.v_proj(x)
+
+
+def joined(module: nn.Module, names: Sequence[str]) -> int:
+    """Linear layers that were joined."""
+    undo: list[Callable[[], None]] = []
+    compiled.join(module, names, undo)
+    return len(undo)
+
+
 @torch.no_grad()
 def test_what_cannot_be_joined_is_left_alone(llama: nn.Module) -> None:
-    """A bias, a class of its own, a missing layer."""
-    attention = llama.model.layers[0].self_attn
+    """One bias of three, a forward pass of its own, a missing layer, another order of calls."""
+    attention, other = (layer.self_attn for layer in llama.model.layers)
     attention.q_proj.bias = nn.Parameter(torch.zeros(attention.q_proj.out_features))
-    assert compiled.join(attention, compiled.JOINED[0]) == []
-    assert compiled.join(llama.model.layers[0].mlp, compiled.JOINED[0]) == []
+    assert joined(attention, compiled.JOINED[0]) == 0
+    other.q_proj.forward = lambda x: x
+    assert joined(other, compiled.JOINED[0]) == 0
+    assert joined(llama.model.layers[0].mlp, compiled.JOINED[0]) == 0
+    assert joined(llama.model.layers[0].mlp, compiled.JOINED[1]) == 2
+    assert joined(Attention(), compiled.JOINED[0]) == 0
+    assert joined(Twice(), compiled.JOINED[0]) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Attention, Twice])
+def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order, whatever is read; nothing is left behind."""
+    module, x = kind(), torch.randn(1, 1, 8)
+    wanted = module(x)
+    made: list[compiled.Made] = []
+    monkeypatch.setattr(compiled, "Made", lambda known=compiled.Made: made.append(known()) or made[-1])
+    compiled.products(module, [])
+    for _ in range(2):
+        torch.testing.assert_close(module(x), wanted)
+    x += 1
+    torch.testing.assert_close(module(x), kind.forward(module, x))
+    assert made and all(each.x is None and each.out is None for each in made)
+
+
+@torch.no_grad()
+def test_biases_and_weights_in_another_order_are_their_own() -> None:
+    """Joined with their biases; one buffer that holds the weights in another order is no joined one."""
+    module, x = Twice(), torch.randn(1, 1, 8)
+    for name in compiled.JOINED[0]:
+        getattr(module, name).bias = nn.Parameter(torch.randn(8))
+    buffer = torch.randn(24, 8)
+    for number, name in enumerate(("q_proj", "v_proj", "k_proj")):
+        getattr(module, name).weight.data = buffer[8 * number : 8 * number + 8]
+    wanted = module(x)
+    assert joined(module, compiled.JOINED[0]) == 3
+    torch.testing.assert_close(module(x), wanted)
+
+
+@torch.no_grad()
+def test_no_room_for_a_joined_weight_leaves_the_model_as_it_was(
+    llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that ends within a layer, after some of it is done."""
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    plain, calls = torch.cat, []
+
+    def full(tensors: Sequence[torch.Tensor], *more: object) -> torch.Tensor:
+        calls.append(len(tensors))
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("full")
+        return plain(tensors, *more)
+
+    monkeypatch.setattr(torch, "cat", full)
+    with pytest.raises(torch.OutOfMemoryError), compiled.around(llama, True, rows=1):
+        pass
+    assert len(calls) == 2 and not any("forward" in module.__dict__ for module in llama.modules())
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -97,7 +181,7 @@ def test_a_recorded_layer_is_one_graph(llama: nn.Module, single: bool) -> None:
         wanted = once()
         for layer in llama.model.layers:
             if single:
-                compiled.products(layer)
+                compiled.products(layer, [])
             layer.forward = torch.compile(layer.forward, backend=backend, fullgraph=True, dynamic=False)
         torch.testing.assert_close(once(), wanted)
     assert len(graphs) == 1

@@ -20,16 +20,23 @@ def pair(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu") -> tu
     return x.to(device, dtype), weight.to(device, dtype)
 
 
-def wanted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def wanted(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """In fp64, rounded once."""
-    return (weight.double() @ x[0, 0].double()).to(x.dtype)[None, None]
+    out = weight.double() @ x[0, 0].double()
+    return (out if bias is None else out + bias.double()).to(x.dtype)[None, None]
 
 
 def test_on_a_cpu_it_is_the_linear_layer() -> None:
     """Any number of rows, as ``torch.nn.functional.linear``."""
     x, weight = torch.randn(2, 3, 16), torch.randn(5, 16)
     assert torch.equal(torch.ops.kvbench.matvec(x, weight), torch.nn.functional.linear(x, weight))
+    bias = torch.randn(5)
+    assert torch.equal(torch.ops.kvbench.matvec(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
     torch.library.opcheck(torch.ops.kvbench.matvec, (x, weight))
+    torch.library.opcheck(torch.ops.kvbench.matvec, (x, weight, bias))
+    for odd in (torch.ones(2, 8), torch.ones(32)):  # as many numbers, other shapes
+        with pytest.raises(RuntimeError):
+            torch.ops.kvbench.matvec(odd, weight)
 
 
 @pytest.mark.skipif(
@@ -43,7 +50,12 @@ def test_the_kernel_sums_in_fp32(rows: int, columns: int, dtype: torch.dtype, mo
     require()
     monkeypatch.setattr(matvec, "SHAPES", ((1 << 30, (2, 32, 1)),))
     x, weight = pair(rows, columns, dtype)
-    torch.testing.assert_close(matvec.launch(x, weight), wanted(x, weight))
+    made = matvec.launch(x, weight)
+    torch.testing.assert_close(made, wanted(x, weight))
+    bias = torch.linspace(-1, 1, rows).to(dtype)
+    torch.testing.assert_close(matvec.launch(x, weight, bias), wanted(x, weight, bias))
+    monkeypatch.setattr(matvec, "UNROLLED", 0)  # a loop, as for many columns
+    assert torch.equal(matvec.launch(x, weight), made)
     wide = torch.cat([weight, weight], 1)[:, :columns]
     assert wide.stride(0) == 2 * columns
     assert torch.equal(matvec.launch(x, wide), matvec.launch(x, weight))
@@ -53,7 +65,8 @@ def test_the_kernel_sums_in_fp32(rows: int, columns: int, dtype: torch.dtype, mo
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnAGpu:
     @pytest.mark.parametrize(
-        ("rows", "columns"), [*SIZES, (12288, 4096), (4096, 11008), (28672, 4096), (4096, 14336), (1001, 3080)]
+        ("rows", "columns"),
+        [*SIZES, (12288, 4096), (4096, 11008), (28672, 4096), (4096, 14336), (1001, 3080), (512, 28672)],
     )
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
     def test_the_kernel_sums_in_fp32(self, rows: int, columns: int, dtype: torch.dtype) -> None:
@@ -70,6 +83,7 @@ class TestOnAGpu:
         assert matvec.served(x, weight)
         odd = [(torch.cat([x, x]), weight), (x.float(), weight.float()), (x[..., :71], weight[:, :71].contiguous())]
         odd += [(x[..., 1:65], weight[:, :64]), (x[..., :64], weight[:, 1:65])]
+        assert not matvec.served(x.view(2, 36), weight)
         for a, b in odd:
             assert not matvec.served(a, b)
             torch.testing.assert_close(torch.ops.kvbench.matvec(a, b), torch.nn.functional.linear(a, b))
