@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from torch import library
 
 from kvbench.decoding import matvec
 from tests.attention.interpreter import require
@@ -32,8 +33,8 @@ def test_on_a_cpu_it_is_the_linear_layer() -> None:
     assert torch.equal(torch.ops.kvbench.matvec(x, weight), torch.nn.functional.linear(x, weight))
     bias = torch.randn(5)
     assert torch.equal(torch.ops.kvbench.matvec(x, weight, bias), torch.nn.functional.linear(x, weight, bias))
-    torch.library.opcheck(torch.ops.kvbench.matvec, (x, weight))
-    torch.library.opcheck(torch.ops.kvbench.matvec, (x, weight, bias))
+    library.opcheck(torch.ops.kvbench.matvec, (x, weight))
+    library.opcheck(torch.ops.kvbench.matvec, (x, weight, bias))
     for odd in (torch.ones(2, 8), torch.ones(32)):  # as many numbers, other shapes
         with pytest.raises(RuntimeError):
             torch.ops.kvbench.matvec(odd, weight)
