@@ -8,7 +8,8 @@ their times differed by a fifth from process to process; libraries write theirs 
 
 from __future__ import annotations
 
-from functools import cache
+import warnings
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor, library, nn
@@ -47,6 +48,7 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         and not (x.data_ptr() | weight.data_ptr()) % 16
         and rows > 0
         and kernels(x.device)
+        and compiles(x.dtype, rows, columns, bias is not None, x.device)
     )
 
 
@@ -58,6 +60,21 @@ def kernels(device: torch.device) -> bool:
     except ImportError:
         return False
     return not triton.knobs.runtime.interpret and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@lru_cache(maxsize=256)
+def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
+    """Whether the kernel can be had for such a matrix; if not, a warning says why, once."""
+    x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
+    try:
+        launch(x, weight.expand(rows, columns).as_strided((rows, columns), (0, 1)), x.new_empty(rows) if bias else None)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        warnings.warn(f"products of {rows} x {columns} go to torch's library: {said}", stacklevel=2)
+        return False
+    return True
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

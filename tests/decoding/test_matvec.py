@@ -40,6 +40,26 @@ def test_on_a_cpu_it_is_the_linear_layer() -> None:
             torch.ops.kvbench.matvec(odd, weight)
 
 
+def test_a_kernel_that_cannot_be_had_leaves_it_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said once for each kind of matrix; memory that ends is no reason."""
+    asked, kind = [], (torch.bfloat16, 8, 16, True, torch.device("cpu"))
+
+    def broken(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        asked.append((tuple(weight.shape), bias is not None))
+        raise failure
+
+    monkeypatch.setattr(matvec, "launch", broken)
+    matvec.compiles.cache_clear()
+    failure: Exception = torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError):
+        matvec.compiles(*kind)
+    failure = RuntimeError("out of resource: registers")
+    with pytest.warns(UserWarning, match="8 x 16 go to torch's library: out of resource"):
+        assert not matvec.compiles(*kind)
+    assert not matvec.compiles(*kind) and asked == [((8, 16), True)] * 2
+    matvec.compiles.cache_clear()
+
+
 @pytest.mark.skipif(
     torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1",
     reason="the GPU runs the kernel itself; TRITON_INTERPRET=1 runs this",
