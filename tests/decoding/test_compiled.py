@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from kvbench.decoding import compiled
+from kvbench.attention import fused, phases
+from kvbench.decoding import compiled, graphs, matvec
+from kvbench.decoding.autoregressive import decode
+from kvbench.decoding.passes import prefill
+from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.step import Step
+from kvbench.decoding.stopping import Stopping
+from kvbench.methods import load_method
 from tests import zoo
+from tests.decoding.recorded_oracle import Oracle, part
 
 
 @pytest.fixture
@@ -188,4 +196,40 @@ def test_a_recorded_layer_is_one_graph(llama: nn.Module, single: bool) -> None:
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
     assert sum("recorded_attention" in str(target) for target in called) == 1
     assert sum("matvec" in str(target) for target in called) == (4 if single else 0)
+    torch._dynamo.reset()
+
+
+@torch.inference_mode()
+def test_a_compiled_step_of_one_row_gives_the_tokens_of_eager_steps(
+    llama: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole answer over a packed cache, through the compiler's front: four products a layer, every step."""
+    monkeypatch.setattr(phases, "part", part)
+    monkeypatch.setattr(fused, "pick", lambda query, work, wanted: ("oracle", Oracle))
+    compiler, products, plain = torch.compile, [], matvec.served
+    # no C++ compiler is needed for this back end
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend="aot_eager"))
+    monkeypatch.setattr(matvec, "served", lambda *given: products.append(given[1].shape[0]) or plain(*given))
+    torch._dynamo.reset()
+    method, new = load_method("kivi", quantizer="int4", residual=32), 40
+    ids = torch.arange(3, 93)[None]
+    answers = []
+    for graph in (False, True):
+        cache = method.new_cache(llama, max_length=90 + new)
+        token = prefill(llama, cache, ids, None).argmax(-1)
+        stopping, lengths, sampling = Stopping(1, (), (), None), torch.tensor([90]), Sampling()
+        if graph:
+            captured = graphs.Captured(Step(llama, cache, token, lengths, sampling), capture=False)
+            with compiled.around(llama, True, rows=1):
+                captured.first()
+                graphs.decode(captured, token, stopping, new)
+        else:
+            decode(
+                llama, cache, token, torch.ones_like(ids), lengths, stopping, Sampling(), Sampling().generators(1), new
+            )
+        answers.append((stopping.tokens, cache.bill().used))
+    assert answers[0] == answers[1]
+    hidden, layers = 256, len(llama.model.layers)
+    assert len(products) == 4 * layers * (new - 1)
+    assert sum(products[:4]) > 3 * hidden and products[:4] == products[4:8]
     torch._dynamo.reset()
