@@ -42,6 +42,8 @@ def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[
         if device_type is not None and tensor.device.type != device_type:
             continue
         storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            continue
         known = found.get(storage._cdata)
         if storage.nbytes() >= min_bytes and (known is None or _numel(known.shape) < tensor.numel()):
             found[storage._cdata] = LiveTensor(tuple(tensor.shape), tensor.dtype, storage.nbytes())
@@ -97,7 +99,9 @@ class TensorCensus(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):
-            return  # fake, sparse and functional tensors have no storage to count
+            return  # sparse and functional tensors have no storage to count
+        if storage.device.type == "meta":
+            return  # a compiler's fake tensors say that they are on a CPU
         key = storage._cdata
         if key in self._live:
             return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from kvbench.profiling.memory import PhasePeaks, TensorCensus, live_tensors, peak_rss, reset_peak_rss
 
@@ -48,6 +50,22 @@ def test_what_lived_before_counts():
         assert census.current >= 8 * MB
         census.phase("prefill")
     assert census.peaks["prefill"] >= weights.numel() * 4
+
+
+def test_fake_tensors_take_no_memory():
+    """A compiler leaves some behind that say they are on a CPU, of sizes that are no numbers."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False)
+    fake = mode.from_tensor(torch.zeros(1 << 20, 3))
+    assert fake.device.type == "cpu" and not isinstance(fake.untyped_storage().nbytes(), int)
+    with TensorCensus() as census:
+        census.phase("decode")
+        with mode:
+            other = torch.zeros(1 << 20)
+        census.phase("end")
+    assert isinstance(census.peaks["decode"], int)
+    shapes = [item.shape for item in (*census.live(), *live_tensors(min_bytes=1 << 20))]
+    assert (1 << 20,) not in shapes and all(isinstance(size, int) for shape in shapes for size in shape)
+    assert other.shape == (1 << 20,)
 
 
 def test_temporaries_inside_a_module_are_seen():
