@@ -19,7 +19,7 @@ TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 4.5e-3}  # bf16 alone rounds t
 def check(case, heads=None):
     triton_decode = pytest.importorskip("kvbench.attention.triton_decode")
     if triton_decode.INTERPRETED:
-        pytest.skip("TRITON_INTERPRET=1")
+        pytest.skip("TRITON_INTERPRET=1: this process interprets kernels on the CPU")
     query, work = case.query(), case.work(0)
     assert triton_decode.refuses(query, work) is None
     scaling = query.shape[-1] ** -0.5
