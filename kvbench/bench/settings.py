@@ -55,16 +55,18 @@ def setting(text: str) -> Setting:
 
 
 def listed(key: str, value: str) -> Any:
-    """A value as YAML has it, or a list of such (``10/30/60``).
+    """A value as YAML has it, or a list of numbers (``10/30/60``); other text with slashes is a path.
 
     Raises:
         ConfigError: it is no YAML.
     """
     try:
         values = [yaml.safe_load(item) for item in value.split("/")]
+        if len(values) > 1 and all(type(item) in (int, float) for item in values):
+            return values
+        return yaml.safe_load(value)
     except yaml.YAMLError:
         raise ConfigError(key, value, "is no value: a bracket or quote is open", hint="split=10/30/60") from None
-    return values if len(values) > 1 else values[0]
 
 
 def change(formats: dict[str, Any], key: str, value: Any) -> None:

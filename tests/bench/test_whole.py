@@ -38,6 +38,8 @@ def test_settings_as_they_are_typed():
     assert settings.setting("logquant:int2_g128:window=64,reserved=192").method.W == 64
     for text in ("cocktail:split=[10,30,60],encoder=bm25", "cocktail:split=10/30/60:encoder=bm25"):
         assert settings.setting(text).method.split == (10, 30, 60)
+    tiny = str(local_folder(settings.model_config("tiny").path) / "calibration")
+    assert settings.setting(f"kvquant:calibration={tiny}").method.calibration == tiny
 
 
 @pytest.mark.parametrize(
