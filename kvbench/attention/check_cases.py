@@ -90,6 +90,11 @@ def token(bits: int, group: int, kind: str = "affine") -> Format:
     return Format(kind, bits, "token", group)
 
 
+def windows(bits: int, window: int) -> Format:
+    """Groups of one channel that end with every block of `window` tokens, wherever tiles end."""
+    return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
+
+
 def whole(key: Format, value: Format) -> tuple[Tier, ...]:
     """One tier."""
     return ((key, value, 1.0),)
@@ -100,6 +105,7 @@ INT8 = whole(channel(8, 128, "hierarchical"), token(8, 128, "hierarchical"))
 INT4_G32, INT2_G32 = whole(channel(4, 32), token(4, 32)), whole(channel(2, 32), token(2, 32))
 MIX = ((channel(2, 128), token(2, 128), 0.6), (channel(4, 128), token(4, 128), 0.3))
 LOGQUANT = whole(channel(2, 64), token(2, 128))
+LOGQUANT_W42 = whole(windows(2, 42), token(2, 64))
 
 
 def correctness() -> list[Case]:
@@ -120,6 +126,10 @@ def correctness() -> list[Case]:
         "int8 keys int4 values": whole(channel(8, 128), token(4, 64)),
         "mix": MIX,
         "exact": (),
+        "int2 W42": LOGQUANT_W42,
+        "int4 W85": whole(windows(4, 85), token(4, 64)),
+        "int8 W96": whole(windows(8, 96), token(8, 128)),
+        "int4 W42, int2 values": whole(windows(4, 42), token(2, 64)),
     }
     made += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
     int4, int2, half = whole(channel(4, 128), token(4, 128)), INT2_G32, whole(channel(4, 128), token(4, 64))
@@ -155,6 +165,7 @@ def timed() -> list[Case]:
         made.append(case("mix 10/30/60", "7b", MIX, 1, n))
         made.append(case("kivi window", "7b", INT4, 1, n, window=(37, 128)))
         made.append(case("logquant W64", "7b", LOGQUANT, 1, n, window=(150, 150)))
+    made.append(case("logquant W42", "7b", LOGQUANT_W42, 1, 32, window=(100, 100)))
     return made
 
 

@@ -46,6 +46,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     for key, value in work.phases:
         if value.format.axis == "channel":
             return "values grouped per channel"
+        if key.format.window:
+            return f"windows of {key.format.window} tokens, which do not fit tiles of {TILE}"
         for form in (key.format, value.format):
             if form.axis == "token" and form.group > work.key_dim:
                 return f"groups of {form.group} channels"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.layout import TILE
-from kvbench.cache.packed import PackedSegment
+from kvbench.cache.packed import PackedSegment, fits_tiles
 from kvbench.cache.segments import FullSegment, Segment
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
@@ -26,6 +26,8 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (32, 64, 128)
+#: longest window that has a number in a kernel (:func:`kvbench.attention.triton_codes.number`)
+WIDEST = 2047
 #: numbers of a line of the table: first token in the key segment, in the value segment, tokens
 FIELDS = 3
 
@@ -40,12 +42,16 @@ class Format:
         bits: of a code; 16 for ``full``.
         axis: ``channel`` or ``token``; empty for ``full``.
         group: tokens (``channel``) or channels (``token``) that share parameters; 0 for ``full``.
+        window: 0: groups divide a tile, or tiles a group; else tokens of a block that is cut into as few groups of at
+            most `group` tokens as will do, the first ones longer by a token where they are uneven (LogQuant's W = 42:
+            groups lie across the ends of tiles; :class:`kvbench.quantizers.windowed.WindowedQuantizer`).
     """
 
     kind: str
     bits: int
     axis: str = ""
     group: int = 0
+    window: int = 0
 
 
 @dataclass
@@ -118,29 +124,44 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     if not isinstance(segment, PackedSegment):
         raise NotServed(f"{type(segment).__name__} is read by the reference path only")
     quantizer = segment.quantizer
-    kind = kind_of(quantizer)
+    kind, window = kind_of(quantizer), window_of(quantizer)
     group = quantizer.group_size or channels
     if quantizer.bits not in (2, 4, 8) or (quantizer.bits == 8 and kind == "atom"):
         raise NotServed(f"{quantizer.bits}-bit codes")
-    if group not in GROUPS:
+    if group not in GROUPS and not window:
         raise NotServed(f"groups of {group}")
     if any(param.dtype != torch.float16 for param in segment.params):
         raise NotServed("scales in fp32")
     if kind == "hierarchical" and upper:
         return Part(Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
-    return Part(Format(kind, quantizer.bits, quantizer.axis, group), segment.words, segment.params)
+    return Part(Format(kind, quantizer.bits, quantizer.axis, group, window), segment.words, segment.params)
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:
     """:attr:`Format.kind` of a quantizer."""
     if isinstance(quantizer, WindowedQuantizer):
-        if not quantizer.even or (quantizer.window % TILE and TILE % quantizer.window):
-            raise NotServed(f"windows of {quantizer.window} tokens, which do not fit tiles of {TILE}")
         return "affine"
     kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
     if kind is None:
         raise NotServed(f"codes of {type(quantizer).__name__}")
     return kind
+
+
+def window_of(quantizer: AffineQuantizer) -> int:
+    """:attr:`Format.window` of a quantizer.
+
+    Raises:
+        NotServed: more than two groups may meet in the tokens of one field of a word.
+    """
+    if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
+        return 0
+    window, groups = quantizer.window, quantizer.groups
+    field = TILE * min(quantizer.bits, 4) // 16
+    if window // groups < field:
+        raise NotServed(f"groups of {window // groups} tokens, fewer than the {field} of a field")
+    if window > WIDEST or -(-window // (quantizer.group_size or window)) != groups:
+        raise NotServed(f"windows of {window} tokens")
+    return window
 
 
 def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:

@@ -53,7 +53,10 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
         shape = (batch, heads, *TileLayout(plane, "key" if side == "key" else "value").shape(tiles, channels))
         words.append(torch.randint(-(2**15), 2**15, shape, generator=rng, device=device, dtype=torch.int16))
     tokens = tiles * TILE
-    grid = (tokens // form.group, channels) if form.axis == "channel" else (tokens, channels // form.group)
+    if form.window:
+        grid = (2 + int(groups_of(form, torch.arange(tokens))[-1]), channels)
+    else:
+        grid = (tokens // form.group, channels) if form.axis == "channel" else (tokens, channels // form.group)
     levels = 15 if form.kind == "hierarchical" else 2**form.bits - 1
     step = (torch.rand(batch, heads, *grid, generator=rng, device=device) + 0.5) * (4 * piece.scale / levels)
     shift = torch.rand(step.shape, generator=rng, device=device)
@@ -62,6 +65,16 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
     else:
         second = -step * levels * (0.4 + 0.2 * shift)
     return Part(form, words, (step.half(), second.half()))
+
+
+def groups_of(form: Format, tokens: Tensor) -> Tensor:
+    """Numbers of the groups of `tokens` along which parameters per channel are shared."""
+    if not form.window:
+        return tokens // form.group
+    cuts = -(-form.window // form.group)
+    sizes = [form.window // cuts + (i < form.window % cuts) for i in range(cuts)]
+    inside = torch.arange(cuts, device=tokens.device).repeat_interleave(torch.tensor(sizes, device=tokens.device))
+    return tokens // form.window * cuts + inside[tokens % form.window]
 
 
 def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
@@ -75,7 +88,7 @@ def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, 
     ]
     codes = join_planes(planes, form.bits).float()
     if form.axis == "channel":
-        groups = torch.arange(first, first + count, device=codes.device) // form.group
+        groups = groups_of(form, torch.arange(first, first + count, device=codes.device))
         step, second = (param[row, heads].index_select(1, groups).float() for param in held.params)
     else:
         step, second = (

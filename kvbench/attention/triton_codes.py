@@ -38,9 +38,9 @@ ASM_AT8 = tl.constexpr(
 )
 
 
-def number(kind: str, bits: int, axis: str = "channel", group: int = 0) -> int:
+def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: int = 0) -> int:
     """A format as a kernel is given it."""
-    return KINDS.index(kind) | (AXES.index(axis or "channel") << 2) | (bits << 4) | (group << 12)
+    return KINDS.index(kind) | (AXES.index(axis or "channel") << 2) | (bits << 4) | (group << 12) | (window << 20)
 
 
 @triton.constexpr_function
@@ -65,7 +65,19 @@ def bits(form):
 @triton.constexpr_function
 def group(form):
     """Tokens or channels that share parameters."""
-    return form >> 12
+    return form >> 12 & 255
+
+
+@triton.constexpr_function
+def window(form):
+    """Tokens of a block whose groups may lie across the ends of tiles; 0: none do."""
+    return form >> 20
+
+
+@triton.constexpr_function
+def cuts(form):
+    """Groups of a window."""
+    return -(-window(form) // group(form))
 
 
 @triton.constexpr_function

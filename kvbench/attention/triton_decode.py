@@ -135,7 +135,9 @@ def extent(held: Part) -> tuple[int, int]:
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
     """Formats as numbers, of keys and of values, and costs of whole tiles and of parts, for each phase."""
-    keys, values = ([number(f.kind, f.bits, f.axis, f.group) for f in side] for side in zip(*forms, strict=True))
+    keys, values = (
+        [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
+    )
     steps = [part(key, value, full_step) for key, value in zip(keys, values, strict=True)]
     paid = [costs(key, value, step) for (key, value), step in zip(forms, steps, strict=True)]
     return (tuple(keys), tuple(values)), (tuple(c for c, _ in paid), tuple(c for _, c in paid))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.triton_codes import CHANNEL, FULL, axis, blocks, group, kind, planes, rows, width
+from kvbench.attention.triton_codes import CHANNEL, FULL, axis, blocks, group, kind, planes, rows, width, window
 from kvbench.attention.triton_merge import NOTHING, merge_row, place_of, rounded, write_part
 from kvbench.attention.triton_walk import load_query, walk
 
@@ -35,6 +35,9 @@ def part(key, value, full):
 def located(PARTS, FORM: tl.constexpr, D: tl.constexpr, cell, extent, groups, tile):
     """Pointers of one (sequence, KV head), moved to its `tile` where packed.
 
+    Groups of a window are found by a token's number, so their parameters stay where they are and the number of the
+    tile's first token goes with them.
+
     Args:
         extent: tiles of a packed buffer, tokens of an exact one. groups: rows of per-channel parameters.
     """
@@ -45,10 +48,14 @@ def located(PARTS, FORM: tl.constexpr, D: tl.constexpr, cell, extent, groups, ti
         for i in tl.static_range(planes(FORM)):
             moved = moved + (PARTS[i] + (cell * extent + tile) * (rows(FORM) * D),)
         for i in tl.static_range(planes(FORM), planes(FORM) + 2):
-            if axis(FORM) == CHANNEL:
+            if window(FORM):
+                moved = moved + (PARTS[i] + cell * groups * D,)
+            elif axis(FORM) == CHANNEL:
                 moved = moved + (PARTS[i] + (cell * groups + tile * (128 // group(FORM))) * D,)
             else:
                 moved = moved + (PARTS[i] + (cell * extent + tile) * (128 * blocks(FORM, D)),)
+        if window(FORM):
+            moved = moved + (tile * 128,)
     return moved
 
 

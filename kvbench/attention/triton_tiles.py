@@ -18,6 +18,7 @@ from kvbench.attention.triton_codes import (
     FULL,
     axis,
     blocks,
+    cuts,
     field,
     field_at,
     fields,
@@ -31,6 +32,7 @@ from kvbench.attention.triton_codes import (
     ready,
     rows,
     run,
+    window,
 )
 
 #: value of code 1 in the lowest field, as an fp16 number
@@ -91,6 +93,47 @@ def channel_parameters(PARTS, FORM: tl.constexpr, D: tl.constexpr, number, query
 
 
 @triton.jit
+def group_at(FORM: tl.constexpr, token):
+    """Group of a window's `token` (counted from the first of the segment), and the first token of the next group."""
+    COUNT: tl.constexpr = cuts(FORM)
+    SIZE: tl.constexpr = window(FORM) // COUNT
+    LONGER: tl.constexpr = window(FORM) % COUNT
+    number = token // window(FORM)
+    begun = number * window(FORM)
+    rest = token - begun
+    if LONGER == 0:
+        g = rest // SIZE
+        following = (g + 1) * SIZE
+    else:
+        g = tl.where(rest < LONGER * (SIZE + 1), rest // (SIZE + 1), LONGER + (rest - LONGER * (SIZE + 1)) // SIZE)
+        following = (g + 1) * SIZE + tl.minimum(g + 1, LONGER)
+    return number * COUNT + g, begun + following
+
+
+@triton.jit
+def window_scores(
+    PARTS,
+    FORM: tl.constexpr,
+    D: tl.constexpr,
+    token,
+    codes,
+    lifted: tl.constexpr,
+    query,
+    alone,
+    factor,
+    N: tl.constexpr,
+    ONE: tl.constexpr,
+):
+    """Scores ``[N, R]`` of `codes` ``[N, D]``, the tokens from `token` on: in a field no more than two groups meet."""
+    g, following = group_at(FORM, token)
+    scaled, bias = channel_parameters(PARTS, FORM, D, g, query, alone, ONE)
+    next_scaled, next_bias = channel_parameters(PARTS, FORM, D, g + 1, query, alone, ONE)
+    score = tl.dot(codes, scaled) * (factor * lifted)[None, :] + (bias * factor)[None, :]
+    other = tl.dot(codes, next_scaled) * (factor * lifted)[None, :] + (next_bias * factor)[None, :]
+    return tl.where((token + tl.arange(0, N) < following)[:, None], score, other)
+
+
+@triton.jit
 def tile_scores(
     PARTS,
     FORM: tl.constexpr,
@@ -109,7 +152,16 @@ def tile_scores(
     base = tile * (NW * D)
     at = tl.arange(0, NW)[:, None] * D + tl.arange(0, D // NB)[None, :]
     scores = ()
-    if axis(FORM) == CHANNEL:
+    if window(FORM):
+        words = words_of(PARTS, FORM, base, at)
+        first = PARTS[planes(FORM) + 2] + tile * 128
+        for i in tl.static_range(fields(FORM)):
+            codes = field(words, FORM, i, ASM)
+            score = window_scores(
+                PARTS, FORM, D, first + i * NW, codes, lift(FORM, i), query[0], sums[0], factor, NW, ONE
+            )
+            scores = scores + (score,)
+    elif axis(FORM) == CHANNEL:
         words = words_of(PARTS, FORM, base, at)
         RUN: tl.constexpr = run(FORM)
         # all queries are scaled before the first product: they pass through shared memory behind one barrier
@@ -175,7 +227,11 @@ def part_scores(
         base = start // 128 * (NW * D) + within(start, NW, SUB) * D
         at = tl.arange(0, SUB)[:, None] * D + tl.arange(0, D // NB)[None, :]
         i = start % 128 // NW
-        if axis(FORM) == CHANNEL:
+        if window(FORM):
+            codes = field_at(words_of(PARTS, FORM, base, at), FORM, i, ASM)
+            first = PARTS[planes(FORM) + 2] + start
+            score = window_scores(PARTS, FORM, D, first, codes, lift(FORM, None), query[0], sums[0], factor, SUB, ONE)
+        elif axis(FORM) == CHANNEL:
             scaled, bias = channel_parameters(PARTS, FORM, D, start // group(FORM), query[0], sums[0], ONE)
             product = tl.dot(field_at(words_of(PARTS, FORM, base, at), FORM, i, ASM), scaled)
             score = product * (factor * lift(FORM, None))[None, :] + (bias * factor)[None, :]

@@ -43,22 +43,27 @@ TABLE: dict[int, Tuning] = {
     8: Tuning(warps=2, stages=3, part_stages=2),
     16: Tuning(warps=2, part_stages=4),
 }
+#: the same where keys have groups that may end anywhere: twice the scaled queries pass through shared memory
+WINDOWS: dict[int, Tuning] = {bits: replace(TABLE[bits], stages=3) for bits in (2, 4, 8)}
 
 #: relative time of one token's key or value in a whole tile; an exact one has its bytes, 16. Two bits cost more than
 #: their bytes: unpacking bounds them.
 COST = {2: 3, 4: 4, 8: 8, 16: 16}
-#: groups of 32 and 64 read more parameters
+#: groups of 32 and 64 read more parameters; groups that may end anywhere take two products for one
 PARAMETERS = {32: 1.25, 64: 1.1, 128: 1.0, 0: 1.0}
+WINDOWED = 3.0
 
 
 def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
     """Choices for the formats of a layer; not for its lengths, or a growing cache would be compiled for anew."""
-    return TABLE[min((form.bits for pair in signature for form in pair), default=16)]
+    forms = [form for pair in signature for form in pair]
+    bits = min((form.bits for form in forms), default=16)
+    return (WINDOWS if any(form.window for form in forms) else TABLE)[bits]
 
 
 def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
     """Cost of a whole tile, and of `part` tokens of one, in a common unit."""
-    token = sum(COST[form.bits] * PARAMETERS[form.group] for form in (key, value))
+    token = sum(COST[form.bits] * (WINDOWED if form.window else PARAMETERS[form.group]) for form in (key, value))
     # words of a part of a tile are read again for each part, and its parameters one step at a time
     return max(round(token * 128 / 16), 1), max(
         round(token * part / 16 * (1.5 if key.bits + value.bits < 32 else 1)), 1

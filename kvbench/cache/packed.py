@@ -14,9 +14,18 @@ from kvbench.cache.watch import Watch
 from kvbench.quantizers.affine import AffineQuantizer, param_dtype
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes
+from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens that are encoded at a time: bounds the fp32 temporaries of a long prompt
 ENCODED = 2048
+
+
+def fits_tiles(quantizer: AffineQuantizer) -> bool:
+    """Whether each group of tokens lies in one tile of 128, or holds whole ones, wherever its window stands."""
+    if not isinstance(quantizer, WindowedQuantizer):
+        return True
+    window = quantizer.window
+    return quantizer.even and quantizer.group_size in (32, 64, 128) and (window % TILE == 0 or TILE % window == 0)
 
 
 class PackedSegment(Segment):
@@ -69,8 +78,10 @@ class PackedSegment(Segment):
             allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
             for layout in self.layouts
         ]
-        # Groups need not divide a tile (W = 42): room for every group that the tiles can hold.
-        shape = self.quantizer.param_shape(tiles * TILE, self.channels)
+        # Groups need not fit tiles (W = 42): room for every group that the tiles can hold, the last one cut off, and
+        # for one beyond, as kernels read the parameters of two groups where one might end.
+        beyond = 0 if fits_tiles(self.quantizer) else 2 * self.quantizer.block_tokens
+        shape = self.quantizer.param_shape(tiles * TILE + beyond, self.channels)
         store = param_dtype(self.dtype)
         self.params = [
             allocate((batch, self.heads, *shape), store, self.device).zero_() for _ in range(self.quantizer.param_count)

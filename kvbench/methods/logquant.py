@@ -84,7 +84,7 @@ class LogQuant(Method):
     """LogQuant over keys after RoPE.
 
     Args:
-        window: W; None: ``reserved // 3``. 64 suits the kernels; 42 is the paper's.
+        window: W; None: ``reserved // 3``. 64 suits the kernels best (its groups fit tiles); 42 is the paper's.
         reserved: R, the largest number of exact tokens, as the paper counts (its tables: 128).
         key_axis: ``channel`` (the paper, sec. 3.4) or ``token`` (the released code).
         sinks: first tokens kept exact beside the rule (token 0 always survives it anyway).

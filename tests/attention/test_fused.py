@@ -21,6 +21,8 @@ SERVED = {
     "kivi, keys per token": ("kivi", {"quantizer": "int2", "key_axis": "token"}),
     "atom": ("atom", {"quantizer": "int4_token"}),
     "logquant": ("logquant", {"window": 64}),
+    "logquant, W 42": ("logquant", {"window": 42}),
+    "logquant, W 85 in 4 bits": ("logquant", {"window": 85, "quantizer": "int4_g64"}),
     "logquant, keys per token": ("logquant", {"window": 64, "key_axis": "token"}),
     "partial_logquant": ("partial_logquant", {"window": 64}),
     "cocktail": ("cocktail", {"encoder": "bm25"}),
@@ -122,6 +124,8 @@ class TestOnAGpu:
     pytestmark = gpu
 
     def test_a_kernel_gives_what_the_reference_path_gives(self, name, count, kernels, monkeypatch):
+        if kernels == "cuda" and name in ("logquant, W 42", "logquant, W 85 in 4 bits"):
+            pytest.skip("the CUDA kernel reads groups that fit tiles; Triton's serves these")
         for dtype, lengths in ((torch.bfloat16, [700]), (torch.float16, [431, 620, 431])):
             found = errors(name, kernels, count, dtype, lengths, monkeypatch)
             assert len(found) == 12

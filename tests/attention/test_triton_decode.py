@@ -33,6 +33,10 @@ def token(bits, group, kind="affine"):
     return Format(kind, bits, "token", group)
 
 
+def windows(bits, window):
+    return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
+
+
 def rows(batch, heads, count, channels, seed=0, dtype=torch.float16):
     return (torch.randn(batch, heads, count, channels, generator=torch.Generator().manual_seed(seed)) * 1.5).to(dtype)
 
@@ -64,6 +68,12 @@ FORMATS = [
     (token(2, 64), token(2, 64), 64, 64),
     (channel(4, 64), token(2, 64), 64, 64),  # fields of different length: no tile is walked whole
     (channel(2, 64), token(4, 64), 64, 64),
+    (windows(2, 42), token(2, 64), 64, 64),  # groups that lie across the ends of tiles
+    (windows(2, 85), token(2, 64), 64, 64),  # and are uneven
+    (windows(4, 42), token(4, 64), 64, 64),
+    (windows(2, 16), token(2, 64), 64, 64),
+    (windows(8, 96), token(8, 64), 64, 64),
+    (windows(4, 131), token(2, 64), 64, 64),  # fields of different length
 ]
 
 

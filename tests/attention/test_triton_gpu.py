@@ -53,6 +53,7 @@ def test_long_splits_do_not_drift(tiers, shape, context):
         [
             whole(channel(4, 32), token(4, 32)),
             whole(channel(2, 64), token(2, 64)),
+            check_cases.LOGQUANT_W42,
             whole(channel(8, 64, "hierarchical"), token(8, 64, "hierarchical")),
             whole(token(4, 64, "atom"), token(4, 64, "atom")),
         ]

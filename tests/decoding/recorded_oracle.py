@@ -28,4 +28,5 @@ def part(segment: Any, channels: int, upper: bool = False) -> Part:
     kind, group = phases.kind_of(quantizer), quantizer.group_size or channels
     if kind == "hierarchical" and upper:
         return Part(phases.Format("affine", 4, quantizer.axis, group), segment.words[:1], segment.params)
-    return Part(phases.Format(kind, quantizer.bits, quantizer.axis, group), segment.words, segment.params)
+    window = phases.window_of(quantizer)
+    return Part(phases.Format(kind, quantizer.bits, quantizer.axis, group, window), segment.words, segment.params)

@@ -69,6 +69,7 @@ SETTINGS = {
     "kivi": ("kivi", {"quantizer": "int4", "residual": 32}),
     "kivi with sinks": ("kivi", {"quantizer": "int2", "residual": 64, "sinks": 2}),
     "logquant": ("logquant", {"quantizer": "int2", "window": 32}),
+    "logquant, W 42": ("logquant", {"quantizer": "int2", "window": 42}),
     "partial_logquant": ("partial_logquant", {"quantizer": "int4", "window": 32}),
     "atom": ("atom", {}),
     "quantspec": ("quantspec", {"gamma": 0}),
@@ -168,7 +169,7 @@ def test_an_answer_that_ends_at_once_leaves_no_step(oracle: None) -> None:
     [
         (lambda: load_method("h2o"), "observes attention"),
         (lambda: load_method("kivi", quantizer="int3"), "3-bit"),
-        (lambda: load_method("logquant"), "windows of 42"),
+        (lambda: load_method("logquant", window=8), "groups of 8 tokens"),
         (lambda: load_method("atom", prefill="quantized"), "packed before they attend"),
     ],
 )
