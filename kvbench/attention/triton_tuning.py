@@ -44,7 +44,7 @@ TABLE: dict[int, Tuning] = {
     16: Tuning(warps=2, part_stages=4),
 }
 #: the same where keys have groups that may end anywhere: twice the scaled queries pass through shared memory
-WINDOWS: dict[int, Tuning] = {bits: replace(TABLE[bits], stages=3) for bits in (2, 4, 8)}
+WINDOWS: dict[int, Tuning] = {bits: replace(TABLE[bits], stages=2, part_stages=2) for bits in (2, 4, 8)}
 
 #: relative time of one token's key or value in a whole tile; an exact one has its bytes, 16. Two bits cost more than
 #: their bytes: unpacking bounds them.
