@@ -81,6 +81,12 @@ def cuts(form):
 
 
 @triton.constexpr_function
+def meeting(form):
+    """Most groups of windows of which a tile holds tokens."""
+    return 128 // (window(form) // cuts(form)) + 2
+
+
+@triton.constexpr_function
 def width(form):
     """Bits of a field of a word."""
     return min(bits(form), 4)

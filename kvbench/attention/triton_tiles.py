@@ -27,6 +27,7 @@ from kvbench.attention.triton_codes import (
     kind,
     lift,
     meaning,
+    meeting,
     of_tokens,
     planes,
     ready,
@@ -134,6 +135,36 @@ def window_scores(
 
 
 @triton.jit
+def columns_of_groups(PARTS, FORM: tl.constexpr, D: tl.constexpr, first, g, alone, R: tl.constexpr):
+    """A query of one row `alone` ``[D]`` scaled by each group of the tile that begins with token `first`, from `g` on.
+
+    Its columns are as many as a query of more rows would have, so one product serves all groups.
+
+    Returns:
+        ``[D, R]`` fp16, and the biases of the scores ``[R]``.
+    """
+    at = tl.arange(0, D)
+    number = g + tl.arange(0, R)
+    final, _ = group_at(FORM, first + 127)
+    place = number[None, :] * D + at[:, None]
+    there = (number <= final)[None, :] & (at >= 0)[:, None]
+    stored = tl.load(PARTS[planes(FORM)] + place, mask=there, other=0.0)
+    second = tl.load(PARTS[planes(FORM) + 1] + place, mask=there, other=0.0)
+    _, least = meaning(FORM, stored, second)
+    return alone.to(tl.float16)[:, None] * stored, tl.sum(alone[:, None] * least, 0)
+
+
+@triton.jit
+def own_column(FORM: tl.constexpr, scores, token, g):
+    """Of `scores` ``[N, R]`` of the tokens from `token` on by group, from `g` on, each token's own, in every column."""
+    N: tl.constexpr = scores.shape[0]
+    mine, following = group_at(FORM, token)
+    column = mine - g + tl.where(token + tl.arange(0, N) < following, 0, 1)
+    own = tl.arange(0, scores.shape[1])[None, :] == column[:, None]
+    return tl.broadcast_to(tl.sum(tl.where(own, scores, 0.0), 1)[:, None], scores.shape)
+
+
+@triton.jit
 def tile_scores(
     PARTS,
     FORM: tl.constexpr,
@@ -155,11 +186,20 @@ def tile_scores(
     if window(FORM):
         words = words_of(PARTS, FORM, base, at)
         first = PARTS[planes(FORM) + 2] + tile * 128
+        ALONE: tl.constexpr = ONE and meeting(FORM) <= query[0].shape[1]
+        if ALONE:
+            g, _ = group_at(FORM, first)
+            scaled, bias = columns_of_groups(PARTS, FORM, D, first, g, sums[0], query[0].shape[1])
+            only = tl.sum(tl.where(tl.arange(0, query[0].shape[1]) == 0, factor, 0.0), 0)
         for i in tl.static_range(fields(FORM)):
             codes = field(words, FORM, i, ASM)
-            score = window_scores(
-                PARTS, FORM, D, first + i * NW, codes, lift(FORM, i), query[0], sums[0], factor, NW, ONE
-            )
+            if ALONE:
+                product = tl.dot(codes, scaled) * lift(FORM, i) + bias[None, :]
+                score = own_column(FORM, product, first + i * NW, g) * only
+            else:
+                score = window_scores(
+                    PARTS, FORM, D, first + i * NW, codes, lift(FORM, i), query[0], sums[0], factor, NW, ONE
+                )
             scores = scores + (score,)
     elif axis(FORM) == CHANNEL:
         words = words_of(PARTS, FORM, base, at)

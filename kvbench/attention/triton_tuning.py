@@ -49,9 +49,9 @@ WINDOWS: dict[int, Tuning] = {bits: replace(TABLE[bits], stages=2, part_stages=2
 #: relative time of one token's key or value in a whole tile; an exact one has its bytes, 16. Two bits cost more than
 #: their bytes: unpacking bounds them.
 COST = {2: 3, 4: 4, 8: 8, 16: 16}
-#: groups of 32 and 64 read more parameters; groups that may end anywhere take two products for one
+#: groups of 32 and 64 read more parameters; so do groups that may end anywhere
 PARAMETERS = {32: 1.25, 64: 1.1, 128: 1.0, 0: 1.0}
-WINDOWED = 3.0
+WINDOWED = 2.0
 
 
 def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:

@@ -109,6 +109,20 @@ def test_rows_of_different_lengths_under_a_causal_window(group, count, dtype):
     check(work, rows(3, group, count, 64, dtype=dtype))
 
 
+@pytest.mark.parametrize(("group", "count", "dtype"), [(1, 1, torch.bfloat16), (4, 2, torch.float16)])
+def test_odd_windows_in_rows_of_different_lengths(group, count, dtype):
+    """One query row has a column for each group of a tile, several rows take two products; tiers begin within tiles."""
+    work = layer(
+        [Piece(FULL, [2, 0, 2]), Piece(windows(2, 42), [420, 42, 0]), Piece(FULL, [9, 49, 380])],
+        [Piece(FULL, [2, 0, 2]), Piece(token(2, 64), [300, 0, 180]), Piece(FULL, [129, 91, 200])],
+        heads=2,
+        key_dim=64,
+        value_dim=64,
+        dtype=dtype,
+    )
+    check(work, rows(3, 2 * group, count, 64, dtype=dtype))
+
+
 def test_values_packed_before_their_keys():
     work = layer(
         [Piece(channel(2, 32), [32]), Piece(FULL, [150])],
