@@ -136,6 +136,7 @@ def predicted(
         "gpu": gpu.name,
         "ttft_s": found.ttft_s,
         "tpot_s": None if drafted else found.tpot_s,
+        "expected_tpot_s": None if drafted else found.expected_tpot_s,
         "bound": found.bound,
         "peak_prefill": found.prefill_peak_bytes,
         "peak_decode": found.decode_peak_bytes,

@@ -113,7 +113,8 @@ def line(row: Row, base: Row | None) -> str:
         f"{row['max_batch']}{end}{beside('batch')}",
         "-" if best is None else f"{best.tokens_per_s:.4g} ({best.batch}){beside('throughput')}",
         f"{seconds(point.tpot_s)} ({batch}){beside('tpot')}",
-        seconds(point.predicted_tpot_s),
+        seconds(point.predicted_tpot_s)
+        + ("" if point.expected_tpot_s is None else f" ({seconds(point.expected_tpot_s)} expected)"),
         f"{size(point.peak_decode)}{beside('memory')}",
         size(point.kv_used),
         point.stepping.split(" (")[0] or "-",

@@ -35,6 +35,7 @@ class Point:
     peak_decode: int | None = None
     peak_prefill: int | None = None
     predicted_tpot_s: float | None = None
+    expected_tpot_s: float | None = None
     stepping: str = ""
     how: str = ""
 
@@ -150,6 +151,7 @@ def point(
         peak_decode=peak.get("decode", row.get("peak_decode")),
         peak_prefill=peak.get("prefill"),
         predicted_tpot_s=(row.get("predicted") or {}).get("tpot_s"),
+        expected_tpot_s=(row.get("predicted") or {}).get("expected_tpot_s"),
         stepping=row.get("stepping", ""),
         how=how,
     )

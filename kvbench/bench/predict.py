@@ -24,12 +24,12 @@ from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.load import load_method
 from kvbench.profiling.gpus import GPUS, Gpu, gpu_named, own_gpu
 from kvbench.profiling.intensity import accepted
-from kvbench.profiling.roofline import Prediction, Shape, max_batch, predict
+from kvbench.profiling.roofline import KERNELS, Prediction, Shape, max_batch, predict
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line; times in s, memory in bytes. `tpot_s` of a speculative method is of a token that a round yields."""
+    """One line; times in s, memory in bytes. TPOT of a speculative method is of a token that a round yields."""
 
     model: str
     gpu: str
@@ -39,6 +39,7 @@ class Row:
     new_tokens: int
     ttft_s: float
     tpot_s: float
+    expected_tpot_s: float
     over_fp16: float
     tokens_per_s: float
     bound: str
@@ -195,12 +196,14 @@ class Case:
         plan, extra, draft_s, verify_s = self.method.speculation, 0, None, None
         if plan is None:
             plain = self.step("all", weights)
-            tpot = plain.tpot_s
+            tpot, expected = plain.tpot_s, plain.expected_tpot_s
         else:
             light, extra = draft_weights(shape, weights, plan.weights)
             plain = self.step("target", weights, plan.gamma + 1)
-            verify_s, draft_s = plain.tpot_s, self.step("draft", light).tpot_s
-            tpot = (plan.gamma * draft_s + verify_s) / accepted(args.acceptance, plan.gamma)
+            draft, yields = self.step("draft", light), accepted(args.acceptance, plan.gamma)
+            verify_s, draft_s = plain.tpot_s, draft.tpot_s
+            tpot = (plan.gamma * draft_s + verify_s) / yields
+            expected = (plan.gamma * draft.expected_tpot_s + plain.expected_tpot_s) / yields
         held = self.kv("all", self.last).total
         most = max_batch(shape, held, weights + extra, self.context, self.gpu, **self.parts())
         whole = replace(plain, tpot_s=tpot)
@@ -213,6 +216,7 @@ class Case:
             new_tokens=args.new_tokens,
             ttft_s=plain.ttft_s,
             tpot_s=tpot,
+            expected_tpot_s=expected,
             over_fp16=1.0 if fp16_s is None else fp16_s / tpot,
             tokens_per_s=whole.throughput(self.batch, args.new_tokens) if args.new_tokens > 1 else self.batch / tpot,
             bound=plain.bound,
@@ -288,18 +292,35 @@ def run(args: argparse.Namespace) -> int:
 
 def shown(found: list[Row], args: argparse.Namespace) -> str:
     """The table and what its columns are."""
-    head = ["model", "gpu", "method", "B", "prompt", "TTFT s", "TPOT ms", "x fp16", "tok/s", "bound", "KV time %"]
+    head = [
+        "model",
+        "gpu",
+        "method",
+        "B",
+        "prompt",
+        "TTFT s",
+        "TPOT ms",
+        "expected",
+        "x fp16",
+        "tok/s",
+        "bound",
+        "KV time %",
+    ]
     head += ["KV GiB", "KV %", "prefill GiB", "decode GiB", "fits", "max B"]
     lines = []
     for row in found:
         memory = (row.kv_bytes, row.prefill_peak_bytes, row.decode_peak_bytes)
         kv, prefill, decode = (size / 2**30 for size in memory)
-        time = (row.ttft_s, 1e3 * row.tpot_s, row.over_fp16, row.tokens_per_s)
+        time = (row.ttft_s, 1e3 * row.tpot_s, 1e3 * row.expected_tpot_s, row.over_fp16, row.tokens_per_s)
         name = (row.model, row.gpu, row.method, row.batch, row.context)
         held = (kv, 100 * row.kv_of_fp16, prefill, decode, "yes" if row.fits else "no", row.max_batch)
         lines.append((*name, *time, row.bound, 100 * row.kv_share, *held))
     groups = ", all prompts read together" if args.prefill_rows is None else ", prompts read in groups"
-    notes = [f"A roofline: no step can be faster. KV % is of fp16; max B: most sequences that fit{groups}."]
+    notes = [
+        "A roofline: no step can be faster. Expected: with what the kernels of a compiled step take beside their bytes,"
+        f" {KERNELS} a layer."
+    ]
+    notes += [f"KV % is of fp16; max B: most sequences that fit{groups}."]
     if any(row.draft_s is not None for row in found):
         notes.append(
             "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "

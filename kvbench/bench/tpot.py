@@ -17,7 +17,7 @@ from kvbench.profiling.gpus import gpu_of
 from kvbench.profiling.memory import release
 from kvbench.profiling.roofline import Shape, predict
 
-HEAD = "setting|B|context|TPOT ms|p10|p90|first|roof|x|GB/s|% read|same|peak|steps".split("|")
+HEAD = "setting|B|context|TPOT ms|p10|p90|first|roof|x|expected|GB/s|% read|same|peak|steps".split("|")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
             judged(bench, row, rate)
             bench.add(row, line(row))
     notes = [
-        "same: tokens alike, captured and eager, of those compared; x: TPOT to the roofline's; GB/s: weights (without"
-        " the embedding table) and keys and values in use over TPOT; peak: GiB while decoding"
+        "same: tokens alike, captured and eager, of those compared; x: TPOT to the roofline's; expected: the roofline"
+        " and what the kernels of a compiled step take beside their bytes; GB/s: weights (without the embedding table)"
+        " and keys and values in use over TPOT; peak: GiB while decoding"
     ]
     return bench.finish(HEAD, [line(row) for row in bench.rows], notes)
 
@@ -132,7 +133,12 @@ def judged(bench: Bench, row: dict[str, Any], rate: float | None) -> None:
     gpu = gpu_of(name) if name else None
     if row.get("predicted") is None and gpu is not None:
         found = predict(shape, row["kv"], weights, row["batch"], row["context"], gpu)
-        row["predicted"] = {"gpu": gpu.name, "tpot_s": found.tpot_s, "bound": found.bound}
+        row["predicted"] = {
+            "gpu": gpu.name,
+            "tpot_s": found.tpot_s,
+            "expected_tpot_s": found.expected_tpot_s,
+            "bound": found.bound,
+        }
     roof = (row.get("predicted") or {}).get("tpot_s")
     row["over_roof"] = median / roof if roof else None
 
@@ -143,9 +149,11 @@ def line(row: dict[str, Any]) -> list[object]:
     if row["status"] != "ok":
         said = "oom" if row["status"] == "oom" else row["message"]
         return [*start, *[None] * (len(HEAD) - len(start) - 1), said]
-    tpot, roof = row["tpot_s"], (row.get("predicted") or {}).get("tpot_s")
+    said = row.get("predicted") or {}
+    tpot, roof = row["tpot_s"], said.get("tpot_s")
     times = [ms(tpot["median"]), ms(tpot["p10"]), ms(tpot["p90"]), ms(row.get("first_step_s")), ms(roof)]
+    expected = ms(said.get("expected_tpot_s"))
     share = None if row.get("read_share") is None else 100 * row["read_share"]
     same = "-" if "same" not in row else f"{row['same']['alike']}/{row['same']['of']}"
-    speeds = [row["over_roof"], row.get("GB_s"), share, same, gib(row.get("peak_decode"))]
+    speeds = [row["over_roof"], expected, row.get("GB_s"), share, same, gib(row.get("peak_decode"))]
     return [*start, *times, *speeds, row["stepping"]]

@@ -25,6 +25,9 @@ class Gpu:
         flops: dense bf16 matmul rate of the data sheet (without sparsity), FLOP/s.
         measured_read: largest rate at which a kernel was seen to read, bytes/s; None: not measured.
         measured_matmul: rate of a large bf16 matmul, FLOP/s; None: not measured.
+        kernel_s: seconds that a kernel in a row of kernels takes beside its bytes, to fill the memory's pipeline and to
+            drain it. On an H200 reads of 17 to 268 MB take 2.2 to 2.6 us more than their bytes at the rate of 4 GB
+            (three runs: ``ceiling`` in results/h200/whole); taken for the others too.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Gpu:
     flops: float
     measured_read: float | None = None
     measured_matmul: float | None = None
+    kernel_s: float = 2.3e-6
 
     @property
     def read(self) -> float:

@@ -3,8 +3,8 @@
 A step reads every weight (of the embedding table one row a sequence, which is left out) and every stored key and value
 once; it cannot be faster than these bytes at the rate at which the GPU reads, nor than its FLOPs at the rate of a large
 matmul (Williams et al., "Roofline", 2009). Linear layers and attention follow one another, so their times add up.
-Kernel launches, small reads that stay below the ceiling, and synchronisation are not in it: what a measurement has on
-top of the prediction is their cost.
+That is a floor. What is expected of a captured step (:attr:`Prediction.expected_tpot_s`) also counts the kernels of a
+layer, each of which takes a moment beside its bytes; launches by the host and synchronisation are in neither.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ SLICE, LONG = 8192, 16384
 #: prompts that are run together; ``auto``: as many as make 16384 tokens (``runtime.prefill_rows``)
 Rows = int | Literal["auto"] | None
 TOGETHER = 16384
+#: kernels of a decoder layer in a captured step whose layers are compiled: four products, attention, the append, and
+#: five between them (two norms with the residual, RoPE, the gated activation, the residual behind it)
+KERNELS = 11
 #: keys of models (with experts, with latent keys and values) that read and hold other bytes than a :class:`Shape` has
 OTHERS = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
 
@@ -129,7 +132,8 @@ class Prediction:
 
     Args:
         ttft_s: seconds of the prefill of the whole batch.
-        tpot_s: seconds of a decode step of the whole batch.
+        tpot_s: seconds of a decode step of the whole batch, at the least.
+        expected_tpot_s: the same with what :data:`KERNELS` kernels a layer take beside their bytes.
         decode_peak_bytes: weights, stored keys and values, logits.
         prefill_peak_bytes: weights, stored keys and values, one layer's activations over the whole prompt.
         bound: what bounds the larger part of a decode step.
@@ -140,6 +144,7 @@ class Prediction:
 
     ttft_s: float
     tpot_s: float
+    expected_tpot_s: float
     decode_peak_bytes: int
     prefill_peak_bytes: int
     bound: Bound
@@ -216,6 +221,7 @@ def predict(
     return Prediction(
         ttft_s=first[0].seconds + first[1].seconds + overhead,
         tpot_s=tpot + overhead,
+        expected_tpot_s=tpot + overhead + shape.layers * KERNELS * gpu.kernel_s,
         decode_peak_bytes=round(weight_bytes + stored + logits),
         prefill_peak_bytes=round(weight_bytes + stored + alive),
         bound=_bound(linear, attention),

@@ -39,7 +39,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "stepping": ("stepping",),
     **{name: ("speculation", name) for name in ("rounds", "drafted", "accepted")},
     "path": ("path",),
-    **{f"predicted_{name}": ("predicted", name) for name in ("ttft_s", "tpot_s", "peak_prefill", "peak_decode")},
+    **{
+        f"predicted_{name}": ("predicted", name)
+        for name in ("ttft_s", "tpot_s", "expected_tpot_s", "peak_prefill", "peak_decode")
+    },
     **{f"{name}_vs_fp16": ("vs_fp16", name) for name in ("ttft_s", "tpot_s", "tokens_per_s", "peak_decode")},
     "bytes_asked": ("bytes_asked",),
 }

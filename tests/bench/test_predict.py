@@ -64,6 +64,9 @@ def test_speculation_is_drafts_and_a_verification(tmp_path, capsys):
     (row,) = rows.values()
     fp16 = predicted(tmp_path, "--methods", "fp16", "--contexts", "32k")["fp16"]
     assert row["draft_s"] < row["verify_s"] < fp16["tpot_s"]
+    # five passes a round, of which each yields E tokens
+    passes = 5 / ((1 - 0.9**5) / (1 - 0.9))
+    assert row["expected_tpot_s"] - row["tpot_s"] == pytest.approx(passes * (fp16["expected_tpot_s"] - fp16["tpot_s"]))
     assert row["over_fp16"] == pytest.approx(speed_up(0.9, 4, fp16["tpot_s"], row["draft_s"], row["verify_s"]))
     # lm_head stays in 16 bits, so a little above what drafts with 4 bits throughout and no exact tokens would take
     assert 1.72e-3 < row["draft_s"] < 1.72e-3 * 1.08 and row["verify_s"] == pytest.approx(4.71e-3, rel=0.01)

@@ -1,5 +1,8 @@
 """The roofline against published parameter counts, hand computation, and figures measured on an H200."""
 
+import json
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -117,6 +120,18 @@ def test_overhead_is_a_layers_and_comes_on_top():
     assert slow.tpot_s - plain.tpot_s == pytest.approx(32e-5)
     assert slow.ttft_s - plain.ttft_s == pytest.approx(32e-5)
     assert plain.throughput(1, 100) == pytest.approx(100 / (plain.ttft_s + 99 * plain.tpot_s))
+
+
+def test_what_was_measured_is_within_15_percent_of_what_is_expected():
+    """Compiled steps of a 7B model at 32k and 128k tokens, as they stand in results/h200."""
+    measured = json.loads((Path(__file__).parents[2] / "results/h200/whole/tpot.json").read_text(encoding="utf-8"))
+    rows = [row for row in measured["rows"] if row["stepping"] == "graph, compiled" and not row.get("speculation")]
+    assert measured["model"] == "llama2-7b" and len(rows) >= 14
+    for row in rows:
+        found = predict(SEVEN, row["kv"], SEVEN.weight_bytes(), 1, row["context"], H200)
+        assert found.expected_tpot_s - found.tpot_s == pytest.approx(32 * 11 * 2.3e-6)
+        if ":int2_g64" not in row["setting"] or "window" in row["setting"]:  # W = 42, whose kernel is not so fast
+            assert 1 < row["tpot_s"]["median"] / found.expected_tpot_s < 1.15, row["setting"]
 
 
 def test_the_largest_batch_fits_and_one_more_does_not():
