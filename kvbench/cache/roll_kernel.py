@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "room", "sinks"])
 def write_sinks(
     table, turned, places, heads, room, sinks,
     TURNED: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
@@ -45,7 +45,7 @@ def write_sinks(
             tl.store(buffer + (new + token) * D + channel, x, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "room"])
 def move_to_front(
     table, like, places, heads, room, D: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip

@@ -44,7 +44,8 @@ class Move(NamedTuple):
     back: int = 0
 
 
-Roll = tuple["RollingSegment", Move]
+#: a segment, and what moves in it
+Roll = tuple["RollingSegment", tuple[Move, ...]]
 
 _collecting: list[Roll] | None = None
 
@@ -77,9 +78,9 @@ def roll(segment: RollingSegment, move: Move) -> None:
     if segment.originals is None and move.old == move.new and not move.back:
         return
     if _collecting is None:
-        launch([(segment, move)])
+        launch([(segment, (move,))])
     else:
-        _collecting.append((segment, move))
+        _collecting.append((segment, (move,)))
 
 
 def settle(layers: Sequence[KVLayer]) -> None:
@@ -89,42 +90,41 @@ def settle(layers: Sequence[KVLayer]) -> None:
     """
     with together():
         assert _collecting is not None
-        known: tuple[Hashable, list[RollingSegment], list[Roll]] | None = None
+        known: tuple[Hashable, list[RollingSegment], list[tuple[Move, ...]]] | None = None
         for layer in layers:
             segments = layer.rolling()
             before = segments and (layer.seen, layer.sealed, [segment.state() for segment in segments])
             if known is not None and before == known[0]:
-                repeat(segments, known[1], known[2])
+                for segment, other, moves in zip(segments, known[1], known[2], strict=True):
+                    segment.follow(other, moves)
+                    _collecting.append((segment, moves))
                 continue
             first = len(_collecting)
             layer.settle()
             if before and known is None:
-                known = before, segments, _collecting[first:]
+                rolled = joined(_collecting[first:])
+                known = before, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
 
 
-def repeat(segments: Sequence[RollingSegment], others: Sequence[RollingSegment], rolls: Sequence[Roll]) -> None:
-    """Do with `segments` what was done with `others`, which were in the same state before `rolls`."""
-    assert _collecting is not None
-    for segment, other in zip(segments, others, strict=True):
-        for rolled, move in rolls:
-            if rolled is other:
-                segment.remember(move)
-                _collecting.append((segment, move))
-        segment.follow(other)
+def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
+    """All moves of each segment, by its identity."""
+    found: dict[int, Roll] = {}
+    for segment, moves in rolls:
+        known = found.get(id(segment))
+        found[id(segment)] = (segment, moves if known is None else known[1] + moves)
+    return found
 
 
 def launch(rolls: Sequence[Roll]) -> None:
     """Do `rolls`, those alike at once."""
-    found: dict[int, tuple[RollingSegment, list[Move]]] = {}
-    for segment, move in rolls:
-        found.setdefault(id(segment), (segment, []))[1].append(move)
-    alike: dict[Hashable, list[RollingSegment]] = {}
-    for segment, moves in found.values():
-        buffer = segment.buffer
-        key = (buffer.shape, buffer.dtype, buffer.device, segment.sinks, segment.turn, tuple(moves))
-        alike.setdefault(key, []).append(segment)
-    for key, segments in alike.items():
-        run(segments, key[-1])  # type: ignore[index]
+    alike: dict[Hashable, tuple[tuple[Move, ...], list[RollingSegment]]] = {}
+    for segment, moves in joined(rolls).values():
+        if moves:
+            buffer = segment.buffer
+            key = (buffer.shape, buffer.dtype, buffer.device, segment.sinks, segment.turn, moves)
+            alike.setdefault(key, (moves, []))[1].append(segment)
+    for moves, segments in alike.values():
+        run(segments, moves)
 
 
 def run(segments: Sequence[RollingSegment], moves: tuple[Move, ...]) -> None:
@@ -226,7 +226,7 @@ def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
     return upload(lines, torch.int32, device)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def addresses(found: tuple[int, ...], device: torch.device) -> Tensor:
     """Addresses of buffers on the device, int64; sent once, as they stay where they are."""
     return upload(found, torch.int64, device)

@@ -56,24 +56,26 @@ class RollingSegment(FullSegment):
             back = length
             self._set(rows, 0, length)
         move = Move(first, last, old, new, evicted, back)
-        self.remember(move)
+        self.remember((move,))
         self.turned[first:last] = [evicted] * (last - first)
         roll(self, move)
 
-    def remember(self, move: Move) -> None:
+    def remember(self, moves: Sequence[Move]) -> None:
         """Keep the sinks' keys of rows that are about to move for the first time."""
-        if self.originals is None or 0 not in self.turned[move.first : move.last]:
+        if self.originals is None or 0 not in self.turned:
             return
-        for row in range(move.first, move.last):
-            if not self.turned[row]:  # rows of one length may have begun to roll at different steps
-                self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
+        for move in moves:
+            for row in range(move.first, move.last):
+                if not self.turned[row]:  # rows of one length may have begun to roll at different steps
+                    self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
 
     def state(self) -> tuple[Any, ...]:
         """What the host decides by: segments of equal states roll alike."""
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
-    def follow(self, other: RollingSegment) -> None:
-        """Take over the host's numbers of a segment that did the same."""
+    def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
+        """Roll as `other` did, which was in the same state; the moves are the caller's."""
+        self.remember(moves)
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
 
     def buffers(self) -> list[tuple[str, Tensor]]:

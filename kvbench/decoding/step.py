@@ -132,11 +132,11 @@ class Recorded:
         """Have the kernels compiled that the method packs or rolls by while decoding."""
         seen: set[Any] = set()
         for layer in self.cache.layers if self.cache.method.settles else ():
-            for segment in layer.rolling():
-                roll = ("rolls", segment.heads, segment.channels, segment.originals is None, layer.device)
+            for window in layer.rolling():
+                roll = (window.sinks, window.channels, window.turn is None, window.device)
                 if roll not in seen:
                     seen.add(roll)
-                    roll_together.warm(segment)
+                    roll_together.warm(window)
             for store in layer.stores():
                 for segment in store.segments:
                     if isinstance(segment, PackedSegment) and store.tail.capacity:
