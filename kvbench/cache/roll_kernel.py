@@ -30,7 +30,7 @@ def write_sinks(
     row, head = line // heads, line % heads
     old, new = tl.load(places + row * 4).to(tl.int64), tl.load(places + row * 4 + 1).to(tl.int64)
     if new >= 0:
-        buffer = tl.multiple_of(tl.load(table + number), 16).to(tl.pointer_type(turned.dtype.element_ty))
+        buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(turned.dtype.element_ty)), 16)
         buffer += line.to(tl.int64) * room * D
         source = buffer + old * D
         if TURNED:
@@ -58,7 +58,7 @@ def move_to_front(
     line, number = tl.program_id(0), tl.program_id(1)
     row = line // heads
     start, count = tl.load(places + row * 4 + 2).to(tl.int64), tl.load(places + row * 4 + 3)
-    buffer = tl.multiple_of(tl.load(table + number), 16).to(tl.pointer_type(like.dtype.element_ty))
+    buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(like.dtype.element_ty)), 16)
     buffer += line.to(tl.int64) * room * D
     channel = tl.arange(0, BLOCK)[None, :]
     for first in range(0, count, TOKENS):

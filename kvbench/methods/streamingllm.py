@@ -46,6 +46,7 @@ class StreamingLLM(Method):
     position: Literal["cache", "original"] = "cache"
     evict: Literal["steps", "prefill"] = "steps"
 
+    #: windows of all layers roll at once (:mod:`kvbench.cache.roll_together`)
     rolls: ClassVar[bool] = True
 
     @property

@@ -135,6 +135,24 @@ def test_reserved_bytes_are_those_of_buffers_and_of_the_keys_that_came():
     assert watched.cache.bill().reserved.total == reserved == 3 * 2 * 16 * element * (2 * room + 4)
 
 
+@torch.inference_mode()
+def test_keys_of_many_layers_are_turned_some_layers_at_a_time(monkeypatch):
+    """No more elements at once than are allowed, whatever the batch; the last ones are fewer."""
+    sizes, turn = [], roll_together.turn
+
+    def counted(segments, moves):
+        sizes.append(len(segments))
+        return turn(segments, moves)
+
+    monkeypatch.setattr(roll_together, "turn", counted)
+    watched = Watched([30, 28], layers=5, budget=24)
+    monkeypatch.setattr(roll_together, "TURNED", 2 * 2 * 2 * 4 * 16 + 1)  # of two layers
+    watched.step()
+    sizes.clear()
+    watched.check()
+    assert sizes == [2, 2, 1]
+
+
 def test_moves_of_a_segment_are_joined():
     """Of rows that roll one after the other; in their order."""
     one, two = Watched([30, 25], budget=24).cache.layers[0].stores()
