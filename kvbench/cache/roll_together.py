@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INTERPRET = False
 #: elements of a program of :func:`kvbench.cache.roll_kernel.move_to_front` at a time
 ELEMENTS = 8192
-#: elements of keys that are turned at a time, in fp32 and with copies: about 300 MB, the layers of 32 rows of a 7B model
+#: elements of keys that are turned at a time: those of 32 rows of a 7B model, in fp32 and with copies about 300 MB
 TURNED = 1 << 24
 #: sinks of a program of :func:`kvbench.cache.roll_kernel.write_sinks` at a time
 SINKS = 8
