@@ -2,7 +2,7 @@
 
 The host knows at once where a window begins anew (:meth:`kvbench.cache.rolling.RollingSegment.roll`); what the device
 has to do for it is put off until all layers have settled. Then the sinks' keys of all layers are turned as one tensor,
-and a kernel writes them over a table of addresses; on a CPU, one copy of lists of tensors.
+and a kernel writes them over a table of addresses; where none is compiled, one copy of lists of tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+
+from kvbench.cache.pack import compiled
 
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
@@ -133,7 +135,7 @@ def run(segments: Sequence[RollingSegment], moves: tuple[Move, ...]) -> None:
     """The same moves of segments of one shape."""
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
-    do = by_kernel if segments[0].buffer.is_cuda or INTERPRET else by_torch
+    do = by_kernel if INTERPRET or compiled(segments[0].buffer.device) else by_torch
     for first in range(0, len(segments), most):
         some = segments[first : first + most]
         do(some, moves, None if keys is None else turn(some, moves))
@@ -211,7 +213,7 @@ def warm(segment: RollingSegment) -> None:
 
     A compilation takes a second: it should not fall into the step of the first roll.
     """
-    if not segment.sinks or not (segment.buffer.is_cuda or INTERPRET):
+    if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)):
         return
     nothing = (Move(0, 0, 0, 0, 1, 1),)  # no rows
     by_kernel([segment], nothing, None if segment.originals is None else turn([segment], nothing))
