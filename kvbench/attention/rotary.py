@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kvbench.cache.roll_together import upload
 from kvbench.errors import ModelError
 
 
@@ -48,23 +49,26 @@ class Rotary:
             cos, sin = cos / scale, -sin / scale
         return self.apply(keys[:, :0], keys, cos, sin)[1]
 
-    def turn(self, keys: Tensor, by: int) -> Tensor:
-        """Keys ``[B, H, n, D]`` moved on by `by` positions, in their dtype."""
-        cos, sin = self._angles(by, keys.device)
+    def turn(self, keys: Tensor, by: int | Sequence[int]) -> Tensor:
+        """Keys ``[B, H, n, D]`` moved on by `by` positions (or each row by its own number), in their dtype."""
+        cos, sin = self._angles(by if isinstance(by, int) else tuple(by), keys.device)
         x = keys.float()
-        return self.apply(x, x, cos, sin)[1].to(keys.dtype)
+        return self.apply(x[:, :0], x, cos, sin)[1].to(keys.dtype)
 
     @torch.no_grad()
-    def _angles(self, by: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[1, 1, R]`` fp32 of one position; all layers of a step ask for the same ones."""
+    def _angles(self, by: int | tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines ``[1, 1, R]`` fp32 of one position, or ``[B, 1, R]``; all layers of a step ask for them."""
         # longrope switches frequencies in place: what was computed before may be of the other ones
         key = (by, device, self.module.inv_freq.data_ptr())
         if self._last is None or self._last[0] != key or getattr(self.module, "rope_type", "") == "longrope":
-            position = torch.tensor([[by]], device=device)
-            cos, sin = self._forward(self.module, torch.zeros(1, device=device), position)
+            if isinstance(by, int):
+                position = torch.full((1, 1), by, device=device)  # filled, not sent: the host does not wait
+            else:
+                position = upload([[each] for each in by], torch.int64, device)
+            cos, sin = self._forward(self.module, torch.empty(1, device=device), position)
             # YaRN and its like scale q and k through cosine and sine; a key that is turned has been scaled already
             scale = float(getattr(self.module, "attention_scaling", 1.0))
-            self._last = key, cos / scale, sin / scale
+            self._last = (key, cos, sin) if scale == 1.0 else (key, cos / scale, sin / scale)
         return self._last[1], self._last[2]
 
 

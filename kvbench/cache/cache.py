@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from kvbench.cache import rope, watch
+from kvbench.cache import roll_together, rope, watch
 from kvbench.cache.bill import Bill, Parts
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
@@ -191,9 +191,16 @@ class KVCache(Cache):
 
     def settle(self) -> None:
         """Bring every layer into the state that the method prescribes for the tokens seen so far."""
+        self.settle_layers()
+        watch.check(self.progress)
+
+    def settle_layers(self) -> None:
+        """:meth:`settle` without a look at what was noted of NaN and Inf; windows of all layers roll at once."""
+        if self.method.packs_together:
+            roll_together.settle(self.layers)
+            return
         for layer in self.layers:
             layer.settle()
-        watch.check(self.progress)
 
     def bill(self, row: int | None = None) -> Bill:
         """Bytes held by part, for the whole batch or for one row (`reserved` is always the whole batch's).

@@ -20,6 +20,7 @@ from kvbench.cache import rope, watch
 from kvbench.cache.nonfinite import located, located_in_tails
 from kvbench.cache.order import extended
 from kvbench.cache.progress import Progress
+from kvbench.cache.rolling import RollingSegment
 from kvbench.cache.segments import FullSegment, same, uniform_rows
 from kvbench.cache.store import Store
 from kvbench.errors import CacheError, NonFiniteError
@@ -320,6 +321,14 @@ class KVLayer(CacheLayerMixin):
         if self.keys_store is None or self.values_store is None:
             raise CacheError(f"layer {self.index} has no stores yet: the prompt was not finished (cache.finalize())")
         return self.keys_store, self.values_store
+
+    def rolling(self) -> list[RollingSegment]:
+        """The segments, where each side has one and it rolls; else none."""
+        if self.keys_store is None or self.values_store is None:
+            return []
+        held = [*self.keys_store.segments, *self.values_store.segments]
+        found = [segment for segment in held if isinstance(segment, RollingSegment)]
+        return found if len(found) == len(held) else []
 
     def row_groups(self) -> list[slice]:
         """Runs of rows that hold equally many tokens in every segment, at the same places, and begin at one column.

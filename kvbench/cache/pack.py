@@ -137,6 +137,12 @@ def _too_old(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) < (8, 0)
 
 
+@cache
+def compiled(device: torch.device) -> bool:
+    """Whether kernels are compiled for `device`."""
+    return device.type == "cuda" and missing() is None and not _too_old(device) and not _interpreted()
+
+
 def served(segment: PackedSegment, x: Tensor) -> Form | str:
     """The form in which the kernel packs tokens ``x`` ``[rows, H, n, D]`` into `segment`, or why it does not."""
     if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:

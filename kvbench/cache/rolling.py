@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from kvbench.cache.roll_together import Move, putting_off, roll
 from kvbench.cache.segments import FullSegment, allocate
 
-#: keys ``[rows, H, n, D]`` moved on by some positions (:meth:`kvbench.attention.rotary.Rotary.turn`)
-Turn = Callable[[Tensor, int], Tensor]
+#: keys ``[rows, H, n, D]`` moved on by some positions, of all or of each row
+#: (:meth:`kvbench.attention.rotary.Rotary.turn`)
+Turn = Callable[[Tensor, int | Sequence[int]], Tensor]
 
 
 class RollingSegment(FullSegment):
@@ -36,7 +38,7 @@ class RollingSegment(FullSegment):
         self.originals = allocate(shape, self.dtype, self.device).zero_() if turn and sinks else None
 
     def roll(self, rows: slice, count: int, evicted: int) -> None:
-        """Forget `count` tokens after the sinks.
+        """Forget `count` tokens after the sinks; inside :func:`kvbench.cache.roll_together.together` they move later.
 
         Args:
             rows: hold equally many tokens and have lost equally many before.
@@ -45,17 +47,36 @@ class RollingSegment(FullSegment):
         if not evicted or not self.sinks:
             self.drop_front(rows, count)
             return
-        front = self.view(rows)[:, :, : self.sinks].clone()
-        if self.originals is not None and self.turn is not None:
-            first = rows.indices(len(self.lengths))[0]
-            for number in range(len(front)):
-                if not self.turned[first + number]:  # rows of one length may have begun to roll at different steps
-                    self.originals[first + number].copy_(front[number])
-            front = self.turn(self.originals[rows], evicted)
+        first, last, _ = rows.indices(len(self.lengths))
+        old = self.starts[first]
         self.drop_front(rows, count)
-        self.view(rows)[:, :, : self.sinks].copy_(front)
-        for row in range(*rows.indices(len(self.lengths))):
-            self.turned[row] = evicted
+        new, length, back = self.starts[first], self.lengths[first], 0
+        if putting_off() and new and new + length + count > self.capacity >= length + count:
+            # as many tokens as went will come, and for them the live part would be moved back layer by layer
+            back = length
+            self._set(rows, 0, length)
+        move = Move(first, last, old, new, evicted, back)
+        self.remember((move,))
+        self.turned[first:last] = [evicted] * (last - first)
+        roll(self, move)
+
+    def remember(self, moves: Sequence[Move]) -> None:
+        """Keep the sinks' keys of rows that are about to move for the first time."""
+        if self.originals is None or 0 not in self.turned:
+            return
+        for move in moves:
+            for row in range(move.first, move.last):
+                if not self.turned[row]:  # rows of one length may have begun to roll at different steps
+                    self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
+
+    def state(self) -> tuple[Any, ...]:
+        """What the host decides by: segments of equal states roll alike."""
+        return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
+
+    def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
+        """Roll as `other` did, which was in the same state; the moves are the caller's."""
+        self.remember(moves)
+        self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         originals = [] if self.originals is None else [("window", self.originals)]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from kvbench.attention import fused, phases
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
 from kvbench.attention.recorded import PassThrough
-from kvbench.cache import KVCache, watch
+from kvbench.cache import KVCache, roll_together, watch
 from kvbench.cache.append import append
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.pack import warm
@@ -129,9 +129,14 @@ class Recorded:
                     phases.part(segment, channels, self.upper)
 
     def warm(self) -> None:
-        """Have the kernels compiled that the method packs by while decoding."""
-        seen = set()
+        """Have the kernels compiled that the method packs or rolls by while decoding."""
+        seen: set[Any] = set()
         for layer in self.cache.layers if self.cache.method.settles else ():
+            for window in layer.rolling():
+                roll = (window.sinks, window.channels, window.turn is None, window.device)
+                if roll not in seen:
+                    seen.add(roll)
+                    roll_together.warm(window)
             for store in layer.stores():
                 for segment in store.segments:
                     if isinstance(segment, PackedSegment) and store.tail.capacity:
@@ -152,8 +157,8 @@ class Recorded:
         if not self.cache.progress.held:
             watch.poll(self.cache.progress)
             with together() if self.cache.method.packs_together else nullcontext():
-                for layer in self.cache.layers if self.cache.method.settles else ():
-                    layer.settle()
+                if self.cache.method.settles:
+                    self.cache.settle_layers()
         places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]
         tables, shape = [], []
         known: dict[Any, Any] = {}

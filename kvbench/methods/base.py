@@ -59,8 +59,9 @@ class Method:
         """The method without its draft, for where no token is to be chosen (perplexity)."""
         return self
 
-    #: whether :meth:`settle` only packs the oldest of the tails and drops it from their front: layers may then pack
-    #: together, when all have settled
+    #: whether :meth:`settle` only packs the oldest of the tails and drops it from their front, or rolls them behind
+    #: their sinks, and does the same to layers in the same state: they may then pack, or roll, together, when all have
+    #: settled
     rolls: ClassVar[bool] = False
     #: whether a token's stored form depends on that token and its position alone, so that any number may be taken back
     by_token: ClassVar[bool] = False

@@ -8,7 +8,7 @@ drops tokens once, after the prompt, is that of KVCache-Factory and kvpress.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Side
@@ -45,6 +45,9 @@ class StreamingLLM(Method):
     budget: int | float = 2048
     position: Literal["cache", "original"] = "cache"
     evict: Literal["steps", "prefill"] = "steps"
+
+    #: windows of all layers roll at once (:mod:`kvbench.cache.roll_together`)
+    rolls: ClassVar[bool] = True
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]

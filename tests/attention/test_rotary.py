@@ -51,6 +51,21 @@ def test_a_turned_key_is_the_key_at_that_position(name):
     assert not torch.allclose(turned, rotary(model).turn(turned, 1), atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "cohere", "yarn", "longrope"])
+@torch.no_grad()
+def test_rows_turned_by_numbers_of_their_own_are_rows_turned_alone(name):
+    """Every bit, as a batch of windows must not depend on who is in it; and other heads beside them change nothing."""
+    model = zoo.model(name) if name in zoo.MODELS else other(name)
+    size = model.config.hidden_size // model.config.num_attention_heads
+    keys = torch.randn(5, 6, 3, size, generator=torch.Generator().manual_seed(2))
+    by = [1, 4000, 17, 0, 4000]
+    for x in (keys, keys.bfloat16()):
+        joint = rotary(model).turn(x, by)
+        for row, count in enumerate(by):
+            alone = torch.cat([rotary(model).turn(x[row : row + 1, head : head + 2], count) for head in (0, 2, 4)], 1)
+            assert torch.equal(joint[row], alone[0])
+
+
 def test_turning_does_not_touch_the_models_frequencies():
     model = other("longrope")
     keys = keys_at(model, torch.full((1, 4), 7), 100)

@@ -1,0 +1,161 @@
+"""Windows of all layers roll at once: every bit as the paper's statement has it, in a few launches for any model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kvbench.cache import roll_together
+from kvbench.cache.roll_together import Move
+from tests.cache.rolling_oracle import Watched
+
+
+class Operations(TorchDispatchMode):
+    """Counts what a device would do: no views, no empty tensors, nothing that gives back what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        first = made[0] if isinstance(made, (list, tuple)) else made
+        given = args[0].data_ptr() if args and isinstance(args[0], torch.Tensor) else None
+        name = func.__name__.split(".")[0]
+        # a slice begins elsewhere in the storage that it was given
+        idle = name in ("slice", "select", "chunk", "empty") or (isinstance(first, torch.Tensor) and not first.numel())
+        if name.endswith("_") or not (idle or (isinstance(first, torch.Tensor) and first.data_ptr() == given)):
+            self.count[name] += 1
+        return made
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["together", "layer by layer"])
+@pytest.mark.parametrize(
+    ("lengths", "options"),
+    [
+        ([40], {"budget": 24}),
+        ([9], {"budget": 24}),
+        ([40, 21, 26, 26], {"budget": 24}),
+        ([30, 25], {"budget": 24, "position": "original"}),
+        ([30, 12], {"budget": 0.5, "sinks": 3}),
+        ([30, 25], {"budget": 24, "sinks": 0}),
+        ([30, 25], {"budget": 40, "sinks": 19, "dtype": torch.float32}),
+    ],
+    ids=["rolls", "begins to roll", "rows", "original", "share", "no sinks", "many sinks"],
+)
+@torch.inference_mode()
+def test_windows_hold_sinks_turned_from_what_came_and_the_newest(lengths, options, together):
+    """Several hundred steps: windows come to the end of their buffers several times, each row at its own step."""
+    watched = Watched(lengths, together=together, **options)
+    starts = set()
+    for number in range(300):
+        watched.step()
+        starts.update(watched.cache.layers[0].stores()[0].tail.starts)
+        if number % 7 == 0 or number < 30:
+            watched.check()
+    assert len(starts) > 20 and 0 in starts
+
+
+@torch.inference_mode()
+def test_copies_orders_and_rollbacks_in_the_middle():
+    """Whatever a cache is put through between two steps."""
+    watched = Watched([33, 21, 28], budget=24)
+    for number in range(120):
+        watched.step(1 + number % 4)
+        if number % 4 == 3:
+            watched.take_back([number % 3, 2, number // 4 % 4, 1][: len(watched.cache.progress.starts)])
+        if number in (11, 50):
+            other = watched.twin()
+            for _ in range(70):
+                other.step()
+            other.check()
+        if number == 40:
+            watched.select([2, 0, 0, 1])
+        watched.check()
+
+
+@torch.inference_mode()
+def test_layers_that_do_not_agree_roll_each_in_its_own_way():
+    """One has given back a token that the others hold, and one begins elsewhere in its buffer."""
+    watched = Watched([30, 26], layers=4, budget=24)
+    for _ in range(5):
+        watched.step()
+    watched.settle()
+    for store in watched.cache.layers[2].stores():
+        tail = store.tail
+        live = tail.view(slice(0, 2)).clone()
+        tail.starts[:] = [0, 0]
+        tail.buffer[:, :, : live.shape[2]] = live
+    for _ in range(120):
+        watched.step()
+        watched.check()
+
+
+@torch.inference_mode()
+def test_an_error_while_layers_settle_leaves_windows_as_the_host_counts_them(monkeypatch):
+    """What was put off is done all the same."""
+    watched = Watched([30], layers=3, budget=24)
+    watched.step()
+    monkeypatch.setattr(watched.cache.layers[1], "settle", lambda: 1 / 0)
+    watched.cache.layers[1].stores()[0].tail.starts[0] += 1  # not the first layer's state
+    with pytest.raises(ZeroDivisionError):
+        watched.settle()
+    watched.cache.layers, watched.given = watched.cache.layers[:1], watched.given[:1]
+    assert not roll_together.putting_off()
+    watched.check()
+
+
+@pytest.mark.parametrize("lengths", [[30], [30, 40, 33, 36]], ids=["a row", "rows"])
+@torch.inference_mode()
+def test_operations_of_a_step_do_not_grow_with_the_layers(lengths):
+    """On a CPU; and fewer than twenty where all rows are alike."""
+    counts = []
+    for layers in (2, 7):
+        watched = Watched(lengths, layers=layers, budget=24)
+        for _ in range(6):
+            watched.step()
+        with Operations() as found:
+            watched.settle()
+        counts.append(found.count)
+    assert counts[0] == counts[1]
+    assert 0 < sum(counts[0].values()) < (20 if len(lengths) == 1 else 40)
+
+
+@torch.inference_mode()
+def test_reserved_bytes_are_those_of_buffers_and_of_the_keys_that_came():
+    """Nothing is kept beside them for rolling at once."""
+    watched = Watched([40], layers=3, budget=24)
+    reserved = watched.cache.bill().reserved.total
+    for _ in range(100):
+        watched.step()
+    room, element = 24 + 64, 2
+    assert watched.cache.bill().reserved.total == reserved == 3 * 2 * 16 * element * (2 * room + 4)
+
+
+@torch.inference_mode()
+def test_keys_of_many_layers_are_turned_some_layers_at_a_time(monkeypatch):
+    """No more elements at once than are allowed, whatever the batch; the last ones are fewer."""
+    sizes, turn = [], roll_together.turn
+
+    def counted(segments, moves):
+        sizes.append(len(segments))
+        return turn(segments, moves)
+
+    monkeypatch.setattr(roll_together, "turn", counted)
+    watched = Watched([30, 28], layers=5, budget=24)
+    monkeypatch.setattr(roll_together, "TURNED", 2 * 2 * 2 * 4 * 16 + 1)  # of two layers
+    watched.step()
+    sizes.clear()
+    watched.check()
+    assert sizes == [2, 2, 1]
+
+
+def test_moves_of_a_segment_are_joined():
+    """Of rows that roll one after the other; in their order."""
+    one, two = Watched([30, 25], budget=24).cache.layers[0].stores()
+    first, second = Move(0, 1, 5, 6, 7), Move(1, 2, 0, 1, 2)
+    joined = roll_together.joined([(one.tail, (first,)), (two.tail, (first,)), (one.tail, (second,))])
+    assert [moves for _, moves in joined.values()] == [(first, second), (first,)]
