@@ -134,26 +134,28 @@ def pack_windows(
             tl.store(scales.to(tl.pointer_type(tl.int32)) + target, half_pair(scale0, scale1))
             tl.store(bases.to(tl.pointer_type(tl.int32)) + target, half_pair(base0, base1))
         for j in tl.static_range(RUNS):
-            token = (run + j) * RUN + tl.arange(0, RUN)
-            mine = ((token >= front) & (token < behind) & (token // 128 == tile))[:, None]
-            codes, fine = encode(
-                values[j], scale0, scale1, base0, base1, r0, r1, part0, part1, "affine", LEVELS, HALF
-            )  # fmt: skip
-            place = (run + j) % (128 // RUN)
-            shift = place // SPLIT * WIDTH
-            if BITS == 8:
-                codes = codes >> 4
-                fine = tl.where(mine, fine & FIELD, 0) << shift
-            codes = tl.where(mine, codes & FIELD, 0) << shift
-            if SPLIT == 1:
-                upper0 |= codes
-            else:
-                second = place % SPLIT == 1
-                upper0 |= tl.where(second, 0, codes)
-                upper1 |= tl.where(second, codes, 0)
+            at = run + j
+            if (at // (128 // RUN) == tile) & (at * RUN < behind):
+                token = at * RUN + tl.arange(0, RUN)
+                mine = ((token >= front) & (token < behind))[:, None]
+                codes, fine = encode(
+                    values[j], scale0, scale1, base0, base1, r0, r1, part0, part1, "affine", LEVELS, HALF
+                )  # fmt: skip
+                place = at % (128 // RUN)
+                shift = place // SPLIT * WIDTH
                 if BITS == 8:
-                    lower0 |= tl.where(second, 0, fine)
-                    lower1 |= tl.where(second, fine, 0)
+                    codes = codes >> 4
+                    fine = tl.where(mine, fine & FIELD, 0) << shift
+                codes = tl.where(mine, codes & FIELD, 0) << shift
+                if SPLIT == 1:
+                    upper0 |= codes
+                else:
+                    second = place % SPLIT == 1
+                    upper0 |= tl.where(second, 0, codes)
+                    upper1 |= tl.where(second, codes, 0)
+                    if BITS == 8:
+                        lower0 |= tl.where(second, 0, fine)
+                        lower1 |= tl.where(second, fine, 0)
 
     words = (both * tiles + tile) * (WORD_ROWS * D)
     whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
