@@ -94,10 +94,11 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
         return f"{bits}-bit codes"
     least = window // -(-window // group)
     if not 8 <= least <= group <= 64:
-        return f"windows of {window} tokens, which make groups of {least}"
+        return f"windows of {window} tokens in groups of {least} to {group}"
     wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
     if not wide:
         return f"heads of {channels} channels"
+    # compiled for sm_90, two warps of 64 channels spill no register for W = 42 (a few words for some other windows)
     return Form("affine", bits, True, group, word_rows(bits), wide, channels // wide, 2, window)
 
 
