@@ -17,7 +17,7 @@ from kvbench.random_fill import place
 #: kinds of kernels, by their names; the first that matches counts
 KINDS = (
     ("attention", r"^decode$|^decode_|merge"),
-    ("pack", r"pack_tiles|pack_layers"),
+    ("pack", r"pack_tiles|pack_layers|pack_windows"),
     ("append", r"^write$|^write_"),
     ("linear", r"^product$|gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
     ("copies", r"^Mem(cpy|set)|direct_copy"),

@@ -1,8 +1,9 @@
-"""Quantize and pack in one launch: what the host does (the kernel: :mod:`kvbench.cache.pack_kernel`, Triton).
+"""Quantize and pack in one launch: what the host does (kernels: pack_kernel and pack_windows beside it, Triton).
 
 Served are fp16 and bf16 tokens on a CUDA device of compute capability 8.0 or newer in codes of 2, 4 and 8 bits, affine,
-hierarchical or Atom's, in groups of a power of two. Three bits, odd windows (W = 42) and fp32 take torch's way
-(:meth:`kvbench.cache.packed.PackedSegment.append`), with the same result.
+hierarchical or Atom's, in groups of a power of two, and windows of any length (LogQuant's W = 42) in groups of 8 to 64
+tokens. Three bits, other groups and fp32 take torch's way (:meth:`kvbench.cache.packed.PackedSegment.append`), with the
+same result.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Form:
         parts: programs of a tile.
         warps: of a program. Threads along the tokens of a group each work out its parameters, so fewer warps do less
             work in all, and more hide latency better.
+        window: tokens of a block whose groups, of at most `group` tokens, do not fit tiles; 0: they do.
     """
 
     kind: str
@@ -58,6 +60,7 @@ class Form:
     channels: int
     parts: int
     warps: int = 2
+    window: int = 0
 
 
 @lru_cache(maxsize=256)
@@ -82,6 +85,21 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
     else:
         warps = 1 if by_channel and group <= rows and half else 2
     return Form(kind, bits, by_channel, group, rows, wide, all_rows // rows * (channels // wide), warps)
+
+
+@lru_cache(maxsize=256)
+def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
+    """As :func:`form`, for blocks of `window` tokens that are cut into groups of at most `group`, wherever they lie."""
+    if bits not in (2, 4, 8):
+        return f"{bits}-bit codes"
+    least = window // -(-window // group)
+    if not 8 <= least <= group <= 64:
+        return f"windows of {window} tokens in groups of {least} to {group}"
+    wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
+    if not wide:
+        return f"heads of {channels} channels"
+    # compiled for sm_90, two warps of 64 channels spill no register for W = 42 (a few words for some other windows)
+    return Form("affine", bits, True, group, word_rows(bits), wide, channels // wide, 2, window)
 
 
 def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
@@ -158,11 +176,12 @@ def served(segment: PackedSegment, x: Tensor) -> Form | str:
     kind = KINDS.get(type(quantizer))
     if kind is None:
         return f"codes of {type(quantizer).__name__}"
-    if isinstance(quantizer, WindowedQuantizer) and not quantizer.even:
-        return f"windows of {quantizer.window} tokens, which make uneven groups"
-    channels = x.shape[-1]
+    channels, half = x.shape[-1], x.dtype == torch.float16
     group = quantizer.group_size or channels
-    found = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, x.dtype == torch.float16)
+    if isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
+        found = windows(quantizer.bits, quantizer.window, group, channels, half)
+    else:
+        found = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, half)
     if isinstance(found, Form) and any(s % 2 for s in x.stride()[:-1]) | (x.stride(-1) != 1) | (x.data_ptr() % 4 != 0):
         return "channels that are not contiguous"
     return found
@@ -206,12 +225,16 @@ def _launch(
     segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: int, count: int, index: Tensor | None
 ) -> None:
     from kvbench.cache.pack_kernel import pack_tiles
+    from kvbench.cache.pack_windows import pack_windows
 
     rows, heads, _, channels = x.shape
     watch, tag = segment.watch or alone(x.device)
     how, first, parts = programs(how, start, count)
+    value = segment.side == "value"
+    tiled = (how.kind, how.bits, how.by_channel, how.group, channels, value, how.rows, how.channels)
+    windowed = (how.bits, how.window, how.group, channels, value, how.channels)
     with torch.cuda.device_of(x):
-        pack_tiles[(rows * heads, parts)](
+        (pack_windows if how.window else pack_tiles)[(rows * heads, parts)](
             x,
             x if index is None else index,
             segment.words[0],
@@ -230,14 +253,7 @@ def _launch(
             segment.words[0].shape[2],
             segment.params[0].shape[2],
             tag,
-            how.kind,
-            how.bits,
-            how.by_channel,
-            how.group,
-            channels,
-            segment.side == "value",
-            how.rows,
-            how.channels,
+            *(windowed if how.window else tiled),
             index is not None,
             num_warps=how.warps,
             enable_fp_fusion=False,

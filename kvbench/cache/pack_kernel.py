@@ -21,6 +21,7 @@ from kvbench.cache.pack_math import (
     atom32,
     atom_params,
     bit_pair,
+    half_pair,
     high_half,
     larger,
     largest,
@@ -218,9 +219,9 @@ def pack_tiles(
             entry = tile * (128 // GROUP) + g * SETS + tl.arange(0, SETS)
             keep = ((entry * GROUP >= start) & (entry * GROUP < stop))[:, None] & (pair >= 0)[None, :]
             target = (both * param_rows + entry[:, None]) * (D // 2) + pair[None, :]
-            bits = tl.reshape(_half_bits(scale0, scale1), (SETS, PAIRS))
+            bits = tl.reshape(half_pair(scale0, scale1), (SETS, PAIRS))
             tl.store(scales.to(tl.pointer_type(tl.int32)) + target, bits, mask=keep)
-            bits = tl.reshape(_half_bits(base0, base1), (SETS, PAIRS))
+            bits = tl.reshape(half_pair(base0, base1), (SETS, PAIRS))
             tl.store(bases.to(tl.pointer_type(tl.int32)) + target, bits, mask=keep)
         else:
             token = tile * 128 + g * WORD_ROWS + word_row
@@ -250,41 +251,6 @@ def pack_tiles(
              D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows"])
-def pack_layers(
-    table, like, record, offset, stride_row, stride_head, stride_token,
-    start, count, first_row, first_part, heads, tiles, param_rows,
-    KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
-    VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """:func:`pack_tiles` for segments of one shape in many layers; the third dimension of the grid counts them.
-
-    Args:
-        table: int64 ``[layers, 6]``: addresses of the tokens' storage, both planes of words, scales and bases; the tag.
-        like: any tensor of the tokens' dtype.
-        offset: of the first token in its storage, in elements.
-    """
-    entry = table + tl.program_id(2) * 6
-    x = tl.multiple_of(tl.load(entry), 16).to(tl.pointer_type(like.dtype.element_ty)) + offset
-    upper_words = tl.multiple_of(tl.load(entry + 1), 16).to(tl.pointer_type(tl.int16))
-    lower_words = tl.multiple_of(tl.load(entry + 2), 16).to(tl.pointer_type(tl.int16))
-    scales = tl.multiple_of(tl.load(entry + 3), 16).to(tl.pointer_type(tl.float16))
-    bases = tl.multiple_of(tl.load(entry + 4), 16).to(tl.pointer_type(tl.float16))
-    tag = tl.load(entry + 5).to(tl.int32)
-    pack_tiles(
-        x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
-        first_row, first_part, heads, tiles, param_rows, tag,
-        KIND, BITS, BY_CHANNEL, GROUP, D, VALUE, ROWS, CHANNELS, False,
-    )  # fmt: skip
-
-
-@triton.jit
-def _half_bits(low, high):
-    """fp32 numbers that fp16 holds, as pairs."""
-    bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
-
-
 @triton.jit
 def note(
     begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
@@ -304,9 +270,11 @@ def note(
         place = f * (WORD_ROWS * D) + word_row[:, None] * D + channel
         place = tl.where((low - low == 0.0) & (high - high == 0.0), 0x7FFFFFFF, place)
         first = tl.minimum(first, tl.min(tl.min(place, 1), 0))
-    if tl.atomic_cas(record, 0, 1) == 0:
-        tl.store(record + 1, tag)
-        tl.store(record + 2, first_row + row)
-        tl.store(record + 3, head)
-        tl.store(record + 4, tile * 128 + first // D)
-        tl.store(record + 5, first % D)
+    # none, where all of it lies in the neighbouring tile that a window's group reaches into (`and` would do both)
+    if first != 0x7FFFFFFF:  # noqa: SIM102
+        if tl.atomic_cas(record, 0, 1) == 0:
+            tl.store(record + 1, tag)
+            tl.store(record + 2, first_row + row)
+            tl.store(record + 3, head)
+            tl.store(record + 4, tile * 128 + first // D)
+            tl.store(record + 5, first % D)

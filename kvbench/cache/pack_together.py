@@ -37,7 +37,7 @@ class Job:
         return (self.how, where, held.side, held.words[0].shape, held.params[0].shape, id(held.watch[0]))
 
     def addresses(self) -> tuple[int, ...]:
-        """A line of the table of :func:`kvbench.cache.pack_kernel.pack_layers`."""
+        """A line of the table of :func:`kvbench.cache.pack_layers.pack_layers`."""
         held = self.segment
         assert held.watch is not None
         buffers = (held.words[0], held.words[-1], held.params[0], held.params[1])
@@ -83,7 +83,7 @@ def launch(jobs: list[Job]) -> None:
 def run(group: list[Job]) -> None:
     """One launch for jobs of one signature."""
     from kvbench.cache.pack import programs
-    from kvbench.cache.pack_kernel import pack_layers
+    from kvbench.cache.pack_layers import pack_layers
 
     job = group[0]
     x, held = job.x, job.segment
@@ -112,6 +112,7 @@ def run(group: list[Job]) -> None:
             held.side == "value",
             how.rows,
             how.channels,
+            how.window,
             num_warps=how.warps,
             enable_fp_fusion=False,
         )

@@ -25,6 +25,8 @@ FORMATS = [
     (AffineQuantizer(2, 32, "token"), "key"),
     (WindowedQuantizer(2, 64, 64), "key"),
     (WindowedQuantizer(2, 128, 32), "key"),
+    *[(WindowedQuantizer(bits, window), "key") for bits in (2, 4, 8) for window in (42, 33, 85, 127)],
+    (WindowedQuantizer(4, 42), "value"),
     (HierarchicalQuantizer(128), "key"),
     (HierarchicalQuantizer(32), "key"),
     (HierarchicalQuantizer(None, "token"), "value"),
@@ -67,13 +69,18 @@ def same(made, wanted):
 def test_bit_for_bit(quantizer, side, dtype, channels, monkeypatch):
     per = quantizer.block_tokens
     odd = 37 if per == 1 else per
+
+    def whole(count):
+        """Of so many tokens, those that make whole blocks."""
+        return count // per * per
+
     steps = [
-        (tokens(512, channels, dtype, 0), None),
+        (tokens(whole(512), channels, dtype, 0), None),
         (tokens(odd, channels, dtype, 1, 3e4), None),
         (tokens(1 if per == 1 else per, channels, dtype, 2, 1e-5), None),
-        (any_bits(384, channels, dtype, 3), None),
-        (tokens(700, channels, dtype, 4), torch.randperm(700, device="cuda")[:256]),
-        (tokens(256, channels, dtype, 5)[:, :, 1::2], None),
+        (any_bits(whole(384), channels, dtype, 3), None),
+        (tokens(700, channels, dtype, 4), torch.randperm(700, device="cuda")[: whole(256)]),
+        (tokens(2 * whole(128), channels, dtype, 5)[:, :, 1::2], None),
     ]
     made, wanted = pair(quantizer, side, steps[0][0], 2048)
     for x, index in steps:
@@ -87,8 +94,9 @@ def test_bit_for_bit(quantizer, side, dtype, channels, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_bit_for_bit_on_a_layer_of_its_own_size(dtype, monkeypatch):
-    for quantizer, side in ((AffineQuantizer(4, 128), "key"), (AffineQuantizer(2, 32, "token"), "value")):
-        x = tokens(32768, 128, dtype, 0, batch=2)
+    formats = ((AffineQuantizer(4, 128), "key"), (AffineQuantizer(2, 32, "token"), "value"))
+    for quantizer, side in (*formats, (WindowedQuantizer(2, 42), "key")):
+        x = tokens(32768 // quantizer.block_tokens * quantizer.block_tokens, 128, dtype, 0, batch=2)
         made, wanted = pair(quantizer, side, x, 32768)
         made.append(ALL, x)
         with monkeypatch.context() as patch:
@@ -121,11 +129,18 @@ def test_a_token_that_is_not_finite_is_named_while_decoding():
             torch.cuda.synchronize()  # as reading the token does
 
 
-@pytest.mark.parametrize("name", ["kivi", "logquant", "partial_logquant", "atom"])
-def test_steps_without_a_flush_and_with_one_wait_for_nothing(name):
-    settings = {"kivi": {"residual": 32}, "logquant": {"window": 32}, "partial_logquant": {"window": 32}}.get(name, {})
-    quantizer = "int4_token" if name == "atom" else "int2"
-    layer = new_layer(load_method(name, quantizer=quantizer, **settings))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("kivi", {"residual": 32}),
+        ("logquant", {"window": 32}),
+        ("logquant", {"window": 42}),
+        ("partial_logquant", {"window": 32}),
+        ("atom", {"quantizer": "int4_token"}),
+    ],
+)
+def test_steps_without_a_flush_and_with_one_wait_for_nothing(name, settings):
+    layer = new_layer(load_method(name, **({"quantizer": "int2"} | settings)))
     keys, values = (tokens(400, 64, torch.float16, seed) for seed in (0, 1))
     feed(layer, keys[:, :, :200], values[:, :, :200])
     for t in range(200, 300):  # compiles, fills what is kept on the device

@@ -192,7 +192,7 @@ def test_what_the_kernel_does_not_serve_takes_the_other_way():
     for quantizer, reason in (
         (AffineQuantizer(3, 32), "3-bit"),
         (AffineQuantizer(4, 48), "groups of 48"),
-        (WindowedQuantizer(2, 43, 32), "windows of 43"),
+        (WindowedQuantizer(2, 13, 8), "windows of 13"),
     ):
         segment = new(quantizer, "key", x)
         assert reason in served(segment, x)
