@@ -26,11 +26,11 @@ def pack_layers(
         offset: of the first token in its storage, in elements.
     """
     entry = table + tl.program_id(2) * 6
-    x = tl.multiple_of(tl.load(entry), 16).to(tl.pointer_type(like.dtype.element_ty)) + offset
-    upper_words = tl.multiple_of(tl.load(entry + 1), 16).to(tl.pointer_type(tl.int16))
-    lower_words = tl.multiple_of(tl.load(entry + 2), 16).to(tl.pointer_type(tl.int16))
-    scales = tl.multiple_of(tl.load(entry + 3), 16).to(tl.pointer_type(tl.float16))
-    bases = tl.multiple_of(tl.load(entry + 4), 16).to(tl.pointer_type(tl.float16))
+    x = tl.multiple_of(tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)), 16) + offset
+    upper_words = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.int16)), 16)
+    lower_words = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(tl.int16)), 16)
+    scales = tl.multiple_of(tl.load(entry + 3).to(tl.pointer_type(tl.float16)), 16)
+    bases = tl.multiple_of(tl.load(entry + 4).to(tl.pointer_type(tl.float16)), 16)
     tag = tl.load(entry + 5).to(tl.int32)
     if WINDOW:
         pack_windows(
