@@ -26,8 +26,9 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (32, 64, 128)
-#: longest window that has a number in a kernel (:func:`kvbench.attention.triton_codes.number`)
-WIDEST = 2047
+#: longest window, and longest group of one, that have a number in a kernel
+#: (:func:`kvbench.attention.triton_codes.number`)
+WIDEST, LONGEST = 2047, 255
 #: numbers of a line of the table: first token in the key segment, in the value segment, tokens
 FIELDS = 3
 
@@ -159,8 +160,9 @@ def window_of(quantizer: AffineQuantizer) -> int:
     field = TILE * min(quantizer.bits, 4) // 16
     if window // groups < field:
         raise NotServed(f"groups of {window // groups} tokens, fewer than the {field} of a field")
-    if window > WIDEST or -(-window // (quantizer.group_size or window)) != groups:
-        raise NotServed(f"windows of {window} tokens")
+    longest = quantizer.group_size or window
+    if window > WIDEST or longest > LONGEST or -(-window // longest) != groups:
+        raise NotServed(f"windows of {window} tokens in groups of {longest}")
     return window
 
 

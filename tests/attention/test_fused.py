@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from kvbench.attention import fused, reference
-from kvbench.attention.phases import NotServed, pairs_of_row
+from kvbench.attention.phases import NotServed, pairs_of_row, window_of
 from kvbench.cache import Prompts
 from kvbench.methods import load_method
+from kvbench.quantizers.windowed import WindowedQuantizer
 from tests import zoo
 
 gpu = [
@@ -76,6 +77,23 @@ def test_a_mask_is_plain_when_it_hides_padding_and_the_future_alone(count):
 def test_the_reason_is_said_when_no_kernel_is_left():
     with pytest.raises(NotServed, match=r"cuda: .*; triton: "):
         fused.pick(torch.zeros(1, 1, 1, 8), _nothing(), "auto")
+
+
+@pytest.mark.parametrize(
+    ("window", "most", "said"),
+    [
+        (600, 512, "600 tokens in groups of 300"),
+        (256, 256, "groups of 256"),
+        (2048 + 32, 64, "windows of 2080"),
+        (10, 64, "10 tokens, fewer"),
+    ],
+)
+def test_windows_that_a_kernel_has_no_number_for_are_refused(window, most, said):
+    """A group of 300 would be taken for one of 44 in windows of 601."""
+    with pytest.raises(NotServed, match=said):
+        window_of(WindowedQuantizer(2, window, most))
+    assert window_of(WindowedQuantizer(2, 510, 255)) == 510
+    assert window_of(WindowedQuantizer(2, 2047, 64)) == 2047
 
 
 def _nothing():
