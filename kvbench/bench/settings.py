@@ -61,12 +61,16 @@ def listed(key: str, value: str) -> Any:
         ConfigError: it is no YAML.
     """
     try:
-        values = [yaml.safe_load(item) for item in value.split("/")]
-        if len(values) > 1 and all(type(item) in (int, float) for item in values):
-            return values
-        return yaml.safe_load(value)
+        whole = yaml.safe_load(value)
+        if not isinstance(whole, str) or "/" not in whole:
+            return whole
     except yaml.YAMLError:
         raise ConfigError(key, value, "is no value: a bracket or quote is open", hint="split=10/30/60") from None
+    try:
+        values = [yaml.safe_load(item) for item in value.split("/")]
+    except yaml.YAMLError:  # a folder's name alone need not be YAML
+        return whole
+    return values if all(type(item) in (int, float) for item in values) else whole
 
 
 def change(formats: dict[str, Any], key: str, value: Any) -> None:

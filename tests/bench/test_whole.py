@@ -40,6 +40,9 @@ def test_settings_as_they_are_typed():
         assert settings.setting(text).method.split == (10, 30, 60)
     tiny = str(local_folder(settings.model_config("tiny").path) / "calibration")
     assert settings.setting(f"kvquant:calibration={tiny}").method.calibration == tiny
+    for path, read in {"/data/@x/%b": None, "'/a/b'": "/a/b", "'10/20'": "10/20", "10/30/": None, "/": None}.items():
+        assert settings.listed("key", path) == (read or path)
+    assert settings.listed("key", "[a/b, c]") == ["a/b", "c"]
 
 
 @pytest.mark.parametrize(
