@@ -125,8 +125,10 @@ def test_overhead_is_a_layers_and_comes_on_top():
 def test_what_was_measured_is_within_15_percent_of_what_is_expected():
     """Compiled steps of a 7B model at 32k and 128k tokens, as they stand in results/h200."""
     measured = json.loads((Path(__file__).parents[2] / "results/h200/whole/tpot.json").read_text(encoding="utf-8"))
-    rows = [row for row in measured["rows"] if row["stepping"] == "graph, compiled" and not row.get("speculation")]
-    assert measured["model"] == "llama2-7b" and len(rows) >= 14
+    # W = 42 is read by Triton's kernel, which is bound by its instructions
+    rows = [row for row in measured["rows"] if row["path"] == "cuda" and not row.get("speculation")]
+    assert measured["model"] == "llama2-7b" and len(rows) == 16
+    assert {row["stepping"] for row in rows} == {"graph, compiled"}
     for row in rows:
         found = predict(SEVEN, row["kv"], SEVEN.weight_bytes(), 1, row["context"], H200)
         assert found.expected_tpot_s - found.tpot_s == pytest.approx(32 * 11 * 2.3e-6)
