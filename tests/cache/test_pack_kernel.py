@@ -1,19 +1,13 @@
 """Quantize and pack in one kernel, in Triton's interpreter: bit for bit what the quantizers and the layout write."""
 
-import os
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.attention.interpreter import require
+from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
 
-if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip(
-        "the GPU runs the kernel itself (test_pack_gpu.py); TRITON_INTERPRET=1 runs this", allow_module_level=True
-    )
-require()
+interpreted()
 
 from kvbench.cache import pack, packed  # noqa: E402
 from kvbench.cache.pack import Form, served  # noqa: E402
@@ -26,32 +20,11 @@ from kvbench.quantizers.windowed import WindowedQuantizer  # noqa: E402
 ALL = slice(None)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def interpret():
-    """Only here: other tests of this process shall not have their CPU caches interpreted."""
-    pack.INTERPRET = True
-    yield
-    pack.INTERPRET = False
-
-
-def tokens(count, channels, dtype, seed=0, batch=1, heads=1, scale=1.0):
-    """Keys or values as models make them: token by token, seen as [B, H, T, D]."""
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(batch, count, heads, channels, generator=rng) * scale
-    x[..., 3] *= 9  # keys have channels that stand out
-    return x.clamp(-65504, 65504).to(dtype).transpose(1, 2)
-
-
 def new(quantizer, side, like, capacity=128):
     shape = {"batch": like.shape[0], "heads": like.shape[1], "channels": like.shape[3]}
     return PackedSegment(
         **shape, dtype=like.dtype, device=like.device, quantizer=quantizer, side=side, capacity=capacity
     )
-
-
-def same(made, wanted):
-    for a, b in zip(made.words + made.params, wanted.words + wanted.params, strict=True):
-        assert torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
 def both(quantizer, side, steps):

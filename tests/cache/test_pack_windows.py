@@ -1,17 +1,11 @@
 """Windows whose groups do not fit tiles, packed in Triton's interpreter: bit for bit what torch's way writes."""
 
-import os
-
 import pytest
 import torch
 
-from tests.attention.interpreter import require
+from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F401
 
-if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip(
-        "the GPU runs the kernel itself (test_pack_gpu.py); TRITON_INTERPRET=1 runs this", allow_module_level=True
-    )
-require()
+interpreted()
 
 from kvbench.cache import pack, pack_together, packed  # noqa: E402
 from kvbench.cache.pack import Form, served  # noqa: E402
@@ -21,22 +15,6 @@ from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.windowed import WindowedQuantizer  # noqa: E402
 
 ALL = slice(None)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def interpret():
-    """Only here: other tests of this process shall not have their CPU caches interpreted."""
-    pack.INTERPRET = True
-    yield
-    pack.INTERPRET = False
-
-
-def tokens(count, channels, dtype, seed=0, batch=1, heads=1, scale=1.0):
-    """Keys as models make them: token by token, seen as [B, H, T, D]; some channels stand out."""
-    rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(batch, count, heads, channels, generator=rng) * scale
-    x[..., 3] *= 9
-    return x.clamp(-65504, 65504).to(dtype).transpose(1, 2)
 
 
 def new(quantizer, like, capacity=256, side="key"):
@@ -54,11 +32,6 @@ def new(quantizer, like, capacity=256, side="key"):
     for buffer in made.words + made.params:
         buffer.view(torch.int16).fill_(-1)
     return made
-
-
-def same(made, wanted):
-    for a, b in zip(made.words + made.params, wanted.words + wanted.params, strict=True):
-        assert torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
 def both(quantizer, steps, side="key", capacity=256):
