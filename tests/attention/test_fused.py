@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from kvbench.attention import fused, reference
-from kvbench.attention.phases import NotServed, pairs_of_row, window_of
+from kvbench.attention.phases import NotServed, pairs_of_row, part, window_of
+from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
+from kvbench.cache.packed import PackedSegment
 from kvbench.methods import load_method
 from kvbench.quantizers.windowed import WindowedQuantizer
 from tests import zoo
@@ -94,6 +96,18 @@ def test_windows_that_a_kernel_has_no_number_for_are_refused(window, most, said)
         window_of(WindowedQuantizer(2, window, most))
     assert window_of(WindowedQuantizer(2, 510, 255)) == 510
     assert window_of(WindowedQuantizer(2, 2047, 64)) == 2047
+
+
+@pytest.mark.parametrize("window", [16, 42, 43, 85, 96, 128, 129, 200, 510])
+def test_full_buffers_have_parameters_of_a_group_behind_the_last_one(window):
+    """Kernels read those of the next group too, also in the last tile; used bytes count none of it."""
+    quantizer = WindowedQuantizer(2, window, 48)
+    for tokens in (0, 1, window, 128, 500):
+        segment = PackedSegment(1, 2, 64, torch.float16, "cpu", quantizer=quantizer, side="key", capacity=tokens)
+        last = groups_of(part(segment, 64).format, torch.tensor([max(segment.capacity - 1, 0)]))
+        assert all(param.shape[2] >= last.item() + 2 for param in segment.params)
+    segment.append(slice(None), torch.randn(1, 2, 2 * window, 64).half())
+    assert segment.used(0)["scales"] == 2 * 2 * (2 * quantizer.groups) * 64 * 2
 
 
 def _nothing():
