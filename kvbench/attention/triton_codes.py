@@ -215,3 +215,16 @@ def group_of(stored, FORM: tl.constexpr, NB: tl.constexpr, c: tl.constexpr):
         scale = (stored[0] >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True)
         found = meaning(FORM, scale, (stored[1] >> (16 * c)).to(tl.int16).to(tl.float16, bitcast=True))
     return found
+
+
+@triton.jit
+def channel_parameters(PARTS, FORM: tl.constexpr, D: tl.constexpr, number, query, alone, ONE: tl.constexpr):
+    """Scaled query ``[D, R]`` fp16 and bias of the scores ``[R]`` of one group of tokens (axis ``channel``)."""
+    at = tl.arange(0, D)
+    stored = tl.load(PARTS[planes(FORM)] + number * D + at)
+    _, least = meaning(FORM, stored, tl.load(PARTS[planes(FORM) + 1] + number * D + at))
+    if ONE:
+        bias = tl.sum(alone * least, 0)
+    else:
+        bias = tl.sum(query.to(tl.float32) * least[:, None], 0)
+    return query * stored[:, None], bias

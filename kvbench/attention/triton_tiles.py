@@ -18,7 +18,7 @@ from kvbench.attention.triton_codes import (
     FULL,
     axis,
     blocks,
-    cuts,
+    channel_parameters,
     field,
     field_at,
     fields,
@@ -26,7 +26,6 @@ from kvbench.attention.triton_codes import (
     group_of,
     kind,
     lift,
-    meaning,
     meeting,
     of_tokens,
     planes,
@@ -35,6 +34,7 @@ from kvbench.attention.triton_codes import (
     run,
     window,
 )
+from kvbench.attention.triton_windows import columns_of_groups, group_at, own_column, window_scores
 
 #: value of code 1 in the lowest field, as an fp16 number
 TINY = tl.constexpr(2.0**-24)
@@ -78,90 +78,6 @@ def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.conste
         for i in tl.static_range(COUNT):
             found = found + (ready(stored[i], FORM, blocks(FORM, CHANNELS)),)
     return found
-
-
-@triton.jit
-def channel_parameters(PARTS, FORM: tl.constexpr, D: tl.constexpr, number, query, alone, ONE: tl.constexpr):
-    """Scaled query ``[D, R]`` fp16 and bias of the scores ``[R]`` of one group of tokens (axis ``channel``)."""
-    at = tl.arange(0, D)
-    stored = tl.load(PARTS[planes(FORM)] + number * D + at)
-    _, least = meaning(FORM, stored, tl.load(PARTS[planes(FORM) + 1] + number * D + at))
-    if ONE:
-        bias = tl.sum(alone * least, 0)
-    else:
-        bias = tl.sum(query.to(tl.float32) * least[:, None], 0)
-    return query * stored[:, None], bias
-
-
-@triton.jit
-def group_at(FORM: tl.constexpr, token):
-    """Group of a window's `token` (counted from the first of the segment), and the first token of the next group."""
-    COUNT: tl.constexpr = cuts(FORM)
-    SIZE: tl.constexpr = window(FORM) // COUNT
-    LONGER: tl.constexpr = window(FORM) % COUNT
-    number = token // window(FORM)
-    begun = number * window(FORM)
-    rest = token - begun
-    if LONGER == 0:
-        g = rest // SIZE
-        following = (g + 1) * SIZE
-    else:
-        g = tl.where(rest < LONGER * (SIZE + 1), rest // (SIZE + 1), LONGER + (rest - LONGER * (SIZE + 1)) // SIZE)
-        following = (g + 1) * SIZE + tl.minimum(g + 1, LONGER)
-    return number * COUNT + g, begun + following
-
-
-@triton.jit
-def window_scores(
-    PARTS,
-    FORM: tl.constexpr,
-    D: tl.constexpr,
-    token,
-    codes,
-    lifted: tl.constexpr,
-    query,
-    alone,
-    factor,
-    N: tl.constexpr,
-    ONE: tl.constexpr,
-):
-    """Scores ``[N, R]`` of `codes` ``[N, D]``, the tokens from `token` on: in a field no more than two groups meet."""
-    g, following = group_at(FORM, token)
-    scaled, bias = channel_parameters(PARTS, FORM, D, g, query, alone, ONE)
-    next_scaled, next_bias = channel_parameters(PARTS, FORM, D, g + 1, query, alone, ONE)
-    score = tl.dot(codes, scaled) * (factor * lifted)[None, :] + (bias * factor)[None, :]
-    other = tl.dot(codes, next_scaled) * (factor * lifted)[None, :] + (next_bias * factor)[None, :]
-    return tl.where((token + tl.arange(0, N) < following)[:, None], score, other)
-
-
-@triton.jit
-def columns_of_groups(PARTS, FORM: tl.constexpr, D: tl.constexpr, first, g, alone, R: tl.constexpr):
-    """A query of one row `alone` ``[D]`` scaled by each group of the tile that begins with token `first`, from `g` on.
-
-    Its columns are as many as a query of more rows would have, so one product serves all groups.
-
-    Returns:
-        ``[D, R]`` fp16, and the biases of the scores ``[R]``.
-    """
-    at = tl.arange(0, D)
-    number = g + tl.arange(0, R)
-    final, _ = group_at(FORM, first + 127)
-    place = number[None, :] * D + at[:, None]
-    there = (number <= final)[None, :] & (at >= 0)[:, None]
-    stored = tl.load(PARTS[planes(FORM)] + place, mask=there, other=0.0)
-    second = tl.load(PARTS[planes(FORM) + 1] + place, mask=there, other=0.0)
-    _, least = meaning(FORM, stored, second)
-    return alone.to(tl.float16)[:, None] * stored, tl.sum(alone[:, None] * least, 0)
-
-
-@triton.jit
-def own_column(FORM: tl.constexpr, scores, token, g):
-    """Of `scores` ``[N, R]`` of the tokens from `token` on by group, from `g` on, each token's own, in every column."""
-    N: tl.constexpr = scores.shape[0]
-    mine, following = group_at(FORM, token)
-    column = mine - g + tl.where(token + tl.arange(0, N) < following, 0, 1)
-    own = tl.arange(0, scores.shape[1])[None, :] == column[:, None]
-    return tl.broadcast_to(tl.sum(tl.where(own, scores, 0.0), 1)[:, None], scores.shape)
 
 
 @triton.jit

@@ -133,7 +133,8 @@ class Prediction:
     Args:
         ttft_s: seconds of the prefill of the whole batch.
         tpot_s: seconds of a decode step of the whole batch, at the least.
-        expected_tpot_s: the same with what :data:`KERNELS` kernels a layer take beside their bytes.
+        expected_tpot_s: the same with what :data:`KERNELS` kernels a layer take beside their bytes, or with the
+            overhead that was given, where that is more.
         decode_peak_bytes: weights, stored keys and values, logits.
         prefill_peak_bytes: weights, stored keys and values, one layer's activations over the whole prompt.
         bound: what bounds the larger part of a decode step.
@@ -221,7 +222,7 @@ def predict(
     return Prediction(
         ttft_s=first[0].seconds + first[1].seconds + overhead,
         tpot_s=tpot + overhead,
-        expected_tpot_s=tpot + overhead + shape.layers * KERNELS * gpu.kernel_s,
+        expected_tpot_s=tpot + max(overhead, shape.layers * KERNELS * gpu.kernel_s),
         decode_peak_bytes=round(weight_bytes + stored + logits),
         prefill_peak_bytes=round(weight_bytes + stored + alive),
         bound=_bound(linear, attention),

@@ -118,6 +118,9 @@ def test_overhead_is_a_layers_and_comes_on_top():
     plain = predict(SEVEN, 1e9, SEVEN.weight_bytes(), 1, K, H200)
     slow = predict(SEVEN, 1e9, SEVEN.weight_bytes(), 1, K, H200, overhead_s_per_layer=1e-5)
     assert slow.tpot_s - plain.tpot_s == pytest.approx(32e-5)
+    assert slow.expected_tpot_s == plain.expected_tpot_s  # the kernels' 25 us a layer, not both
+    slower = predict(SEVEN, 1e9, SEVEN.weight_bytes(), 1, K, H200, overhead_s_per_layer=1e-4)
+    assert slower.expected_tpot_s == slower.tpot_s
     assert slow.ttft_s - plain.ttft_s == pytest.approx(32e-5)
     assert plain.throughput(1, 100) == pytest.approx(100 / (plain.ttft_s + 99 * plain.tpot_s))
 
