@@ -20,6 +20,7 @@ from kvbench.cache.layer import KVLayer
 from kvbench.cache.layout import TILE
 from kvbench.cache.packed import PackedSegment, fits_tiles
 from kvbench.cache.segments import FullSegment, Segment
+from kvbench.cache.tables import upload
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -152,7 +153,7 @@ def window_of(quantizer: AffineQuantizer) -> int:
     """:attr:`Format.window` of a quantizer.
 
     Raises:
-        NotServed: more than two groups may meet in the tokens of one field of a word.
+        NotServed: more than two groups may meet in the tokens of one field of a word, or a number is too large.
     """
     if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
         return 0
@@ -161,7 +162,7 @@ def window_of(quantizer: AffineQuantizer) -> int:
     if window // groups < field:
         raise NotServed(f"groups of {window // groups} tokens, fewer than the {field} of a field")
     longest = quantizer.group_size or window
-    if window > WIDEST or longest > LONGEST or -(-window // longest) != groups:
+    if window > WIDEST or longest > LONGEST:
         raise NotServed(f"windows of {window} tokens in groups of {longest}")
     return window
 
@@ -231,7 +232,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     if layer.rotation is not None:
         raise NotServed("keys are stored before RoPE")
     order, counts = lines(layer)
-    return assembled(layer, order, counts, upload(layer, counts), upper)
+    return assembled(layer, order, counts, shared_table(layer, counts), upper)
 
 
 def assembled(
@@ -260,7 +261,7 @@ def assembled(
     )
 
 
-def upload(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
+def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
     """The table on the layer's device; layers of one cache that agree share it, so a step copies it once."""
     device = layer.device
     key = (device, tuple(tuple(row) for row in counts))
@@ -268,6 +269,5 @@ def upload(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
     if key not in tables:
         if len(tables) > 64:
             tables.clear()
-        table = torch.tensor(counts, dtype=torch.int32)
-        tables[key] = table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
+        tables[key] = upload(counts, torch.int32, device)
     return tables[key]

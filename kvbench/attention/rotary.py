@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvbench.cache.roll_together import upload
+from kvbench.cache.tables import upload
 from kvbench.errors import ModelError
 
 

@@ -11,25 +11,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvbench.attention.triton_codes import channel_parameters, cuts, meaning, planes, window
+from kvbench.attention.triton_codes import channel_parameters, group, meaning, planes, window
+from kvbench.cache.pack_windows import first_token, group_holding
 
 
 @triton.jit
 def group_at(FORM: tl.constexpr, token):
     """Group of a window's `token` (counted from the first of the segment), and the first token of the next group."""
-    COUNT: tl.constexpr = cuts(FORM)
-    SIZE: tl.constexpr = window(FORM) // COUNT
-    LONGER: tl.constexpr = window(FORM) % COUNT
-    number = token // window(FORM)
-    begun = number * window(FORM)
-    rest = token - begun
-    if LONGER == 0:
-        g = rest // SIZE
-        following = (g + 1) * SIZE
-    else:
-        g = tl.where(rest < LONGER * (SIZE + 1), rest // (SIZE + 1), LONGER + (rest - LONGER * (SIZE + 1)) // SIZE)
-        following = (g + 1) * SIZE + tl.minimum(g + 1, LONGER)
-    return number * COUNT + g, begun + following
+    number = group_holding(token, window(FORM), group(FORM))
+    return number, first_token(number + 1, window(FORM), group(FORM))
 
 
 @triton.jit

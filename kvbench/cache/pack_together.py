@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kvbench.cache.tables import addresses
+
 if TYPE_CHECKING:
     from kvbench.cache.pack import Form
     from kvbench.cache.packed import PackedSegment
-
-#: tables of addresses that are kept: a cache needs a few, the same at every step
-TABLES = 64
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,6 @@ class Job:
 
 
 _collecting: list[list[Job]] = []
-_tables: OrderedDict[Hashable, Tensor] = OrderedDict()
 
 
 @contextmanager
@@ -92,7 +89,7 @@ def run(group: list[Job]) -> None:
     how, first, parts = programs(job.how, job.start, count)
     with torch.cuda.device_of(x):
         pack_layers[(rows * heads, parts, len(group))](
-            table(tuple(each.addresses() for each in group), x.device),
+            addresses(tuple(each.addresses() for each in group), x.device),
             x,
             held.watch[0].record,
             x.storage_offset(),
@@ -116,15 +113,3 @@ def run(group: list[Job]) -> None:
             num_warps=how.warps,
             enable_fp_fusion=False,
         )
-
-
-def table(addresses: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """The addresses on the device; sent once, as buffers stay where they are."""
-    key = (addresses, device)
-    if key not in _tables:
-        with torch.inference_mode(False):
-            _tables[key] = torch.tensor(addresses, dtype=torch.int64, device=device)
-        if len(_tables) > TABLES:
-            _tables.popitem(last=False)
-    _tables.move_to_end(key)
-    return _tables[key]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.pack import compiled
+from kvbench.cache.tables import addresses, upload
 
 if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
@@ -229,16 +230,3 @@ def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
     for move in moves:
         lines[move.first : move.last] = [[move.old, move.new, move.new, move.back]] * (move.last - move.first)
     return upload(lines, torch.int32, device)
-
-
-@lru_cache(maxsize=1024)
-def addresses(found: tuple[int, ...], device: torch.device) -> Tensor:
-    """Addresses of buffers on the device, int64; sent once, as they stay where they are."""
-    return upload(found, torch.int64, device)
-
-
-def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A table of numbers on the device; the host does not wait."""
-    with torch.inference_mode(False):
-        made = torch.tensor(numbers, dtype=dtype)
-        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

@@ -12,6 +12,7 @@ from tests.attention import interpreter
 interpreter.require()
 
 from kvbench.attention import phases, triton_decode, triton_tuning  # noqa: E402
+from kvbench.attention.check_cases import windows  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
@@ -31,10 +32,6 @@ def channel(bits, group, kind="affine"):
 
 def token(bits, group, kind="affine"):
     return Format(kind, bits, "token", group)
-
-
-def windows(bits, window):
-    return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
 
 
 def rows(batch, heads, count, channels, seed=0, dtype=torch.float16):
