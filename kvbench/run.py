@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,8 @@ class _Run:
         self.errors: list[dict[str, Any]] = []
         self.oom: dict[str, Any] | None = None
         self.device: str | None = None
+        self._ending = threading.Lock()
+        self._ended: dict[str, Any] | None = None
 
     def do(self) -> dict[str, Any]:
         """Everything between taking the lock and giving it back."""
@@ -249,6 +252,13 @@ class _Run:
             self._finish("error")
 
     def _finish(self, status: str) -> dict[str, Any]:
+        """The run's end, once: the thread that watches the other ranks may come to it together with the main one."""
+        with self._ending:
+            if self._ended is None:
+                self._ended = self._write(status)
+            return self._ended
+
+    def _write(self, status: str) -> dict[str, Any]:
         """Write `metrics.json`, then tell the logger; a logger's failure loses nothing."""
         metrics = summary.build(
             self.store,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -319,6 +320,34 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
     (directory,) = tmp_path.iterdir()
     assert json.loads((directory / "metrics.json").read_text())["status"] == "interrupted"
+
+
+def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatch):
+    """Under tensor parallelism the thread that watches the other ranks records a failure beside the main thread."""
+    begun: list[run_module._Run] = []
+    written: list[str] = []
+    do, write = run_module._Run.do, RunStore.write_metrics
+    lost = {"rank": 1, "kind": "MemoryError", "message": "tried to allocate 20.00 GiB", "oom": True}
+    watcher = threading.Thread(target=lambda: begun[0]._lost(lost))
+
+    def noted(self):
+        begun.append(self)
+        return do(self)
+
+    def slow(self, metrics):
+        written.append(metrics["status"])
+        if not watcher.ident:
+            watcher.start()
+            watcher.join(0.3)  # it has to wait for this thread
+            assert watcher.is_alive()
+        write(self, metrics)
+
+    monkeypatch.setattr(run_module._Run, "do", noted)
+    monkeypatch.setattr(RunStore, "write_metrics", slow)
+    done = run(config(tmp_path))
+    watcher.join(10)
+    assert written == ["ok"]
+    assert on_disk(done)["status"] == "ok"
 
 
 def test_settled_fills_in_defaults(tmp_path):

@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from experiments.tiny.fillers import Library
 from experiments.tiny.mix import ANSWER, TEXT, WEIGHTS, Mix
 from experiments.tiny.model import Network
 from experiments.tiny.schedule import length_at, rate_at
+from kvbench import atomic
 
 
 def prepare(config: TrainConfig) -> Library:
@@ -113,9 +113,8 @@ class Trainer:
             "tokens": self.tokens,
             "model": dataclasses.asdict(self.config.model),
         }
-        temporary = path.with_suffix(".part")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        with atomic.replacing(path) as partial:
+            torch.save(state, partial)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint of the same model."""

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import threading
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kvbench import atomic
 from kvbench.attention.phases import Format
 
 KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
@@ -215,9 +215,7 @@ def compiled(source: str, architecture: str) -> bytes:
     ask(nvrtc.nvrtcGetCUBIN(program, binary))
     with contextlib.suppress(OSError):  # a cache that cannot be written costs a second, no more
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-        part.write_bytes(binary)
-        part.replace(path)
+        atomic.write(path, bytes(binary))
     return bytes(binary)
 
 

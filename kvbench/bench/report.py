@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from kvbench import atomic
+
 #: versions that are written down
 PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-bindings", "hqq", "optimum-quanto")
 
@@ -83,9 +85,7 @@ def folder(out: Path | None) -> Path:
 def write(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def healthy() -> bool:

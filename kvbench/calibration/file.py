@@ -7,7 +7,6 @@ offset); ``probe.*``: numbers of the model's weights, by which a file is told fr
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvbench import atomic
 from kvbench.errors import ConfigError
 from kvbench.progress import say
 
@@ -159,14 +159,12 @@ def save(calibration: Calibration, path: Path) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    part = path.with_name(path.name + ".part")
+    tensors = {name: tensor.contiguous() for name, tensor in calibration.tensors.items()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in calibration.tensors.items()}, part, dict(calibration.info)
-        )
-        os.replace(part, path)
-    except OSError as error:
+        with atomic.replacing(path) as partial:
+            save_file(tensors, partial, dict(calibration.info))
+    except (OSError, SafetensorError) as error:
         raise ConfigError("--out", str(path), f"cannot be written ({error})") from error
 
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kvbench import atomic
+
 #: sweeps are kept here, beside the runs
 SWEEPS = Path("results/sweeps")
 
@@ -25,10 +27,8 @@ def new_folder() -> Path:
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
     """Keep what became of job `number`: ``status``, ``overrides``, and ``metrics`` or ``message``."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"job-{number:04d}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(outcome, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    text = json.dumps(outcome, indent=1, sort_keys=True) + "\n"
+    atomic.write(folder / f"job-{number:04d}.json", text.encode())
 
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:

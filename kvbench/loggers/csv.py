@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from kvbench import atomic
 from kvbench.loggers.base import Logger
 
 
@@ -35,7 +36,7 @@ class CsvLogger(Logger):
             if columns == wanted:
                 self._append(_text([row], wanted, header=False))
             else:
-                self._replace(_text([*rows, row], wanted, header=True))
+                atomic.write(self.path, _text([*rows, row], wanted, header=True).encode())
 
     def _read(self) -> tuple[list[str], list[dict[str, str]]]:
         try:
@@ -55,14 +56,6 @@ class CsvLogger(Logger):
             except OSError:
                 os.truncate(self.path, before)
                 raise
-
-    def _replace(self, text: str) -> None:
-        partial = self.path.with_name(f".{self.path.name}.partial")
-        with partial.open("wb") as handle:
-            handle.write(text.encode())
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(partial, self.path)
 
 
 def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvbench import atomic
 from kvbench.errors import KvbenchError
 
 Row = dict[str, Any]
@@ -159,15 +160,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         DiskError: nothing was changed.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(partial, path)
+        atomic.write(path, data)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise DiskError(path, error) from error
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -75,21 +78,38 @@ def models(team: teams.Team) -> dict[str, Any]:
     return found
 
 
-def runs(folder: Path, rank: int) -> None:
-    """A run that both do, then one on which rank 1 runs out of memory while rank 0 waits for it."""
+def outlive(process: int) -> None:
+    """Wait until another process has ended (a minute at most)."""
+    with suppress(ProcessLookupError):
+        for _ in range(1200):
+            os.kill(process, 0)
+            time.sleep(0.05)
+
+
+def runs(folder: Path, team: teams.Team) -> None:
+    """A run that both do, then one on which rank 1 runs out of memory while rank 0 waits for it.
+
+    Rank 1 stays until rank 0 has gone: a connection that breaks would wake rank 0's main thread too, and which of its
+    threads came first would be chance (test_run.py has the two of them meet).
+    """
     shared = {
         "runtime": {"tensor_parallel": "auto"},
         "model": {"architecture": {**run_support.ARCHITECTURE, "num_key_value_heads": 2}},
     }
     run(run_support.config(folder / "good", **shared))
     teams.GRACE_S, teams.NOTICE_S = 0.5, 0.5
-    if rank == 1:
+    first = (team.exchange(os.getpid()) or [0])[0]
+    if team.rank == 1:
 
         def full(self: Session, samples: Any) -> Any:
             raise MemoryError("tried to allocate 20.00 GiB")
 
         Session.rows = full  # type: ignore[method-assign]
-    run(run_support.config(folder / "oom", **shared))
+    try:
+        run(run_support.config(folder / "oom", **shared))
+    finally:
+        if team.rank == 1:
+            outlive(first)
 
 
 def main() -> None:
@@ -101,7 +121,7 @@ def main() -> None:
         found = models(team)
     if team.rank == 0:
         print(json.dumps(found), flush=True)
-    runs(Path(sys.argv[1]), team.rank)
+    runs(Path(sys.argv[1]), team)
 
 
 if __name__ == "__main__":

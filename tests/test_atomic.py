@@ -1,0 +1,60 @@
+"""A file has its old content or its new one, whoever writes and whatever fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kvbench import atomic
+
+
+def test_two_threads_that_write_the_same_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second begins while the first is about to finish, and stops before it has written anything."""
+    path = tmp_path / "metrics.json"
+    second_is_open, first_is_done = threading.Event(), threading.Event()
+    seen: list[bytes] = []
+    sync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        sync(descriptor)
+        if threading.current_thread() is not second and not second.is_alive() and not second_is_open.is_set():
+            second.start()
+            assert second_is_open.wait(10)
+
+    def other() -> None:
+        with atomic.replacing(path) as partial, partial.open("wb") as handle:
+            second_is_open.set()
+            assert first_is_done.wait(10)
+            handle.write(b"the second's")
+
+    second = threading.Thread(target=other)
+    monkeypatch.setattr(os, "fsync", slow)
+    atomic.write(path, b"the first's")
+    seen.append(path.read_bytes())
+    first_is_done.set()
+    second.join(10)
+    seen.append(path.read_bytes())
+    assert seen == [b"the first's", b"the second's"]
+    assert [item.name for item in tmp_path.iterdir()] == ["metrics.json"]
+
+
+@pytest.mark.parametrize("error", [OSError("full"), KeyboardInterrupt()])
+def test_what_fails_leaves_the_old_content_and_nothing_beside(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "a.json"
+    atomic.write(path, b"old")
+    with pytest.raises(type(error)), atomic.replacing(path) as partial:
+        partial.write_bytes(b"ne")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    atomic.write(path, b"old")
+    with pytest.raises(FileNotFoundError), atomic.replacing(path):
+        pass
+    assert path.read_bytes() == b"old"
