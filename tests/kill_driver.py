@@ -53,7 +53,8 @@ def rows(directory: Path) -> int:
 def kill(directory: Path, kills: int, seed: int, session_s: float) -> None:
     """Kill `kills` sessions at random moments, then let the run end; a short session takes `session_s`.
 
-    Where a run ends before it was killed often enough, the next one begins in a fresh directory.
+    Where a run ends before it was killed often enough, the next one begins in a fresh directory. The first of every
+    four kills waits for a row that its session wrote, so that there are some in the midst of a run on any machine.
     """
     rng = random.Random(seed)
     rounds: list[list[int]] = [[]]
@@ -61,9 +62,16 @@ def kill(directory: Path, kills: int, seed: int, session_s: float) -> None:
     while killed < kills:
         place = directory / str(len(rounds) - 1)
         child = forked(work(place))
-        time.sleep(rng.uniform(0.1, 2.0) * session_s)
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
+        before, ended = rows(place), 0
+        if killed % 4 == 0:
+            while rows(place) == before and not ended:
+                time.sleep(0.005)
+                ended, status = os.waitpid(child, os.WNOHANG)
+        else:
+            time.sleep(rng.uniform(0.1, 2.0) * session_s)
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             killed += 1
             rounds[-1].append(rows(place))

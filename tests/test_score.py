@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -98,10 +97,8 @@ def test_it_starts_without_torch(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from kvbench import score; raise SystemExit(score.main(sys.argv[1:]))"
     )
-    began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - began < 20
 
 
 def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_a_number(tmp_path):

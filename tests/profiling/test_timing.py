@@ -14,7 +14,7 @@ from kvbench.profiling import timing
 def test_timed():
     with timing.timed() as elapsed:
         time.sleep(0.02)
-    assert 0.02 <= elapsed.seconds < 1
+    assert 0.02 <= elapsed.seconds < 20
 
 
 def test_percentiles_as_numpy():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,35 +12,40 @@ from kvbench.results.store import RunStore, find_runs
 from tests.run_support import config
 
 HOLDER = """
-import sys, time
+import sys
 from kvbench.results.store import RunStore
 with RunStore(sys.argv[1], "run").hold():
     print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.read()
 """
 
 
-def holder(directory, seconds: float) -> subprocess.Popen:
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(directory), str(seconds)], stdout=subprocess.PIPE, text=True
-    )
+def holder(directory) -> subprocess.Popen:
+    """A process that holds the run until its input is closed."""
+    command = [sys.executable, "-c", HOLDER, str(directory)]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "held\n"
     return child
 
 
 def test_the_second_process_waits_and_says_so(tmp_path):
-    child = holder(tmp_path, 1.0)
+    child = holder(tmp_path)
     said: list[str] = []
-    started = time.monotonic()
-    with RunStore(tmp_path, "run", said.append).hold():
-        assert time.monotonic() - started > 0.3
-    child.wait()
+
+    def let_go(text: str) -> None:
+        said.append(text)
+        assert child.poll() is None
+        child.stdin.close()
+
+    with RunStore(tmp_path, "run", let_go).hold():
+        pass
+    assert child.wait() == 0
     assert len(said) == 1
     assert f"is held by process {child.pid} on " in said[0]
 
 
 def test_a_killed_holder_holds_nothing(tmp_path):
-    child = holder(tmp_path, 60)
+    child = holder(tmp_path)
     with pytest.raises(KvbenchError, match="still held"), RunStore(tmp_path, "run").hold(timeout_s=0.2):
         pass
     child.kill()
