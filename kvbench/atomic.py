@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+#: of names that hold what is not whole yet
+ENDING = ".partial"
+#: characters of a file's own name in them (a name has room for 255 bytes)
+KEPT = 40
 
 
 @contextmanager
@@ -15,8 +21,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
     The name belongs to this thread alone: two writers that shared one would empty each other's file, and the first to
     finish would put the other's half in place. Where the block fails, `path` is as it was and nothing is left beside.
+
+    Raises:
+        OSError: `path` is a folder, or cannot be replaced.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
+    if not path.name:  # "." and "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    partial = path.with_name(f".{path.name[:KEPT]}.{os.getpid()}.{threading.get_ident()}{ENDING}")
     try:
         yield partial
         os.replace(partial, path)
@@ -24,6 +35,13 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def tidy(folder: Path) -> None:
+    """Remove what killed writers left in `folder`; for whoever is the only one to write there."""
+    for partial in folder.glob(f".*{ENDING}"):
+        with suppress(OSError):
+            partial.unlink()
 
 
 def write(path: Path, data: bytes) -> None:

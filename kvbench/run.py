@@ -68,7 +68,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         if team is not None and team.rank > 0:
             return ranks.follow(checked, task, team)
         with store.hold():
-            return _Run(config, checked, task, store, team).do()
+            try:
+                return _Run(config, checked, task, store, team).do()
+            finally:
+                if team is not None:
+                    team.on_failure = None
 
 
 def _machine(checked: RunConfig) -> str:
@@ -245,16 +249,22 @@ class _Run:
             self._finish("interrupted")
         elif found["oom"]:
             asked = bytes_asked(MemoryError(message))
-            self.oom = {"bytes_asked": asked, "sample": None, "message": message}
-            self._finish("oom")
+            self._finish("oom", oom={"bytes_asked": asked, "sample": None, "message": message})
         else:
-            self.errors.append({"sample": None, "type": found["kind"], "message": message, "traceback": ""})
-            self._finish("error")
+            self._finish("error", error={"sample": None, "type": found["kind"], "message": message, "traceback": ""})
 
-    def _finish(self, status: str) -> dict[str, Any]:
-        """The run's end, once: the thread that watches the other ranks may come to it together with the main one."""
+    def _finish(
+        self, status: str, oom: dict[str, Any] | None = None, error: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The run's end, once: the thread that watches the other ranks may come to it together with the main one.
+
+        Args:
+            oom, error: why, where it is not known yet; no part of the run where its end was written before.
+        """
         with self._ending:
             if self._ended is None:
+                self.oom = oom or self.oom
+                self.errors = [*self.errors, error] if error else self.errors
                 self._ended = self._write(status)
             return self._ended
 
@@ -270,7 +280,7 @@ class _Run:
             environment=self.environment,
             device=self.device,
             oom=self.oom,
-            errors=self.errors,
+            errors=list(self.errors),
             data={"identity": self.task.identity(), "notes": getattr(self.task, "notes", dict)()},
         )
         self.store.write_metrics(metrics)

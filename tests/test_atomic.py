@@ -58,3 +58,24 @@ def test_a_block_that_writes_nothing_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), atomic.replacing(path):
         pass
     assert path.read_bytes() == b"old"
+
+
+def test_long_names_and_folders(tmp_path: Path) -> None:
+    path = tmp_path / ("ä" * 120 + ".json")
+    atomic.write(path, b"x")
+    assert path.read_bytes() == b"x"
+    for folder in (tmp_path, Path(), Path("/")):
+        with pytest.raises(IsADirectoryError):
+            atomic.write(folder, b"x")
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    atomic.write(path, b"x")
+    with pytest.raises(FileNotFoundError), atomic.replacing(path) as partial:
+        partial.write_bytes(b"y")
+        partial.rename(tmp_path / partial.name.replace(str(os.getpid()), "1"))  # of a process that is no more
+    assert len(list(tmp_path.iterdir())) == 2
+    atomic.tidy(tmp_path)
+    assert [item.name for item in tmp_path.iterdir()] == ["metrics.json"]

@@ -72,8 +72,7 @@ def test_a_row_for_every_point_with_what_it_took(tmp_path):
         assert row["status"] == point["status"] == "ok" and row["scores"] == {} and row["tokens"] == []
         assert point["tpot_s"]["n"] == 2 and point["repeats"] == 2  # four tokens: the prefill's, the first step's, two
         assert point["ttft_s"] == pytest.approx(point["search_s"] + point["prefill_s"], rel=0.2, abs=1e-5)
-        whole = point["decode_s"] + point["prefill_s"]
-        assert point["tokens_per_s"] == pytest.approx(4 * point["batch"] / whole, rel=0.8)
+        assert 0 < point["tokens_per_s"] < 4 * point["batch"] / point["decode_s"]  # the prefill is in it
         assert point["peak"]["decode"] > point["weights"] > 10**5
         assert point["over_used"] > point["over_reserved"] > 1
         assert point["kv_used"]["codes"] > 0 and point["reads_packed"]

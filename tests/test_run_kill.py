@@ -64,7 +64,7 @@ def test_killed_twenty_times_and_resumed(tmp_path, undisturbed):
 def test_two_processes_on_one_run(tmp_path, undisturbed):
     told, said = driver("race", tmp_path)
     assert told["statuses"] == [0, 0]
-    assert "is held by process" in said
+    assert "is held by" in said
     directory = tmp_path / undisturbed["run_id"]
     assert rows_of(directory) == rows_of(undisturbed["run_dir"])
     assert len((directory / "samples.jsonl").read_bytes().splitlines()) == SAMPLES, "a sample was done twice"

@@ -150,6 +150,7 @@ def train(config: TrainConfig, stop_after: int | None = None) -> Trainer:
     """
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
+    atomic.tidy(folder)
     checkpoint = folder / "checkpoint.pt"
     run = config.run
     begin = time.perf_counter()

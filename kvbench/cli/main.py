@@ -49,11 +49,11 @@ def main(argv: Sequence[str]) -> int:
         return _left(_main(list(argv)))
     except KvbenchError as error:
         _say(f"error: {error}")
-        return error.exit_code
+        return _left(error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
         refusal = explain(error, argv)
         _say(f"error: {refusal}")
-        return refusal.exit_code
+        return _left(refusal.exit_code)
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on where it stopped")
         return _left(INTERRUPTED)

@@ -32,6 +32,8 @@ TIMEOUT = timedelta(minutes=10)
 GRACE_S = 10.0
 #: seconds that a rank whose peer has failed gives its own main thread to notice
 NOTICE_S = 3.0
+#: seconds that recording another rank's failure may take (a logger can hang) before this process ends all the same
+RECORD_S = 60.0
 
 
 class PeerError(KvbenchError):
@@ -65,8 +67,10 @@ class Team:
         self._store, self._watched = store, watched
         self._rounds = self._turns = self._plans = 0
         self.told = True  # rank 0 has said what there is to do
-        self._noticed = self._closed = False
-        threading.Thread(target=self._watch, name="kvbench-team", daemon=True).start()
+        self._noticed = False
+        self._left = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="kvbench-team", daemon=True)
+        self._watcher.start()
 
     # -- tensors ----------------------------------------------------------------------------------------------------
 
@@ -174,8 +178,9 @@ class Team:
                 self._store.set("failed", json.dumps({"rank": self.rank, **_described(error)}))
 
     def close(self) -> None:
-        """The process leaves."""
-        self._closed = True
+        """The process leaves, the watching thread first: a process that ends while one asks the store is aborted."""
+        self._left.set()
+        self._watcher.join(2.0)
         if not self.broken and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -206,8 +211,7 @@ class Team:
 
     def _watch(self) -> None:
         """End this process where another rank has failed and the main thread cannot see it."""
-        while not self._closed:
-            time.sleep(0.2)
+        while not self._left.wait(0.2):
             try:
                 if not self._watched.check(["failed"]):
                     continue
@@ -216,16 +220,20 @@ class Team:
                 return
             if found["rank"] == self.rank:
                 return
-            time.sleep(NOTICE_S)
-            if self._noticed or self._closed:
+            if self._left.wait(NOTICE_S) or self._noticed:
                 return
             self.broken = True
-            with suppress(Exception):
-                if self.on_failure is not None:
-                    self.on_failure(found)
+            record = threading.Thread(target=self._record, args=(found,), name="kvbench-record", daemon=True)
+            record.start()
+            record.join(RECORD_S)
             if self.rank == 0:
                 print(f"error: {self._peer(found['rank'], found)}", file=sys.__stderr__, flush=True)
             os._exit(130 if found["kind"] == "KeyboardInterrupt" else 1)
+
+    def _record(self, found: dict[str, Any]) -> None:
+        with suppress(Exception):
+            if self.on_failure is not None:
+                self.on_failure(found)
 
 
 _team: list[Team] = []

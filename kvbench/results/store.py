@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from kvbench import atomic
 from kvbench.errors import KvbenchError
 from kvbench.results import samples as lines
 from kvbench.results.samples import DiskError, Row, Samples
@@ -86,6 +87,7 @@ class RunStore:
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
         """Write `config.yaml` first of all, so that a directory always says what it is."""
         text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
+        atomic.tidy(self.path)
         lines.write_atomically(self.path / "config.yaml", text.encode())
         if environment is not None:
             self.write_environment(environment)

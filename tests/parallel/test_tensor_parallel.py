@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import torch.distributed as dist
 
 from kvbench.results import samples
 from kvbench.results.samples import outputs
@@ -22,7 +21,7 @@ from tests.parallel.tp_driver import METHODS
 ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    not (dist.is_available() and dist.is_gloo_available()),
     reason="this build of torch has no gloo, through which processes without GPUs share a model",
 )
 
@@ -31,9 +30,8 @@ pytestmark = pytest.mark.skipif(
 def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes printed, with the folder of their runs."""
     folder = tmp_path_factory.mktemp("shared")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    # held here, as torchrun holds it: a port that is looked for and let go may be taken before rank 0 listens on it
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -42,7 +40,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     processes = [
         subprocess.Popen(
@@ -60,6 +59,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     finally:
         for process in processes:
             process.kill()
+        del store
     lines = said[0][0].splitlines()
     assert len(lines) == 1, said[0][1] + said[1][1]
     return {**json.loads(lines[0]), "folder": folder, "said": said, "codes": [each.returncode for each in processes]}

@@ -121,7 +121,10 @@ def main() -> None:
         found = models(team)
     if team.rank == 0:
         print(json.dumps(found), flush=True)
-    runs(Path(sys.argv[1]), team)
+    try:
+        runs(Path(sys.argv[1]), team)
+    finally:
+        teams.leave()
 
 
 if __name__ == "__main__":

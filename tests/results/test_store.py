@@ -39,8 +39,8 @@ def test_the_second_process_waits_and_says_so(tmp_path):
 
     with RunStore(tmp_path, "run", let_go).hold():
         pass
-    assert child.wait() == 0
     assert len(said) == 1
+    assert child.wait() == 0
     assert f"is held by process {child.pid} on " in said[0]
 
 

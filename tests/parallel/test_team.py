@@ -1,0 +1,87 @@
+"""The thread that watches the other ranks: it ends a process whose main thread cannot, and goes when the team goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.parallel import team as teams
+
+dist = pytest.importorskip("torch.distributed")
+
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available(), reason="this build of torch has no torch.distributed"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),  # the thread's SystemExit
+]
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Exit codes of processes that the watching thread would have ended, and a way to wait for one."""
+    codes: list[int] = []
+    there = threading.Event()
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        there.set()
+        raise SystemExit  # of the thread
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(teams, "NOTICE_S", 0.05)
+    return codes, there
+
+
+def fails(store: Any, kind: str = "ValueError") -> None:
+    store.set("failed", json.dumps({"rank": 1, "kind": kind, "message": "boom", "oom": False}))
+
+
+@pytest.mark.parametrize(("kind", "code"), [("ValueError", 1), ("KeyboardInterrupt", 130)])
+def test_another_ranks_failure_is_recorded_and_ends_the_process(ended: Any, kind: str, code: int) -> None:
+    codes, there = ended
+    store = dist.HashStore()
+    team = teams.Team(0, 2, torch.device("cpu"), store, store)
+    seen: list[dict[str, Any]] = []
+    team.on_failure = seen.append
+    fails(store, kind)
+    assert there.wait(20)
+    assert codes == [code]
+    assert [found["message"] for found in seen] == ["boom"]
+    assert team.broken
+
+
+def test_a_record_that_hangs_does_not_keep_the_process(ended: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes, there = ended
+    monkeypatch.setattr(teams, "RECORD_S", 0.05)
+    store, hung = dist.HashStore(), threading.Event()
+    team = teams.Team(0, 2, torch.device("cpu"), store, store)
+    team.on_failure = lambda found: hung.wait(60) and None
+    fails(store)
+    assert there.wait(20)
+    assert codes == [1] and not hung.is_set()
+    hung.set()
+
+
+def test_who_leaves_has_no_thread_left(ended: Any) -> None:
+    codes, _ = ended
+    store = dist.HashStore()
+    team = teams.Team(0, 2, torch.device("cpu"), store, store)
+    team.close()
+    assert not team._watcher.is_alive()
+    fails(store)
+    assert not codes
+
+
+def test_what_the_main_thread_has_noticed_is_its_own(ended: Any) -> None:
+    codes, _ = ended
+    store = dist.HashStore()
+    team = teams.Team(0, 2, torch.device("cpu"), store, store)
+    fails(store)
+    with pytest.raises(teams.PeerError, match="rank 1: ValueError: boom"):
+        team.exchange({"a": 1})
+    team._watcher.join(20)
+    assert not team._watcher.is_alive() and not codes
