@@ -25,9 +25,9 @@ from kvbench.report import main as report
 from kvbench.results import tables
 from kvbench.results.store import RunStore
 from kvbench.run import run
+from tests.run_files import SCHEMA
 from tests.run_support import ARCHITECTURE, METHODS, config
 
-SCHEMA = json.loads((Path(__file__).parent / "results" / "metrics.schema.json").read_text(encoding="utf-8"))
 GRID = {"prompts": [48, 32], "batches": [1, 2, 4], "new_tokens": 4, "repeats": 2, "warm_up": 2}
 
 
@@ -92,6 +92,9 @@ def test_memory_that_ends_is_a_row_and_the_last_of_its_length(tmp_path, small):
     assert metrics["status"] == "ok"
     rows = rows_of(metrics)
     assert [row["status"] for row in rows.values()] == ["ok", "ok", "oom"] * 2
+    for point in (row["measured"]["point"] for row in rows.values() if row["status"] == "ok"):  # of one generation
+        whole = point["prefill_s"] + point["search_s"] + point["decode_s"]
+        assert point["tokens_per_s"] == pytest.approx(4 * point["batch"] / whole, rel=1e-3)
     lost = rows["efficiency@48/b4"]["measured"]
     assert lost["point"]["bytes_asked"] == int(2.5 * 2**30) and lost["point"]["phase"] == "prefill"
     jsonschema.validate({key: value for key, value in metrics.items() if key != "run_dir"}, SCHEMA)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,25 +13,11 @@ import torch
 
 from kvbench import run as run_module
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.results import samples, summary
+from kvbench.results import samples
 from kvbench.results.samples import DiskError, outputs
-from kvbench.results.store import RunStore
 from kvbench.run import run
+from tests.run_files import SCHEMA, on_disk, store_of
 from tests.run_support import ARCHITECTURE, ToyTask, config
-
-SCHEMA = json.loads((Path(__file__).parent / "results" / "metrics.schema.json").read_text(encoding="utf-8"))
-
-
-def store_of(metrics: dict) -> RunStore:
-    return RunStore(Path(metrics["run_dir"]).parent, metrics["run_id"])
-
-
-def on_disk(metrics: dict) -> dict:
-    """`metrics.json`, checked against its schema and against what `run` returned."""
-    content = json.loads((Path(metrics["run_dir"]) / "metrics.json").read_text(encoding="utf-8"))
-    jsonschema.validate(content, SCHEMA)
-    assert content == {key: value for key, value in metrics.items() if key != "run_dir"}
-    return content
 
 
 def no_model(monkeypatch) -> None:
@@ -320,63 +305,6 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is before
     (directory,) = tmp_path.iterdir()
     assert json.loads((directory / "metrics.json").read_text())["status"] == "interrupted"
-
-
-LOST = {"rank": 1, "kind": "MemoryError", "message": "tried to allocate 20.00 GiB", "oom": True}
-
-
-@pytest.mark.parametrize("lost", [LOST, {**LOST, "oom": False}, {**LOST, "kind": "KeyboardInterrupt", "oom": False}])
-def test_a_run_ends_once_though_two_threads_come_to_its_end(tmp_path, monkeypatch, lost):
-    """Under tensor parallelism the thread that watches the other ranks records a failure beside the main thread."""
-    begun: list[run_module._Run] = []
-    written: list[str] = []
-    do, build, write = run_module._Run.do, summary.build, RunStore.write_metrics
-    watcher = threading.Thread(target=lambda: begun[0]._lost(lost))
-
-    def noted(self):
-        begun.append(self)
-        return do(self)
-
-    def slow(*args, **kwargs):
-        if not watcher.ident:
-            watcher.start()
-            watcher.join(0.3)  # it has to wait for this thread, and to leave alone what is being written
-            assert watcher.is_alive()
-        return build(*args, **kwargs)
-
-    def counted(self, metrics):
-        written.append(metrics["status"])
-        write(self, metrics)
-
-    monkeypatch.setattr(run_module._Run, "do", noted)
-    monkeypatch.setattr(summary, "build", slow)
-    monkeypatch.setattr(RunStore, "write_metrics", counted)
-    done = run(config(tmp_path))
-    watcher.join(10)
-    assert written == ["ok"]
-    found = on_disk(done)
-    assert (found["status"], found["oom"], found["error"], found["errors"]) == ("ok", None, None, [])
-
-
-def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeypatch):
-    """The main thread waits for ever: what the watching thread writes is whole, and is not written over."""
-    do = run_module._Run.do
-
-    def lost(self):
-        done = do(self)
-        self._ended = None
-        self._lost(LOST)
-        self.errors.append({"sample": None, "type": "RuntimeError", "message": "the connection broke", "traceback": ""})
-        assert self._finish("error") == self._ended
-        return done
-
-    monkeypatch.setattr(run_module._Run, "do", lost)
-    folder = Path(run(config(tmp_path))["run_dir"])
-    found = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, SCHEMA)
-    assert found["status"] == "oom"
-    assert found["oom"]["message"].startswith("rank 1: ")
-    assert found["oom"]["bytes_asked"] == 20 * 2**30
 
 
 def test_settled_fills_in_defaults(tmp_path):

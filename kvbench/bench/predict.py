@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kvbench import atomic
 from kvbench.bench import choices
 from kvbench.bench.choices import duration, method_of, number, positive, shape_of, share, tokens
 from kvbench.bench.table import table
@@ -282,7 +283,7 @@ def run(args: argparse.Namespace) -> int:
             gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
             content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in found]}
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
             print(f"\n{path}")
     except (KvbenchError, OSError) as error:
         print(error, file=sys.stderr)

@@ -78,10 +78,11 @@ def test_who_leaves_has_no_thread_left(ended: Any) -> None:
 
 def test_what_the_main_thread_has_noticed_is_its_own(ended: Any) -> None:
     codes, _ = ended
-    store = dist.HashStore()
-    team = teams.Team(0, 2, torch.device("cpu"), store, store)
+    store, watched = dist.HashStore(), dist.HashStore()  # the main thread's view is ahead of the watching one's
+    team = teams.Team(0, 2, torch.device("cpu"), store, watched)
     fails(store)
     with pytest.raises(teams.PeerError, match="rank 1: ValueError: boom"):
         team.exchange({"a": 1})
+    fails(watched)
     team._watcher.join(20)
     assert not team._watcher.is_alive() and not codes

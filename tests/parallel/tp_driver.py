@@ -90,7 +90,7 @@ def runs(folder: Path, team: teams.Team) -> None:
     """A run that both do, then one on which rank 1 runs out of memory while rank 0 waits for it.
 
     Rank 1 stays until rank 0 has gone: a connection that breaks would wake rank 0's main thread too, and which of its
-    threads came first would be chance (test_run.py has the two of them meet).
+    threads came first would be chance (test_run_lost.py has the two of them meet).
     """
     shared = {
         "runtime": {"tensor_parallel": "auto"},

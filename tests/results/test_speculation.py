@@ -9,9 +9,9 @@ import pytest
 from kvbench.results import ranking, tables
 from kvbench.results.speculation import ratio_error, speculation, speedup
 from kvbench.run import run
+from tests.run_files import SCHEMA
 from tests.run_support import config
 
-SCHEMA = json.loads((Path(__file__).parent / "metrics.schema.json").read_text(encoding="utf-8"))
 METHOD = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], "gamma": 3}
 QUANTIZER = {
     "name": "hierarchical",

@@ -1,0 +1,31 @@
+"""What a run left on disk, checked against the schema of `metrics.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+
+from kvbench.results.store import RunStore
+
+SCHEMA = json.loads((Path(__file__).parent / "results" / "metrics.schema.json").read_text(encoding="utf-8"))
+
+
+def store_of(metrics: dict) -> RunStore:
+    """The directory of a run, from what `run` returned."""
+    return RunStore(Path(metrics["run_dir"]).parent, metrics["run_id"])
+
+
+def read(run_dir: Path | str) -> dict:
+    """`metrics.json`, checked against its schema."""
+    content = json.loads((Path(run_dir) / "metrics.json").read_text(encoding="utf-8"))
+    jsonschema.validate(content, SCHEMA)
+    return content
+
+
+def on_disk(metrics: dict) -> dict:
+    """The same, checked against what `run` returned too."""
+    content = read(metrics["run_dir"])
+    assert content == {key: value for key, value in metrics.items() if key != "run_dir"}
+    return content
