@@ -22,6 +22,7 @@ from kvbench.decoding.passes import Rows, groups
 from kvbench.decoding.sampling import Sampling
 from kvbench.failures import bytes_asked, is_out_of_memory
 from kvbench.figures import Figures, memory, per_sequence, predicted, times, weight_bytes
+from kvbench.profiling import onednn
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.random_fill import go_on
 from kvbench.results.samples import MEASURED, Row
@@ -127,8 +128,9 @@ class Meter:
         point = {"prompt": prompt, "batch": batch, "new_tokens": self.how.new_tokens}
         release(self.device)
         try:
-            self.warm(prompt)
-            return {"status": "ok", **point, **self._measured(prompt, batch)}
+            with onednn.kept(strict=True):
+                self.warm(prompt)
+                return {"status": "ok", **point, **self._measured(prompt, batch)}
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

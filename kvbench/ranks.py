@@ -108,12 +108,14 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
 def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
     """Load the model (torch is imported only here, where something is left to generate), and free it after."""
     from kvbench.models.devices import homes
+    from kvbench.profiling import onednn
     from kvbench.profiling.limit import limited
     from kvbench.profiling.memory import release
     from kvbench.session import Session
 
     limit, devices = checked.runtime.memory_limit_gb, homes(checked.runtime)
     with ExitStack() as stack:
+        stack.enter_context(onednn.kept(strict=False))  # the next run's times are not this one's lack of memory
         held = [stack.enter_context(limited(device, limit)) for device in devices]
         if limit is not None and not all(held):
             say(f"runtime.memory_limit_gb={limit}: this platform cannot limit {devices[0]}; there is no limit")

@@ -107,6 +107,25 @@ def test_memory_that_ends_is_a_row_and_the_last_of_its_length(tmp_path, small):
     assert run(settings(tmp_path, grid={"repeats": 1}))["scores"] == metrics["scores"] and not calls
 
 
+def test_memory_that_ends_inside_onednn_is_an_end_too(tmp_path, monkeypatch):
+    """torch goes on there with a slower library for the rest of the process: no point may be measured with that."""
+    generate, seen = measuring.generate, []
+
+    def leaves(model, cache, ids, **options):
+        seen.append(torch.backends.mkldnn.enabled)
+        made = generate(model, cache, ids, **options)
+        if ids.shape[0] > 1:
+            torch.backends.mkldnn.enabled = False
+        return made
+
+    monkeypatch.setattr(measuring, "generate", leaves)
+    rows = rows_of(run(settings(tmp_path, grid={"batches": [1, 2], "prompts": [48, 32], "repeats": 1})))
+    assert [row["status"] for row in rows.values()] == ["ok", "oom"] * 2
+    assert "oneDNN" in rows["efficiency@48/b2"]["measured"]["point"]["message"]
+    assert seen[0] and torch.backends.mkldnn.enabled
+    assert seen.count(False) == 2  # the census and the whole generation of the point that is lost share its block
+
+
 def test_resumed_runs_do_what_is_missing(tmp_path, small):
     calls = small(2)
     run(settings(tmp_path, grid={"prompts": [48], "repeats": 1}))
