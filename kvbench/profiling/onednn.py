@@ -26,7 +26,7 @@ def kept(*, strict: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        left = before and not torch.backends.mkldnn.enabled
+        left = bool(before) and not torch.backends.mkldnn.enabled
         if left:
             torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
     if left and strict:
