@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -20,6 +19,8 @@ import yaml
 
 from kvbench.confdir import options
 from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.models import checkpoint
+from kvbench.models.labels import labelled
 from kvbench.models.spec import ModelConfig
 from kvbench.schema import build
 
@@ -98,18 +99,17 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
     """
     known = options("model")
     if name in known:
-        chosen: ModelConfig = build(ModelConfig, yaml.safe_load(known[name].read_text(encoding="utf-8")), "model")
+        preset = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+        told = labelled({**preset, "path": path}, preset, {"path"}) if path else preset
+        chosen: ModelConfig = build(ModelConfig, told, "model")
     elif Path(name).is_dir():
         try:
-            numbers = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))
-            longest = int(numbers.get("max_position_embeddings") or 2048)
-        except (OSError, ValueError) as error:
-            raise ConfigError("--model", name, f"has no readable config.json ({error})") from error
-        chosen = ModelConfig(name=Path(name).resolve().name, path=name, max_length=longest)
+            longest = checkpoint.longest(checkpoint.read_config(Path(name))) or 2048
+        except checkpoint.DamagedFile as damaged:
+            raise ConfigError("--model", name, f"has no readable config.json ({damaged.problem})") from damaged
+        chosen = ModelConfig(name=Path(name).resolve().name, path=path or name, max_length=longest)
     else:
         raise ConfigError("--model", name, "is neither a choice of conf/model nor a folder", allowed=known)
-    if path:
-        chosen = replace(chosen, path=path)
     if dtype:
         chosen = replace(chosen, dtype=dtype)  # type: ignore[arg-type]
     if random:

@@ -287,7 +287,7 @@ def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
 def own_limit(sample: Sample, model: ModelConfig) -> int | None:
     """Most prompt tokens: the data set's number for this model, else the model's; None: all there is room for."""
     by_model = sample.meta.get("prompt_limits") or {}
-    limit = by_model.get(model.name, sample.meta.get("prompt_limit"))
+    limit = by_model.get(model.name, by_model.get(model.preset or "", sample.meta.get("prompt_limit")))
     return None if limit == "fill" else limit or model.prompt_limit
 
 

@@ -19,13 +19,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.overrides import check_repeats, explain, first_line, is_hydras, refuse_marks, value
 from kvbench.confdir import conf_dir, groups, options
 from kvbench.config import GROUPS, DecodingConfig, check
 from kvbench.errors import CombinationError, ConfigError, nearest
+from kvbench.models import labels as models
 from kvbench.schema import field_names, unknown
 
 #: combinations of choices whose keys are looked up beforehand; the rest is checked when a job starts
@@ -101,9 +102,13 @@ class Composer:
         """
         search = [f"hydra.searchpath=[file://{self.extra}]"] if self.extra else []
         try:
-            return compose("config", overrides=[*texts, *search])
+            config = compose("config", overrides=[*texts, *search], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise explain(error, texts) from error
+        choice = config.hydra.runtime.choices.get("model")
+        with open_dict(config):
+            del config["hydra"]
+        return labelled(config, choice, texts, self.extra)
 
     def _parse(self, text: str) -> Override:
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -167,7 +172,13 @@ class Composer:
             if choice is None and group in ("experiment", "launcher"):
                 continue
             if not isinstance(choice, str) or choice.strip("'\"") not in allowed:
-                raise ConfigError(group, "null" if choice is None else choice, f"no such {group}", allowed=allowed)
+                raise ConfigError(
+                    group,
+                    "null" if choice is None else choice,
+                    f"no such {group}",
+                    allowed=allowed,
+                    hint=_own_model(choice, allowed) if group == "model" else "",
+                )
 
     def _check_leaves(self, leaves: Sequence[Override], chosen: Sequence[Override]) -> None:
         """Each key exists in each combination of choices."""
@@ -229,6 +240,47 @@ class Composer:
         for job, reason in wrong:
             if not good or (not isinstance(reason, CombinationError) and not good.issuperset(job)):
                 raise reason
+
+
+def _own_model(choice: Any, allowed: Sequence[str]) -> str:
+    """How to run a checkpoint that is no choice: from its folder, or from the hub."""
+    named = str(choice or "").strip("'\"")
+    if Path(named).expanduser().is_dir():
+        return f"a folder of your own: model=tiny model.path={named}; name, context and chat template are its own"
+    if "/" in named and models.is_repository(named):
+        return f"a repository of the hub: model=tiny model.hub_id={named}; name, context and chat template are its own"
+    near = nearest(named, allowed)
+    return (f"did you mean '{near}'? " if near else "") + (
+        "A model of your own: model=tiny model.hub_id=OWNER/NAME, or model=tiny model.path=DIR"
+    )
+
+
+def labelled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None) -> DictConfig:
+    """The configuration with a model's name, context and chat as of the checkpoint that it loads.
+
+    Args:
+        config: as Hydra composed it; its `model` group is changed.
+        choice: which choice of ``conf/model`` it was composed from.
+        texts: the overrides.
+        extra: the folder of ``--config-dir``, or None.
+
+    Raises:
+        ConfigError: the checkpoint's config.json cannot be read.
+    """
+    path = options("model", extra).get(str(choice))
+    model = config.get("model")
+    if path is None or not isinstance(model, DictConfig):
+        return config
+    try:
+        plain = OmegaConf.to_container(model, resolve=True)
+    except OmegaConfBaseException:  # said by to_plain, with the key
+        return config
+    assert isinstance(plain, dict)
+    keys = {text.split("=", 1)[0].partition("model.")[2] for text in texts if text.startswith("model.")}
+    found = models.labelled({str(key): value for key, value in plain.items()}, _yaml(path), keys)
+    with open_dict(config):
+        config["model"] = found
+    return config
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:

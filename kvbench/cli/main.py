@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import sweep
-from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.compose import Composer, labelled, run_config
 from kvbench.cli.overrides import as_sweeps, explain
 from kvbench.cli.usage import help_text
 from kvbench.confdir import conf_dir, groups
@@ -117,7 +117,7 @@ def run_job(config: DictConfig) -> str:
     overrides = [text for text in job.overrides.task if not text.startswith("hydra.")]
     if multirun:
         _say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
-    outcome = _run(config) | {"overrides": overrides, "number": number}
+    outcome = _run(config, job) | {"overrides": overrides, "number": number}
     if multirun and "metrics" not in outcome:
         with suppress(ConfigError):  # a row of the table all the same, unless there is no configuration
             from kvbench.results.ranking import failed
@@ -130,12 +130,14 @@ def run_job(config: DictConfig) -> str:
     return status
 
 
-def _run(config: DictConfig) -> dict[str, Any]:
-    """Run one configuration; what goes wrong becomes the outcome's message."""
+def _run(config: DictConfig, job: Any) -> dict[str, Any]:
+    """Run one configuration; what goes wrong becomes the outcome's message. `job` is Hydra's own part of it."""
     import traceback
 
     began = time.time()
+    extra = [Path(source.path) for source in job.runtime.config_sources if source.provider == "command-line"]
     try:
+        labelled(config, job.runtime.choices.get("model"), job.overrides.task, next(iter(extra), None))
         plain = run_config(config)
         from kvbench.run import run
 

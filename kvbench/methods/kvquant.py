@@ -100,7 +100,8 @@ class KVQuant(Method):
         Raises:
             ConfigError: there is none; the message says how to make it.
         """
-        found = self._find(lambda file: file.info["model"] == model.name, model.folder(), model.name)
+        names = {model.name, model.preset}
+        found = self._find(lambda file: file.info["model"] in names, model.folder(), model.name)
         self.__dict__["found"] = found.path
 
     def identity(self) -> dict[str, Any]:

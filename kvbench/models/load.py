@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import ModelError
+from kvbench.errors import KvbenchError, ModelError
+from kvbench.failures import is_out_of_memory
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.locate import Source, locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
+from kvbench.models.verify import check_complete, check_served, refusal
 
 __all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "resolve_dtype", "shape_of"]
 
@@ -86,8 +88,9 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     if runtime.device_map and model.weights != "random" and importlib.util.find_spec("accelerate") is None:
         raise ModelError("runtime.device_map needs the package 'accelerate'.\n  hint: pip install 'kvbench[multigpu]'")
     if model.weights == "random":
-        made = _random(model, spread, runtime)
         tokenizer = _random_tokenizer(model)
+        check_served(model, hf_config(model), tokenizer)
+        made = _random(model, spread, runtime)
     else:
         made, tokenizer = _pretrained(model, source, spread, runtime.device_map, team)
     return LoadedModel(
@@ -122,8 +125,8 @@ def load_tokenizer(model: ModelConfig) -> Any:
     }
     try:
         return _tokenizer(source.name, common)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(_refusal(model, source, error)) from error
+    except Exception as error:  # damaged files raise whatever the libraries that read them raise
+        raise refusal(model, source, error, "tokenizer") from error
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -171,10 +174,8 @@ def _pretrained(
     model: ModelConfig, source: Source, devices: Sequence[torch.device], device_map: str | None, team: Team | None
 ) -> tuple[Any, Any]:
     """The checkpoint on `devices`; with a team in main memory, rank after rank, so that it is there once at a time."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils import logging
-
-    from kvbench.parallel.spread import pretrained_spread
 
     assert source.name is not None
     device = devices[0]
@@ -185,36 +186,63 @@ def _pretrained(
     }
     # auto on a GPU is the checkpoint's own dtype
     dtype = "auto" if model.dtype == "auto" and device.type != "cpu" else resolve_dtype(model.dtype, device)
-    bars = logging.is_progress_bar_enabled()
+    bars, loud = logging.is_progress_bar_enabled(), logging.get_verbosity()
     if source.local:
         logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what transformers would report of missing weights is refused below, by name
     try:
-        if device_map:
-            made = pretrained_spread(source.name, devices, dtype=dtype, **common)
-        else:
-            turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
-            with turn:
-                made = AutoModelForCausalLM.from_pretrained(source.name, dtype=dtype, **common).eval()
-                if team is not None:
-                    from kvbench.parallel.shard import shard
+        turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
+        with turn:
+            part = "config.json"
+            try:  # the small files first: seventy gigabytes are not read for a tokenizer that does not fit them
+                config = AutoConfig.from_pretrained(source.name, **common)
+                part = "tokenizer"
+                tokenizer = _tokenizer(source.name, common)
+                check_served(model, config, tokenizer)
+                part = "weights"
+                made, report = _weights(source.name, devices, device_map, dtype, common)
+            except Exception as error:  # damaged files raise whatever the libraries that read them raise
+                if is_out_of_memory(error) or isinstance(error, KvbenchError):
+                    raise
+                raise refusal(model, source, error, part) from error
+            check_complete(model, source, made, report)
+            if team is not None:
+                from kvbench.parallel.shard import shard
 
-                    shard(made, team)
-                else:
-                    made = made.to(device)
-        tokenizer = _tokenizer(source.name, common)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(_refusal(model, source, error)) from error
+                shard(made, team)
+            elif not device_map:
+                made = made.to(device)
     finally:
+        logging.set_verbosity(loud)
         if bars:
             logging.enable_progress_bar()
     return made, tokenizer
+
+
+def _weights(
+    name: str, devices: Sequence[torch.device], device_map: str | None, dtype: Any, common: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The model, and transformers' report of what the checkpoint lacked."""
+    from transformers import AutoModelForCausalLM
+
+    from kvbench.parallel.spread import pretrained_spread
+
+    # tensors of another shape are reported too, by name: transformers itself would only say that there are some
+    arguments = {**common, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    if device_map:
+        return pretrained_spread(name, devices, **arguments)
+    made, report = AutoModelForCausalLM.from_pretrained(name, **arguments)
+    return made.eval(), report
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:
     """The folder's own tokenizer where there is one, else bytes."""
     folder = model.folder()
     if folder is not None and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
-        return _tokenizer(str(folder), {"local_files_only": True, "trust_remote_code": model.trust_remote_code})
+        try:
+            return _tokenizer(str(folder), {"local_files_only": True, "trust_remote_code": model.trust_remote_code})
+        except Exception as error:
+            raise refusal(model, Source(str(folder), local=True), error, "tokenizer") from error
     return byte_tokenizer()
 
 
@@ -231,13 +259,3 @@ def _eos_token_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = list(named) if isinstance(named, (list, tuple)) else [named]
     return tuple(dict.fromkeys(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None))
-
-
-def _refusal(model: ModelConfig, source: Source, error: Exception) -> str:
-    said = str(error).strip()
-    hint = "model.path=DIR, model.weights=random, or model=tiny"
-    if "trust_remote_code" in said:
-        hint = "read the code that the checkpoint brings along, then model.trust_remote_code=true"
-    elif model.gated and any(word in said.lower() for word in ("gated", "401", "403", "access")):
-        hint = f"the model is gated: {model.gated}"
-    return f"model {model.name}: {source.name} cannot be loaded: {said}\n  hint: {hint}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.errors import ModelError
+from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 
 #: seconds that the one attempt to reach the hub may take, name resolution included
@@ -66,24 +67,31 @@ def _check_folder(model: ModelConfig, folder: Path) -> None:
             f"model {model.name}: {folder} has a config.json but no weights (*.safetensors).\n"
             "  hint: model.weights=random builds the architecture of that config.json with random weights"
         )
+    # a checkpoint with code of its own is refused for that first, when it is loaded
+    if "auto_map" not in checkpoint.read_object(folder / "config.json"):
+        checkpoint.check_files(folder)
 
 
 def _is_cached(model: ModelConfig) -> bool:
-    """Whether config and weights of the hub repository lie in the hub's cache on this machine, complete."""
-    from huggingface_hub import try_to_load_from_cache
+    """Whether config and weights of the hub repository lie in the hub's cache on this machine, complete.
 
+    Raises:
+        DamagedFile: they are there, and one of them is damaged.
+    """
     assert model.hub_id is not None
-    config = try_to_load_from_cache(model.hub_id, "config.json", revision=model.revision)
-    if not isinstance(config, str):
+    snapshot = checkpoint.snapshot(model.hub_id, model.revision)
+    if snapshot is None:
         return False
-    snapshot = Path(config).parent
     index = snapshot / "model.safetensors.index.json"
     if index.is_file():
-        import json
-
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return all((snapshot / shard).exists() for shard in shards)
-    return any(snapshot.glob("*.safetensors")) or any(snapshot.glob("pytorch_model*.bin"))
+        shards = checkpoint.read_object(index).get("weight_map")
+        if isinstance(shards, dict) and not all((snapshot / str(shard)).exists() for shard in set(shards.values())):
+            return False
+    elif not any(snapshot.glob("*.safetensors")) and not any(snapshot.glob("pytorch_model*.bin")):
+        return False
+    if "auto_map" not in checkpoint.read_object(snapshot / "config.json"):
+        checkpoint.check_files(snapshot)
+    return True
 
 
 def _ask_hub(model: ModelConfig) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError
+from kvbench.models import checkpoint
 from kvbench.schema import bounded
 
+#: a repository: an owner and a name, or a name alone, as the hub has them
+_HUB_ID = re.compile(r"(?![.-])[\w.-]{1,96}(?:/(?![.-])[\w.-]{1,96})?")
 #: `model.path=kvbench:NAME` is the folder NAME beside this file
 BUNDLED = "kvbench:"
 
@@ -28,12 +31,12 @@ class Architecture:
     """
 
     model_type: str
-    hidden_size: int = bounded(minimum=1)
-    intermediate_size: int = bounded(minimum=1)
-    num_hidden_layers: int = bounded(minimum=1)
-    num_attention_heads: int = bounded(minimum=1)
-    num_key_value_heads: int = bounded(minimum=1)
-    vocab_size: int = bounded(minimum=1)
+    hidden_size: int = bounded(minimum=1, maximum=checkpoint.LIMITS["hidden_size"])
+    intermediate_size: int = bounded(minimum=1, maximum=checkpoint.LIMITS["intermediate_size"])
+    num_hidden_layers: int = bounded(minimum=1, maximum=checkpoint.LIMITS["num_hidden_layers"])
+    num_attention_heads: int = bounded(minimum=1, maximum=checkpoint.LIMITS["num_attention_heads"])
+    num_key_value_heads: int = bounded(minimum=1, maximum=checkpoint.LIMITS["num_key_value_heads"])
+    vocab_size: int = bounded(minimum=1, maximum=checkpoint.LIMITS["vocab_size"])
     max_position_embeddings: int = bounded(minimum=1)
     rope: dict[str, Any]
     rms_norm_eps: float = bounded(1e-5, above=0.0)
@@ -80,6 +83,8 @@ class ModelConfig:
         gated: how to get access, where the hub asks for it; None: not gated.
         requires: extra package that the checkpoint's format needs; None: none.
         note: anything a user should know.
+        preset: the choice that a checkpoint of another name stands for (``model=llama2-7b model.path=DIR``): data sets
+            and calibrations that name the choice mean this model too; None: `name` is the only one.
     """
 
     name: str
@@ -97,6 +102,7 @@ class ModelConfig:
     gated: str | None = None
     requires: str | None = None
     note: str = ""
+    preset: str | None = None
     # filled by _numbers(): config.json of a folder is read once
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -119,7 +125,18 @@ class ModelConfig:
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is no checkpoint" if folder.is_dir() else "is no folder"
             raise ConfigError(
-                "model.path", self.path, missing, hint="a folder with config.json, *.safetensors and tokenizer files"
+                "model.path",
+                without_secrets(str(self.path)),
+                missing,
+                hint="a folder with config.json, *.safetensors and tokenizer files",
+            )
+        if self.hub_id is not None and not is_repository(self.hub_id):
+            raise ConfigError(
+                "model.hub_id",
+                without_secrets(self.hub_id),
+                "is no repository of the hub",
+                allowed="OWNER/NAME",
+                hint="an address or a token has no place here: model.hub_id=Qwen/Qwen3-8B, and `hf auth login`",
             )
         if folder is None and self.weights == "pretrained" and not self.hub_id:
             raise ConfigError(
@@ -150,9 +167,23 @@ class ModelConfig:
         folder = self.folder()
         if folder is not None and (folder / "config.json").is_file():
             if not self._read:
-                self._read.update(_read_json(folder / "config.json"))
+                self._read.update(self._config(folder, "path"))
             return self._read
-        return {} if self.architecture is None else vars(self.architecture)
+        if self.architecture is not None:
+            return vars(self.architecture)
+        if self.hub_id and not self._read:  # another repository than the preset's, where it is here already
+            cached = checkpoint.snapshot(self.hub_id, self.revision)
+            self._read.update({} if cached is None else self._config(cached, "hub_id"))
+        return self._read
+
+    def _config(self, folder: Path, key: str) -> dict[str, Any]:
+        """The checkpoint's config.json; raises ConfigError where it is damaged."""
+        try:
+            return checkpoint.read_config(folder)
+        except checkpoint.DamagedFile as damaged:
+            raise ConfigError(
+                f"model.{key}", getattr(self, key), f"its {damaged.file.name} {damaged.problem}"
+            ) from damaged
 
 
 def local_folder(path: str | None) -> Path | None:
@@ -164,17 +195,19 @@ def local_folder(path: str | None) -> Path | None:
     return Path(path).expanduser()
 
 
+def is_repository(text: str) -> bool:
+    """Whether `text` has the form of a repository of the hub: ``OWNER/NAME``, or a name alone."""
+    return _HUB_ID.fullmatch(text) is not None
+
+
+def without_secrets(text: str) -> str:
+    """`text` for a message: what an address has before ``@`` and after ``?``, and the hub's tokens, are starred."""
+    return re.sub(r"hf_\w{8,}", "hf_***", re.sub(r"(?<=\?).*", "***", re.sub(r"(?<=//)[^/@\s]+(?=@)", "***", text)))
+
+
 def _head_dim(numbers: Mapping[str, Any]) -> int | None:
     if numbers.get("head_dim"):
         return int(numbers["head_dim"])
     if numbers.get("hidden_size") and numbers.get("num_attention_heads"):
         return int(numbers["hidden_size"]) // int(numbers["num_attention_heads"])
     return None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("model.path", str(path.parent), f"its config.json cannot be read ({error})") from error
-    return data if isinstance(data, dict) else {}

@@ -114,22 +114,27 @@ def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
 def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: Any) -> Any:
     """``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its parts loaded onto their devices.
 
+    Returns:
+        The model; with ``output_loading_info=True`` also what the checkpoint lacked, as transformers returns it.
+
     Raises:
         OSError, ValueError, KeyError, ImportError: as transformers has it.
     """
     from accelerate.hooks import remove_hook_from_submodules
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    common = {key: value for key, value in arguments.items() if key != "dtype"}
+    about_weights = ("dtype", "output_loading_info", "ignore_mismatched_sizes")
+    common = {key: value for key, value in arguments.items() if key not in about_weights}
     config = AutoConfig.from_pretrained(name, **common)
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, trust_remote_code=bool(common.get("trust_remote_code")))
     where = balanced(outline, devices)
     named = {part: device.index if device.type == "cuda" else str(device) for part, device in where.items()}
-    model = AutoModelForCausalLM.from_pretrained(name, device_map=named, **arguments)
+    loaded = AutoModelForCausalLM.from_pretrained(name, device_map=named, **arguments)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
     remove_hook_from_submodules(model)
     connect(model, where)
-    return model.eval()
+    return (model.eval(), loaded[1]) if isinstance(loaded, tuple) else model.eval()
 
 
 def connect(model: Any, where: Mapping[str, torch.device]) -> None:

@@ -52,6 +52,8 @@ def identity(config: Mapping[str, Any], data: Mapping[str, Any], weights: Path |
         limit, loggers, paths, launcher, device, batch size and prefill chunk are not in it.
     """
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
+    if config["model"].get("preset"):  # a data set's limit for the choice counts for this model too
+        model["preset"] = config["model"]["preset"]
     if model["weights"] != "random":
         model["architecture"] = None  # the checkpoint's own config.json is read instead
         model["files"] = _weights_fingerprint(weights)

@@ -1,0 +1,272 @@
+"""What the files of a checkpoint say before torch is imported: its numbers, and whether they can be read at all.
+
+Everything here reads headers and small files, so that a damaged checkpoint is refused by the file's name before a
+weight is loaded. Sources: the safetensors format (eight bytes of length, a JSON header, the data), and the files that
+``save_pretrained`` of transformers writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import ModelError
+
+#: files beside the weights that loading reads; each is one JSON object
+OBJECTS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "chat_template.json",
+)
+#: names by which architectures give the longest sequence, in the order in which they are believed
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
+#: numbers of a decoder, and the largest of each that is taken for real
+LIMITS = {
+    "hidden_size": 2**20,
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 2**16,
+    "num_key_value_heads": 2**16,
+    "head_dim": 2**16,
+    "vocab_size": 2**28,
+    "intermediate_size": 2**24,
+    **dict.fromkeys(LENGTHS, 2**40),
+}
+#: bits of an element, by safetensors' name of its type; others are left to the library
+BITS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16},
+    **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8},
+}
+#: bytes of a safetensors header that the library itself takes
+HEADER_LIMIT = 100_000_000
+#: bytes of a JSON file beside the weights; the largest vocabularies have some tens of MB
+JSON_LIMIT = 1 << 30
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+class DamagedFile(ModelError):
+    """A file of a checkpoint that cannot be read, or that says what cannot be."""
+
+    def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:
+        self.file, self.problem, self.hint = file, problem, hint
+        super().__init__(f"{file} cannot be loaded: it {problem}.\n  hint: {hint}")
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        DamagedFile: it cannot be read, is no JSON, or holds something else.
+    """
+    try:
+        if file.stat().st_size > JSON_LIMIT:
+            raise DamagedFile(file, f"has {file.stat().st_size} bytes, more than any such file needs")
+        data = json.loads(file.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise DamagedFile(file, "is nested too deeply to be read") from None
+    except (OSError, ValueError) as error:
+        raise DamagedFile(file, f"cannot be read ({first_line(error)})") from error
+    if not isinstance(data, dict):
+        raise DamagedFile(file, f"holds {_kind(data)} where a JSON object is expected")
+    return data
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's ``config.json``; a model with other parts beside its text is read as its ``text_config``.
+
+    Raises:
+        DamagedFile: it cannot be read, or a number in it cannot be.
+    """
+    file = folder / "config.json"
+    data = read_object(file)
+    text = data.get("text_config")
+    numbers = {**data, **text} if isinstance(text, dict) else data
+    check_numbers(numbers, file)
+    return numbers
+
+
+def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
+    """Raise DamagedFile for a size that is no whole number, not positive, or beyond all reason."""
+    for name, most in LIMITS.items():
+        value = numbers.get(name)
+        if value is None or isinstance(value, list):  # a list: one number for each layer, as few architectures have it
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise DamagedFile(file, f"says {name}={str(value)[:40]}, {_kind(value)} and no whole number", _MEND)
+        if not 1 <= value <= most:
+            raise DamagedFile(file, f"says {name}={str(value)[:40]}, which is not between 1 and {most}", _MEND)
+    heads, groups = numbers.get("num_attention_heads"), numbers.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
+        raise DamagedFile(
+            file, f"says num_key_value_heads={groups}, which does not divide num_attention_heads={heads}", _MEND
+        )
+    if not isinstance(numbers.get("model_type", ""), str):
+        raise DamagedFile(file, f"says that model_type is {_kind(numbers['model_type'])}, not a name", _MEND)
+
+
+_MEND = "the config.json that came with these weights"
+
+
+def longest(numbers: Mapping[str, Any]) -> int | None:
+    """Tokens that a model takes by its ``config.json``; None where it does not say."""
+    found = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
+    return None if found is None else int(found)
+
+
+def has_chat_template(folder: Path) -> bool:
+    """Whether the tokenizer's files bring a chat template along."""
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    file = folder / "tokenizer_config.json"
+    return file.is_file() and bool(read_object(file).get("chat_template"))
+
+
+def check_files(folder: Path) -> None:
+    """Look at every file that loading will read, headers and small files only.
+
+    Raises:
+        DamagedFile: one that cannot be read; an index that names files that are not there; weights of another number
+            of layers than ``config.json`` says.
+    """
+    for name in OBJECTS:
+        if (folder / name).is_dir():
+            raise DamagedFile(folder / name, "is a folder, not a file")
+        if (folder / name).is_file() and name != "config.json":
+            read_object(folder / name)
+    numbers = read_config(folder)
+    if (folder / "generation_config.json").is_file():
+        check_ends(read_object(folder / "generation_config.json"), numbers, folder / "generation_config.json")
+    names: list[str] = []
+    for file in weight_files(folder):
+        if file.suffix == ".safetensors":
+            names += tensor_names(file)
+    check_layers(numbers, names, folder)
+
+
+def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: Path) -> None:
+    """Raise DamagedFile for tokens that end an answer and that the model does not have."""
+    ends, words = generation.get("eos_token_id"), numbers.get("vocab_size")
+    for each in ends if isinstance(ends, list) else [ends]:
+        if each is None:
+            continue
+        if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < (words or math.inf):
+            beside = f" of vocab_size={words}" if words else ""
+            raise DamagedFile(
+                file, f"says eos_token_id={str(ends)[:60]}, which is no token{beside}", "the file of this model"
+            )
+
+
+def weight_files(folder: Path) -> Iterator[Path]:
+    """The files that weights will be read from: one, or those that the index names.
+
+    Raises:
+        DamagedFile: the index cannot be read, or names files that are not there.
+    """
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / single).is_file():
+            yield folder / single
+            return
+        if not (folder / index).is_file():
+            continue
+        table = read_object(folder / index).get("weight_map")
+        if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+            raise DamagedFile(folder / index, "has no weight_map from tensors to files")
+        named = sorted(set(table.values()))
+        outside = [name for name in named if Path(name).name != name]
+        if outside:
+            raise DamagedFile(folder / index, f"names {outside[0]}, which is not in its own folder")
+        missing = [name for name in named if not (folder / name).is_file()]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise DamagedFile(folder / index, f"names {missing[0]}{more}, of {len(named)} files, which is not there")
+        yield from (folder / name for name in named)
+        return
+
+
+def tensor_names(file: Path) -> list[str]:
+    """Names of the tensors of a safetensors file, from its header.
+
+    Raises:
+        DamagedFile: the header cannot be read, or does not cover the file.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as handle:
+            start = handle.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or not 2 <= length <= min(size - 8, HEADER_LIMIT):
+                raise DamagedFile(file, f"is no safetensors file: {size} bytes with a header of {length}")
+            header = json.loads(handle.read(length))
+    except RecursionError:
+        raise DamagedFile(file, "has a header that is nested too deeply to be read") from None
+    except (OSError, ValueError) as error:
+        raise DamagedFile(file, f"has a header that cannot be read ({first_line(error)})") from error
+    if not isinstance(header, dict):
+        raise DamagedFile(file, f"has a header that is {_kind(header)}, not a JSON object")
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    end = 0
+    for name, entry in tensors.items():
+        place = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not (isinstance(place, list) and len(place) == 2 and all(isinstance(each, int) for each in place)):
+            raise DamagedFile(file, f"does not say in its header where {name} is")
+        end = max(end, place[1])
+        bits, shape = BITS.get(str(entry.get("dtype"))), entry.get("shape")
+        if bits and isinstance(shape, list) and all(isinstance(each, int) for each in shape):
+            wanted = bits * math.prod(shape) // 8
+            if wanted != place[1] - place[0]:
+                given = place[1] - place[0]
+                problem = f"gives in its header {name} {given} bytes, where {entry['dtype']} of {shape} has {wanted}"
+                raise DamagedFile(file, problem)
+    if end != size - 8 - length:
+        raise DamagedFile(file, f"has {size - 8 - length} bytes of tensors where its header says {end}: it is cut")
+    return list(tensors)
+
+
+def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> None:
+    """Raise DamagedFile where the weights have fewer layers than ``config.json``: the others would be random."""
+    count = numbers.get("num_hidden_layers")
+    stored = {number for name in names if (number := layer_of(name)) is not None and "vision" not in name}
+    if isinstance(count, int) and stored and max(stored) + 1 < count:
+        raise DamagedFile(
+            folder / "config.json",
+            f"says num_hidden_layers={count}, and the weights beside it have {max(stored) + 1} layers: "
+            "the others would be random numbers",
+            "all of the weights that belong to it, or the config.json that belongs to these weights",
+        )
+
+
+def layer_of(name: str) -> int | None:
+    """Number of the layer that a tensor belongs to, by its name; None outside of layers."""
+    found = _LAYER.search(name)
+    return None if found is None else int(found[1])
+
+
+def snapshot(hub_id: str, revision: str | None = None) -> Path | None:
+    """The folder of the hub's cache on this machine that has the ``config.json`` of a repository, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(hub_id, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, (str, os.PathLike)) else None
+
+
+def first_line(error: BaseException) -> str:
+    """An error's first line, without its full stop; its kind where it says nothing."""
+    said = str(error).strip().splitlines()
+    return said[0].rstrip(".")[:300] if said else type(error).__name__
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")

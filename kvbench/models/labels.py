@@ -1,0 +1,138 @@
+"""A preset that is told to load another checkpoint: what then still holds of the preset, and what the checkpoint says.
+
+``model=llama2-7b model.path=DIR`` runs what lies in DIR, so the name, the context and the chat template are DIR's. A
+value that a person gives beside it wins. Where the checkpoint has the architecture that the preset describes, the
+preset's rules for it still hold (its prompt limit, its chat wrapper where both have one, its dtype).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import ConfigError
+from kvbench.models import checkpoint
+from kvbench.models.spec import BUNDLED, is_repository, local_folder
+
+__all__ = ["is_repository", "labelled"]
+
+#: numbers by which a checkpoint is recognised as the preset's, where both give them
+SAME = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
+#: what a preset says about its own checkpoint alone
+ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None}
+_SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{7})[0-9a-f]*$")
+
+
+def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
+    """The `model` group with the name, context and chat of what will be loaded.
+
+    Args:
+        model: the group as it was composed.
+        preset: the choice of ``conf/model`` that it was composed from.
+        given: keys of the group that a person set (``{"path", "max_length"}``); those that differ from the preset's
+            count as set too.
+
+    Returns:
+        `model` itself where it loads the preset's own checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint's ``config.json`` cannot be read, or does not say how long a text may be.
+    """
+    made = dict(model)
+    own = {*given, *(key for key in made if made[key] != preset.get(key))}
+    if made.get("hub_id") != preset.get("hub_id") and "path" not in own:
+        made["path"] = None  # the preset's folder must not stand in place of the repository that was asked for
+    elsewhere = made.get("path") is not None and not _same_folder(made["path"], preset.get("path"))
+    repository = made.get("path") is None and made.get("hub_id") not in (None, preset.get("hub_id"))
+    if not elsewhere and (not repository or made.get("weights") == "random"):
+        return dict(model)
+    if elsewhere and "hub_id" not in own:
+        made["hub_id"] = None
+    if "name" not in own:
+        made["name"] = _folder_name(made["path"]) if elsewhere else str(made["hub_id"])
+    for key, value in ABOUT.items():
+        if key not in own:
+            made[key] = value
+    folder = _folder(made)
+    if folder is None:  # not on this machine yet, or nowhere: loading says which
+        return made
+    try:
+        numbers = checkpoint.read_config(folder)
+        template = checkpoint.has_chat_template(folder)
+    except checkpoint.DamagedFile as damaged:
+        key = "path" if elsewhere else "hub_id"
+        raise ConfigError(f"model.{key}", made[key], f"its {damaged.file.name} {damaged.problem}") from damaged
+    alike = _alike(numbers, _architecture(preset))
+    if "max_length" not in own:
+        most = checkpoint.longest(numbers)
+        if most is None:
+            raise ConfigError(
+                "model.max_length",
+                None,
+                f"the config.json of {made['name']} does not say how many tokens the model takes",
+                hint="give it: model.max_length=4096",
+            )
+        made["max_length"] = most
+    if "prompt_limit" not in own and not (alike and made["max_length"] == preset.get("max_length")):
+        made["prompt_limit"] = None
+    if "chat" not in own and not (alike and template == (preset.get("chat", "none") != "none")):
+        made["chat"] = "template" if template else "none"
+    if "dtype" not in own and not alike:
+        made["dtype"] = "auto"
+    if "architecture" not in own and not alike:
+        made["architecture"] = None
+    if alike and "preset" not in own and made["name"] != preset.get("name"):
+        made["preset"] = preset.get("name")
+    return made
+
+
+def _folder(model: Mapping[str, Any]) -> Path | None:
+    """The folder with the checkpoint's small files: `path`, or the hub's cache on this machine."""
+    if model.get("path") is not None:
+        folder = local_folder(str(model["path"]))
+        return folder if folder is not None and (folder / "config.json").is_file() else None
+    if not is_repository(str(model["hub_id"])):  # refused by ModelConfig.check
+        return None
+    return checkpoint.snapshot(str(model["hub_id"]), model.get("revision"))
+
+
+def _same_folder(path: Any, other: Any) -> bool:
+    if not isinstance(path, str) or not isinstance(other, str):
+        return False
+    one, two = local_folder(path), local_folder(other)
+    return path == other or (one is not None and two is not None and one.resolve() == two.resolve())
+
+
+def _folder_name(path: Any) -> str:
+    """A folder's own name; of a snapshot in the hub's cache the repository with the commit's beginning."""
+    text = str(path)
+    if text.startswith(BUNDLED):
+        return text.removeprefix(BUNDLED)
+    folder = Path(text).expanduser().absolute()
+    found = _SNAPSHOT.search(folder.as_posix())
+    return f"{found['owner']}/{found['name']}@{found['commit']}" if found else folder.resolve().name or text
+
+
+def _architecture(preset: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The numbers of the preset's own checkpoint."""
+    if preset.get("architecture"):
+        found: Mapping[str, Any] = preset["architecture"]
+        return found
+    folder = local_folder(preset.get("path"))
+    return checkpoint.read_config(folder) if folder is not None and (folder / "config.json").is_file() else {}
+
+
+def _alike(numbers: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's numbers are those that the preset gives."""
+    both = [key for key in SAME if numbers.get(key) is not None and other.get(key) is not None]
+    return "hidden_size" in both and all(numbers[key] == other[key] for key in both)

@@ -1,0 +1,44 @@
+"""Which models kvbench's attention can serve, told from a transformers configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: kinds of layers whose keys and values the stores hold
+KINDS = frozenset({"full_attention", "sliding_attention"})
+#: what to choose instead
+INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
+#: numbers that say that an architecture has layers or keys of another kind, and what they are
+OTHER = {
+    "kv_lora_rank": "has latent attention (MLA), whose keys and values kvbench's stores do not hold",
+    "num_kv_shared_layers": "has layers that read another layer's keys and values, which kvbench's stores do not share",
+}
+
+
+def unserved(config: Any, architecture: str = "") -> str:
+    """Why kvbench cannot serve a model; empty where nothing in its configuration speaks against it.
+
+    Args:
+        config: a transformers config, or the content of a ``config.json``.
+        architecture: the model's class, for the message; empty: what the configuration names.
+    """
+    if not isinstance(config, Mapping) and hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    elif isinstance(config, Mapping) and isinstance(config.get("text_config"), Mapping):
+        config = {**config, **config["text_config"]}
+
+    def get(name: str) -> Any:
+        return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+
+    name = architecture or next(iter(get("architectures") or ()), None) or str(get("model_type") or "the model")
+    for key, reason in OTHER.items():
+        if get(key):
+            return f"{name} {reason}: {INSTEAD}"
+    kinds = {str(kind) for kind in get("layer_types") or ()} - KINDS
+    if kinds:
+        return (
+            f"{name} has layers of type {', '.join(sorted(kinds))}: kvbench serves models whose layers are all full or "
+            f"sliding-window attention; {INSTEAD}"
+        )
+    return ""

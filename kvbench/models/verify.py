@@ -1,0 +1,117 @@
+"""Whether a checkpoint is the model that its config.json describes, and what to say where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import ModelError
+from kvbench.models.checkpoint import DamagedFile, check_files, layer_of, weight_files
+from kvbench.models.locate import Source
+from kvbench.models.served import unserved
+from kvbench.models.spec import ModelConfig
+from kvbench.progress import say
+
+
+def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
+    """Raise ModelError where kvbench has no attention for the model, or its tokenizer has words that it lacks."""
+    reason = unserved(config)
+    if reason:
+        raise ModelError(f"model {model.name}: {reason}")
+    words = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if words is not None:
+        check_vocabulary(model.name, tokenizer, int(words))
+
+
+def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
+    """Raise ModelError where a tokenizer makes ids that the model of `words` embeddings does not have.
+
+    Tokens that were added to a tokenizer and that no text makes by itself may lie beyond (Gemma 3's images); those
+    that pad, begin and end a prompt may not.
+    """
+    used = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
+    added = set(tokenizer.get_added_vocab())
+    beyond = {
+        token: index
+        for token, index in tokenizer.get_vocab().items()
+        if index >= words and (token not in added or index in used)
+    }
+    if beyond:
+        token = min(beyond, key=lambda each: beyond[each])
+        raise ModelError(
+            f"model {name}: its tokenizer makes {len(beyond)} tokens that the model has no embedding of: vocab_size is "
+            f"{words}, and {token!r} has id {beyond[token]}.\n"
+            "  hint: the tokenizer's files that came with these weights"
+        )
+
+
+def check_complete(model: ModelConfig, source: Source, made: Any, report: Mapping[str, Any]) -> None:
+    """Raise ModelError where the checkpoint did not fill the model: what it lacks would be random numbers.
+
+    Args:
+        report: transformers' loading info; weights that are tied to others are not in its ``missing_keys``.
+    """
+    missing = sorted(report.get("missing_keys") or ())
+    shapes = sorted(report.get("mismatched_keys") or ())
+    layers = int(getattr(made.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+    unused = sorted(report.get("unexpected_keys") or ())
+    beyond = [key for key in unused if (layer_of(key) or -1) >= layers > 0]
+    head = f"model {model.name}: {source.name}"
+    if missing:
+        raise ModelError(
+            f"{head} lacks {_count(missing)} of the model that its config.json describes: {_some(missing)}. They would "
+            "be random numbers.\n  hint: copy or download the checkpoint again, or the config.json that belongs to it"
+        )
+    if shapes:
+        key, stored, wanted = shapes[0]
+        raise ModelError(
+            f"{head} has {_count(shapes)} of another shape than its config.json describes: {key} is {list(stored)}, "
+            f"not {list(wanted)}.\n  hint: the config.json that belongs to these weights"
+        )
+    if beyond:
+        raise ModelError(
+            f"{head} has {_count(beyond)} of more layers than its config.json describes ({layers}): {_some(beyond)}. "
+            "They would be left out.\n  hint: the config.json that belongs to these weights"
+        )
+    if unused:
+        say(f"{head} has {_count(unused)} that the model has no use for: {_some(unused)}")
+
+
+def _count(names: Sequence[Any]) -> str:
+    return f"{len(names)} tensor{'s' * (len(names) != 1)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
+    """What to say of a checkpoint that cannot be loaded: the damaged file where one is found, else the library's word.
+
+    Args:
+        part: what was being read: ``config.json``, ``tokenizer`` or ``weights``.
+    """
+    said = " ".join(str(error).split())
+    if "trust_remote_code" in said:
+        hint = "read the code that the checkpoint brings along, then model.trust_remote_code=true"
+        return ModelError(f"model {model.name}: {source.name} cannot be loaded: {said}\n  hint: {hint}")
+    folder = Path(source.name) if source.name and Path(source.name).is_dir() else None
+    file = f"its {part}"
+    try:
+        if folder is not None:
+            check_files(folder)
+            files = [each.name for each in weight_files(folder)] if part == "weights" else []
+            file = f"its {files[0]}" if len(files) == 1 else file
+    except DamagedFile as damaged:
+        return damaged
+    hint = "model.path=DIR, model.weights=random, or model=tiny"
+    if type(error).__name__ == "UnpicklingError" or "weights_only" in said:
+        said = f"{file} is damaged, or holds code beside its tensors, which is never run"
+        hint = "a checkpoint in safetensors"
+    elif model.gated and any(word in said.lower() for word in ("gated", "401", "403", "access")):
+        hint = f"the model is gated: {model.gated}"
+    elif not isinstance(error, (OSError, ImportError)):
+        doing = f"building it from its config.json and {file} failed" if part == "weights" else f"{file} cannot be read"
+        said = f"{doing}: {type(error).__name__}: {said[:400]}"
+    return ModelError(f"model {model.name}: {source.name} cannot be loaded: {said}\n  hint: {hint}")
