@@ -1,4 +1,4 @@
-# kvbench. `make` alone says what there is. Needs Python 3.11 or 3.12, pip, git and make; everything lands in .venv.
+# kvbench. `make` alone says what there is. Needs Python 3.11 to 3.14 with venv, git and make; everything lands in .venv.
 #
 #   make run                                   the main job on the bundled model and data
 #   make install PYTHON=python3.12             another Python
@@ -6,10 +6,10 @@
 #   make test JOBS=4                           more tests at a time
 #   make install PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   the small CPU build of torch
 
-# the first of these that runs and is 3.11 or 3.12
-SUITABLE := import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+# the first of these that runs, is 3.11 to 3.14, and can make an environment (Debian packs venv apart)
+SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 ifndef PYTHON
-PYTHON   := $(shell for p in python3.12 python3.11 python3; do \
+PYTHON   := $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
               if $$p -c '$(SUITABLE)' 2>/dev/null; then echo $$p; exit; fi; done; echo python3)
 endif
 EXTRAS   ?= test,lint
@@ -39,7 +39,9 @@ help:  ## this list
 install: $(STAMP)  ## make .venv and install kvbench with pinned packages (about 2 minutes, once)
 
 $(STAMP): pyproject.toml setup.py constraints.txt
-	@$(PYTHON) -c '$(SUITABLE)' || { echo "kvbench needs Python 3.11 or 3.12: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c '$(SUITABLE)' || { \
+	  echo "kvbench needs Python 3.11 to 3.14 with its venv module (Debian, Ubuntu: apt install python3-venv), and"; \
+	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1 || :): make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@

@@ -7,24 +7,44 @@ loaded, with the override that would supply it.
 from __future__ import annotations
 
 import fnmatch
-import gzip
 import hashlib
-import io
 import json
+import struct
 import threading
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvbench.errors import ConfigError, DataError, nearest
+from kvbench.formats import Found, is_file, placed_records, read_json, read_records, read_text
+from kvbench.records import Record
 
-Record = dict[str, Any]
+__all__ = [
+    "Found",
+    "HubSource",
+    "Record",
+    "download",
+    "find",
+    "fingerprint",
+    "is_file",
+    "is_single",
+    "local",
+    "placed_records",
+    "read_json",
+    "read_records",
+    "read_text",
+]
 
 #: seconds that the one attempt to reach the hub may take, name resolution included
 PROBE_SECONDS = 1.5
+
+#: what to do where the hub is needed and does not answer
+REMEDY = (
+    "dataset.path=FILE_OR_FOLDER reads a local copy (.jsonl, .jsonl.gz, .json, .parquet, .zip); "
+    "`python -m kvbench.fetch dataset=...` on a machine with network fills the cache to copy here"
+)
 
 #: endings of files with records, in the order in which they are looked for
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -51,38 +71,16 @@ class HubSource:
             raise ConfigError(f"{key}.hub_id", self.hub_id, "is no repository", hint="OWNER/NAME")
 
 
-@dataclass(frozen=True)
-class Found:
-    """A file that is on this machine, and the member of it where it is an archive."""
-
-    path: Path
-    member: str | None = None
-
-    def __str__(self) -> str:
-        return str(self.path) if self.member is None else f"{self.path}!{self.member}"
-
-    def content(self) -> bytes:
-        """The bytes, unpacked.
-
-        Raises:
-            DataError: the file is damaged or cannot be read.
-        """
-        try:
-            if self.member is not None:
-                with zipfile.ZipFile(self.path) as archive:
-                    return archive.read(self.member)
-            data = self.path.read_bytes()
-            return gzip.decompress(data) if self.path.suffix == ".gz" else data
-        except (OSError, EOFError, KeyError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-            raise DataError(f"{self} cannot be read: {error}.\n  hint: fetch it again") from error
-
-    @property
-    def ending(self) -> str:
-        """What the content is: ``.jsonl``, ``.json``, ``.parquet``, ``.txt`` ..."""
-        return Path((self.member or self.path.name).removesuffix(".gz")).suffix
-
-
-def find(source: HubSource, task: str, path: str | None, what: str, *, endings: Sequence[str] = ENDINGS) -> Found:
+def find(
+    source: HubSource,
+    task: str,
+    path: str | None,
+    what: str,
+    *,
+    endings: Sequence[str] = ENDINGS,
+    others: Mapping[str, str] | None = None,
+    remedy: str = REMEDY,
+) -> Found:
     """Where a task's file lies, downloaded where it has to be.
 
     Args:
@@ -91,18 +89,23 @@ def find(source: HubSource, task: str, path: str | None, what: str, *, endings: 
         path: ``dataset.path``: a folder, an archive or a single file; None: the hub or its cache.
         what: the data set as messages name it.
         endings: of local files in a folder.
+        others: names of files that hold other records than the task's, with the hint where one of them is nearest.
+        remedy: the hint where the hub is needed and does not answer.
 
     Raises:
-        DataError: it is not here and cannot be fetched.
+        DataError: it is not here and cannot be fetched, or several files are meant.
     """
     if path is not None:
-        return _local(Path(path).expanduser(), source, task, what, endings)
+        place, single = local(path, what)
+        if single:
+            return _member(place, task, what) if place.suffix == ".zip" else Found(place)
+        return _in_folder(place, source, task, what, endings, others or {})
     name, member = _split(source.file.replace("{task}", task))
     cached = _cached(source, name)
-    return Found(cached or download(source, name, what), member)
+    return Found(cached or download(source, name, what, remedy), member)
 
 
-def download(source: HubSource, name: str, what: str) -> Path:
+def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> Path:
     """Fetch one file of the hub into its cache; interrupted downloads go on where they were.
 
     Raises:
@@ -114,16 +117,18 @@ def download(source: HubSource, name: str, what: str) -> Path:
     if source.hub_id is None:
         raise DataError(f"{what}: no file is named.\n  hint: dataset.path=FILE_OR_FOLDER")
     if constants.HF_HUB_OFFLINE:
-        raise _missing(source, name, what, "HF_HUB_OFFLINE is set")
+        raise _missing(source, name, what, "HF_HUB_OFFLINE is set", remedy)
     revision = source.revision or "main"
     probed = "README.md" if "*" in name else name
     answer = probe(f"{constants.ENDPOINT}/datasets/{source.hub_id}/resolve/{revision}/{probed}")
     if isinstance(answer, str) or answer >= 500:
-        raise _missing(source, name, what, f"{constants.ENDPOINT} cannot be reached ({answer})")
+        raise _missing(source, name, what, f"{constants.ENDPOINT} cannot be reached ({answer})", remedy)
     if answer in (401, 403):
-        raise _missing(source, name, what, f"the hub refused this account ({answer}); `hf auth login` with access")
+        raise _missing(
+            source, name, what, f"the hub refused this account ({answer}); `hf auth login` with access", remedy
+        )
     if answer == 404:
-        raise _missing(source, name, what, f"the hub has no such file at revision {revision} (404)")
+        raise _missing(source, name, what, f"the hub has no such file at revision {revision} (404)", remedy)
     try:
         if "*" in name:
             files = HfApi().list_repo_files(source.hub_id, repo_type="dataset", revision=source.revision)
@@ -132,7 +137,7 @@ def download(source: HubSource, name: str, what: str) -> Path:
             hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
         return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise _missing(source, name, what, str(error).splitlines()[0]) from error
+        raise _missing(source, name, what, str(error).splitlines()[0], remedy) from error
 
 
 def probe(url: str) -> int | str:
@@ -155,43 +160,32 @@ def probe(url: str) -> int | str:
     return answers[0] if answers else f"no answer in {PROBE_SECONDS} s"
 
 
-def read_records(found: Found, fields: Iterable[str] = ()) -> list[Record]:
-    """The records of a file: JSON lines, a JSON list, or parquet.
-
-    Args:
-        found: where.
-        fields: keys that every record must have.
-
-    Raises:
-        DataError: a damaged file, a line that is no JSON, a field that is missing.
-    """
-    content = found.content()
-    if found.ending == ".parquet":
-        records = _parquet(content, found)
-    else:
-        text = _utf8(content, found)
-        if found.ending == ".json" and text.lstrip()[:1] == "[":
-            records = _json(text, found, 1)
-        else:
-            lines = enumerate(text.split("\n"), start=1)
-            records = [_json(line, found, number) for number, line in lines if line.strip()]
-    for number, record in enumerate(records):
-        for field in fields:
-            if not isinstance(record, dict) or field not in record:
-                has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise DataError(f"{found}: record {number} has no field '{field}' (it has: {has}).")
-    return records
-
-
 def is_single(path: str) -> bool:
     """Whether `path` is one file of records (an archive holds several)."""
     place = Path(path).expanduser()
-    return place.is_file() and place.suffix != ".zip"
+    return place.suffix != ".zip" and bool(is_file(place, "dataset.path="))
 
 
-def read_text(found: Found) -> str:
-    """A file as UTF-8 text."""
-    return _utf8(found.content(), found)
+def local(path: str, what: str) -> tuple[Path, bool]:
+    """A place on this machine that exists, and whether it is a file (else a folder).
+
+    Args:
+        path: ``dataset.path``; ``~`` is the home folder.
+        what: the data set as messages name it.
+
+    Raises:
+        DataError: nothing is there, or something that is neither file nor folder.
+    """
+    if not path:
+        raise DataError(f"{what}: dataset.path is empty.\n  hint: a file, a .zip, or a folder of files")
+    try:
+        place = Path(path).expanduser()
+    except RuntimeError as error:  # ~somebody who is not known here
+        raise DataError(f"{what}: dataset.path={path}: {error}") from error
+    kind = is_file(place, f"{what}: dataset.path=")
+    if kind is None:
+        raise DataError(f"{what}: dataset.path={path} does not exist.\n  hint: a file, a .zip, or a folder of files")
+    return place, kind
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
@@ -205,43 +199,65 @@ def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
 # -- local files -----------------------------------------------------------------------------------------------------
 
 
-def _local(path: Path, source: HubSource, task: str, what: str, endings: Sequence[str]) -> Found:
-    if path.is_file():
-        return _member(path, task, what) if path.suffix == ".zip" else Found(path)
-    if not path.is_dir():
-        raise DataError(f"{what}: dataset.path={path} does not exist.\n  hint: a file, a .zip, or a folder of files")
+def _in_folder(
+    path: Path, source: HubSource, task: str, what: str, endings: Sequence[str], others: Mapping[str, str]
+) -> Found:
+    """The one file of a folder that holds a task's records."""
     name, member = _split(source.file.replace("{task}", task))
-    if (path / name).is_file():
-        return Found(path / name, member)
+    found = []
+    if is_file(path / name, f"{what}: ") and (member is None or member in _members(path / name, what)):
+        found.append(Found(path / name, member))
     for folder in (path, path / "data", path / task):
-        for ending in endings:
-            stems = (task, "test") if folder == path / task else (task,)
-            for file in (folder / f"{stem}{ending}" for stem in stems):
-                if file.is_file():
-                    return Found(file)
-        if found := sorted((*folder.glob(f"{task}-*.parquet"), *(path / task).glob("test-*.parquet"))):
-            if len(found) > 1:
-                names = ", ".join(file.name for file in found[:3])
-                raise DataError(f"{what}: '{task}' is in {len(found)} parts in {path} ({names}); one file is read.")
-            return Found(found[0])
+        for stem in (task, "test") if folder == path / task else (task,):
+            files = (folder / f"{stem}{ending}" for ending in endings)
+            found += [Found(file) for file in files if is_file(file, f"{what}: ")]
+        parts = sorted((*folder.glob(f"{task}-*.parquet"), *(path / task).glob("test-*.parquet")))
+        if len(parts) > 1:
+            names = ", ".join(file.name for file in parts[:3])
+            raise DataError(f"{what}: '{task}' is in {len(parts)} parts in {path} ({names}); one file is read.")
+        found += map(Found, parts)
+    found = list(dict.fromkeys(found))
+    if len(found) > 1:
+        names = ", ".join(str(each).removeprefix(f"{path}/") for each in found)
+        raise DataError(
+            f"{what}: '{task}' may be any of {len(found)} files in {path}: {names}.\n"
+            f"  hint: leave one of them there, or name it: dataset.path={found[0].path}"
+        )
+    if found:
+        return found[0]
     there = sorted(p.name for p in path.iterdir())
     near = nearest(task, there)
+    if near and (other := others.get(near.split(".")[0])):
+        hint = f"\n  hint: {near} is not it: {other}"
+    elif near:
+        hint = f"\n  hint: is it {near}? Rename it, or name the file itself: dataset.path={path / near}"
+    else:
+        hint = ""
     raise DataError(
-        f"{what}: no file for '{task}' in {path} (looked for {task}{{{','.join(endings)}}}, also in data/)."
-        + (f"\n  hint: is it {near}? Rename it, or name the file itself: dataset.path={path / near}" if near else "")
+        f"{what}: no file for '{task}' in {path} (looked for {task}{{{','.join(endings)}}}, also in data/).{hint}"
     )
 
 
 def _member(path: Path, task: str, what: str) -> Found:
+    names = _members(path, what)
+    wanted = {f"{task}{ending}" for ending in ENDINGS if not ending.endswith(".gz")}
+    found = [name for name in names if Path(name).name in wanted]
+    if len(found) > 1:
+        raise DataError(
+            f"{what}: '{task}' may be any of {len(found)} members of {path}: {', '.join(found[:5])}.\n"
+            "  hint: an archive with one of them"
+        )
+    if found:
+        return Found(path, found[0])
+    raise DataError(f"{what}: {path} has no member {task}.jsonl (it has {len(names)}: {', '.join(names[:5])} ...)")
+
+
+def _members(path: Path, what: str) -> list[str]:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
+            return archive.namelist()
+    except (OSError, ValueError, RuntimeError, struct.error, zipfile.BadZipFile) as error:
         raise DataError(f"{what}: {path} is no archive that can be read: {error}") from error
-    for name in names:
-        if Path(name).name in {f"{task}{ending}" for ending in ENDINGS if not ending.endswith(".gz")}:
-            return Found(path, name)
-    raise DataError(f"{what}: {path} has no member {task}.jsonl (it has {len(names)}: {', '.join(names[:5])} ...)")
 
 
 def _split(name: str) -> tuple[str, str | None]:
@@ -273,39 +289,5 @@ def _only(files: list[str], pattern: str, what: str) -> str:
     return files[0] if files else pattern
 
 
-def _missing(source: HubSource, name: str, what: str, reason: str) -> DataError:
-    return DataError(
-        f"{what}: {source.hub_id}/{name} is not on this machine, and {reason}.\n"
-        "  hint: dataset.path=FILE_OR_FOLDER reads a local copy (.jsonl, .jsonl.gz, .json, .parquet, .zip); "
-        "`python -m kvbench.fetch dataset=...` on a machine with network fills the cache to copy here"
-    )
-
-
-# -- formats ---------------------------------------------------------------------------------------------------------
-
-
-def _utf8(content: bytes, found: Found) -> str:
-    """Text without the byte order mark that some editors write."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{found} is not UTF-8 text: {error}.") from error
-
-
-def _json(text: str, found: Found, line: int) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise DataError(f"{found} line {line}: not JSON ({error}).") from error
-
-
-def _parquet(content: bytes, found: Found) -> list[Record]:
-    try:
-        from pyarrow import parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise DataError(f"{found}: reading parquet needs pyarrow.\n  hint: pip install pyarrow") from error
-    try:
-        rows: list[Record] = parquet.read_table(io.BytesIO(content)).to_pylist()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{found} cannot be read: {error}.\n  hint: fetch it again") from error
-    return rows
+def _missing(source: HubSource, name: str, what: str, reason: str, remedy: str) -> DataError:
+    return DataError(f"{what}: {source.hub_id}/{name} is not on this machine, and {reason}.\n  hint: {remedy}")

@@ -21,6 +21,12 @@ from kvbench.models.locate import locate
 from kvbench.models.spec import ModelConfig
 from kvbench.schema import build
 
+#: what to do where the hub does not answer the one who fetches
+REMEDY = (
+    "this command needs the hub: give it network (and no HF_HUB_OFFLINE), or run it on a machine that has it and copy "
+    "that machine's HF_HOME here; a copy of the files themselves is read by dataset.path=FILE_OR_FOLDER"
+)
+
 #: files of a model that loading reads
 MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
@@ -96,7 +102,7 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
         return
     count = 0
     for source, part in task.files():
-        found = data.find(source, part, None, f"dataset {name}")
+        found = data.find(source, part, None, f"dataset {name}", remedy=REMEDY)
         count += 1
         yield f"dataset {name}: {found}"
     if not count:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from kvbench import data
 from kvbench.data import Found, Record
 from kvbench.errors import DataError, KvbenchError, nearest
 from kvbench.metrics import gsm8k, longbench
+from kvbench.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.results.aggregate import mean_error
 from kvbench.results.samples import write_atomically
 from kvbench.tasks.longbench import EXTENDED
@@ -66,16 +67,17 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
     Raises:
         KvbenchError: no such file or task; a record lacks a field.
     """
-    if not path.exists():
+    single = data.is_file(path, "")
+    if single is None:
         raise KvbenchError(f"{path} does not exist.")
-    if path.is_file():
+    if single:
         name = task or _stem(path)
-        return {name: score_records(name, data.read_records(Found(path)), str(path))}, []
+        return {name: _score_file(name, path)}, []
     if task is not None:
         found = [file for file in sorted(path.iterdir()) if _stem(file) == task]
         if len(found) != 1:
             raise KvbenchError(f"{path} has {len(found) or 'no'} files for --task {task}: name the one to score.")
-        return {task: score_records(task, data.read_records(Found(found[0])), str(found[0]))}, []
+        return {task: _score_file(task, found[0])}, []
     scores: dict[str, dict[str, Any]] = {}
     skipped = []
     for file in sorted(path.iterdir()):
@@ -84,7 +86,7 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
         if _stem(file) in scores:
             raise KvbenchError(f"{path} has two files for {_stem(file)}; remove one, or score {file.name} by its name.")
         if known(_stem(file)):
-            scores[_stem(file)] = score_records(_stem(file), data.read_records(Found(file)), str(file))
+            scores[_stem(file)] = _score_file(_stem(file), file)
         else:
             skipped.append(file.name)
     if not scores:
@@ -104,22 +106,36 @@ def score_records(task: str, records: Sequence[Record], where: str = "records") 
     Raises:
         KvbenchError: an unknown task, or a record without response or answer.
     """
+    places = (f"{where}, record {number}" for number in range(len(records)))
+    return _score_placed(task, zip(places, records, strict=True), where)
+
+
+def _score_file(task: str, path: Path) -> dict[str, Any]:
+    _check_known(task)
+    return _score_placed(task, data.placed_records(Found(path)), str(path))
+
+
+def _check_known(task: str) -> None:
     if not known(task):
         near = nearest(task, [*longbench.METRICS, *EXTENDED, *_GSM8K])
         hint = f"did you mean --task {near}?" if near else f"--task {', '.join([*longbench.METRICS, *_GSM8K])}"
         raise KvbenchError(f"'{task}' is no task of LongBench or GSM8K.\n  hint: {hint}")
-    if not records:
-        raise DataError(f"{where}: no records.")
+
+
+def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """As :func:`score_records`, of records after their places."""
+    _check_known(task)
     score_one = _gsm8k if task in _GSM8K else _longbench
     rows = []
-    for number, record in enumerate(records):
-        place = f"{where}, record {number}"
+    for place, record in records:
         if not isinstance(record, Mapping):
             raise DataError(f"{place}: is no object with fields.")
         try:
-            rows.append(score_one(task, record, place))
+            rows.append(score_one(task, dict(record), place))
         except ValueError as problem:
             raise DataError(f"{place}: {problem}") from problem
+    if not rows:
+        raise DataError(f"{where}: no records.")
     mean, error = mean_error([row["score"] for row in rows])
     assert mean is not None
     entry: dict[str, Any] = {
@@ -145,22 +161,27 @@ def known(task: str) -> bool:
 
 def _longbench(task: str, record: Record, where: str) -> dict[str, Any]:
     prediction, answers = _text(record, RESPONSES, where), _field(record, ANSWERS, where)
-    answers = [answers] if isinstance(answers, str) else answers
-    if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
-        raise DataError(f"{where}: the answers are no list of texts.")
-    row: dict[str, Any] = {"score": longbench.score(task, prediction, answers, record.get("all_classes"))}
+    answers, classes = [answers] if isinstance(answers, str) else answers, record.get("all_classes")
+    TEXTS.check(answers, "/".join(ANSWERS), where)
+    TEXTS_OR_NULL.check(classes, "all_classes", where)
+    if problem := longbench.unanswerable(task, answers, classes):
+        raise DataError(f"{where}: {problem}.")
+    row: dict[str, Any] = {"score": longbench.score(task, prediction, answers, classes)}
     limited = longbench.limited_rouge(task, prediction, answers)
     if limited is not None:
         row["rouge_1_0_1"] = limited
     if task.endswith("_e"):
-        row["length"] = int(_field(record, ("length",), where))
+        row["length"] = _field(record, ("length",), where)
+        COUNT.check(row["length"], "length", where)
     return row
 
 
 def _gsm8k(task: str, record: Record, where: str) -> dict[str, Any]:
     document = record.get("doc")
     answer = document["answer"] if isinstance(document, Mapping) and "answer" in document else None
-    answer = answer or _text(record, ANSWERS, where)
+    if answer is None:
+        answer = _text(record, ANSWERS, where)
+    FILLED_TEXT.check(answer, "/".join(ANSWERS), where)
     response = _text(record, RESPONSES, where)
     row = gsm8k.score(response, answer)
     if task == "gsm8k_logquant":
@@ -172,9 +193,8 @@ def _text(record: Record, names: Sequence[str], where: str) -> str:
     value = _field(record, names, where)
     while isinstance(value, list) and value:  # lm-evaluation-harness keeps lists of lists of responses
         value = value[0]
-    if not isinstance(value, str):
-        raise DataError(f"{where}: {'/'.join(names)} is no text but {type(value).__name__}.")
-    return value
+    TEXT.check(value, "/".join(names), where)
+    return str(value)
 
 
 def _field(record: Record, names: Sequence[str], where: str) -> Any:

@@ -45,7 +45,9 @@ def test_every_form_gives_the_same_records_and_checksum(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_searched(tmp_path: Path) -> None:
-    every_form(tmp_path)
+    forms = every_form(tmp_path)
+    for path in forms[1:]:
+        path.unlink()
     assert data.find(SOURCE, "a", str(tmp_path), "toy").path.name == "a.jsonl"
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "b.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
@@ -71,6 +73,90 @@ def test_damage_is_named(tmp_path: Path, name: str, content: bytes, said: str) -
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
         data.read_records(data.find(SOURCE, "a", str(tmp_path / name), "toy"), ("text",))
+
+
+def test_several_files_of_one_task_are_named_and_none_is_picked(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    places = [tmp_path / "a.jsonl", tmp_path / "a.json", tmp_path / "data" / "a.jsonl"]
+    for place in places:
+        place.write_text(LINES if place.suffix == ".jsonl" else json.dumps(RECORDS))
+    with pytest.raises(DataError) as caught:
+        data.find(SOURCE, "a", str(tmp_path), "dataset toy")
+    assert "'a' may be any of 3 files in" in str(caught.value)
+    assert ": a.jsonl, a.json, data/a.jsonl.\n" in str(caught.value)
+    assert f"name it: dataset.path={places[0]}" in str(caught.value)
+    assert data.find(SOURCE, "a", str(places[1]), "toy").path == places[1]
+    # the archive of the hub counts where it has the task
+    for place in places[1:]:
+        place.unlink()
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
+        archive.writestr("data/b.jsonl", LINES)
+    assert data.find(SOURCE, "a", str(tmp_path), "toy").path == places[0]
+    assert data.find(SOURCE, "b", str(tmp_path), "toy").path == tmp_path / "data.zip"
+    with zipfile.ZipFile(tmp_path / "data.zip", "a") as archive:
+        archive.writestr("data/a.jsonl", LINES)
+    with pytest.raises(DataError, match="'a' may be any of 2 files"):
+        data.find(SOURCE, "a", str(tmp_path), "toy")
+
+
+def test_several_members_of_one_task_are_named_and_none_is_picked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("new/a.jsonl", LINES)
+        archive.writestr("old/a.json", LINES)
+        archive.writestr("old/b.jsonl", LINES)
+    with pytest.raises(DataError, match=r"'a' may be any of 2 members .*: new/a.jsonl, old/a.json"):
+        data.find(SOURCE, "a", str(tmp_path / "x.zip"), "toy")
+    assert data.find(SOURCE, "b", str(tmp_path / "x.zip"), "toy").member == "old/b.jsonl"
+    with pytest.raises(DataError, match=r"no member c.jsonl \(it has 3"):
+        data.find(SOURCE, "c", str(tmp_path / "x.zip"), "toy")
+
+
+def test_the_nearest_file_is_proposed_unless_it_holds_other_records(tmp_path: Path) -> None:
+    (tmp_path / "qasper.jsonl").write_text(LINES)
+    with pytest.raises(DataError, match=r"hint: is it qasper.jsonl\? Rename it"):
+        data.find(SOURCE, "qasper_e", str(tmp_path), "toy")
+    with pytest.raises(DataError) as caught:
+        data.find(SOURCE, "qasper_e", str(tmp_path), "toy", others={"qasper": "it is the other one"})
+    assert "hint: qasper.jsonl is not it: it is the other one" in str(caught.value)
+    assert "Rename" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("", "dataset.path is empty"),
+        ("/dev/zero", "/dev/zero is no regular file but a device"),
+        ("FOLDER/fifo", "fifo is no regular file but a fifo"),
+        ("FOLDER/none", "none does not exist"),
+        ("FOLDER/file/below", "below does not exist"),
+        ("FOLDER/" + "x" * 300, "File name too long"),
+        ("~nobody-of-this-name/x", "Could not determine home directory"),
+    ],
+)
+def test_places_that_cannot_be_read_are_named(tmp_path: Path, path: str, said: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_text(LINES)
+    with pytest.raises(DataError, match=said):
+        data.find(SOURCE, "a", path.replace("FOLDER", str(tmp_path)), "dataset toy")
+
+
+def test_a_fifo_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(DataError, match=r"a.jsonl is no regular file but a fifo"):
+        data.find(SOURCE, "a", str(tmp_path), "dataset toy")
+
+
+def test_whoever_fetches_is_not_sent_to_fetch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(data, "_cached", lambda source, name: None)
+    assert fetch.main(["dataset=longbench/qasper"]) == 1
+    said = capsys.readouterr().err
+    assert "HF_HUB_OFFLINE is set" in said and "this command needs the hub" in said
+    assert "kvbench.fetch" not in said
+    with pytest.raises(DataError, match=r"python -m kvbench\.fetch dataset="):
+        data.find(SOURCE, "a", None, "dataset toy")
 
 
 def test_wildcards_and_members(tmp_path: Path) -> None:
@@ -166,13 +252,13 @@ def test_fetch_takes_the_files_and_says_the_checksum(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The hub's download stands in: one archive, as the official one."""
-    record = {"input": "q", "context": "c", "answers": ["a"], "length": 1, "all_classes": None}
+    record = {"input": "q", "context": "c", "answers": ["a"], "length": 1, "all_classes": ["a"]}
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive:
         for name in ("qasper", "trec"):
             archive.writestr(f"data/{name}.jsonl", json.dumps(record))
     asked = []
     monkeypatch.setattr(data, "_cached", lambda source, name: None)
-    monkeypatch.setattr(data, "download", lambda source, name, what: asked.append(name) or tmp_path / name)
+    monkeypatch.setattr(data, "download", lambda source, name, what, remedy: asked.append(name) or tmp_path / name)
     assert fetch.main(["dataset=longbench/qasper,longbench/trec"]) == 0
     assert set(asked) == {"data.zip"}
     out = capsys.readouterr().out

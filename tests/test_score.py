@@ -58,7 +58,7 @@ def test_the_harness_own_logs(tmp_path: Path) -> None:
 def test_missing_fields_and_damage_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "qasper.jsonl", [{"answers": ["x"]}])
     assert score.main([str(file)]) == 1
-    assert "record 0: none of the fields pred" in capsys.readouterr().err
+    assert "qasper.jsonl line 1: none of the fields pred" in capsys.readouterr().err
     file.write_text('{"pred": "x", "answers"')
     assert score.main([str(file)]) == 1
     assert "line 1: not JSON" in capsys.readouterr().err
@@ -67,7 +67,7 @@ def test_missing_fields_and_damage_are_named(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("answers", [None, [5], 5])
 def test_answers_that_are_no_texts_are_named(tmp_path: Path, answers: object) -> None:
-    with pytest.raises(DataError, match="record 0: the answers are no list"):
+    with pytest.raises(DataError, match=r"line 1: field '.*answers.*' is .*; expected a list of texts"):
         score.score_path(write(tmp_path / "qasper.jsonl", [{"pred": "x", "answers": answers}]))
 
 
@@ -79,7 +79,7 @@ def test_tasks_that_longbench_e_lacks_and_missing_classes_are_refused(
     for classes in (None, []):
         file = write(tmp_path / "trec.jsonl", [{**ROWS[0], "all_classes": classes}])
         assert score.main([str(file)]) == 1
-        assert "trec.jsonl, record 0: trec is scored by its classes" in capsys.readouterr().err
+        assert "trec.jsonl line 1: trec is scored by its classes" in capsys.readouterr().err
 
 
 def test_published_outputs_as_a_folder() -> None:
@@ -118,3 +118,42 @@ def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_
         score_records("qasper", [5])
     with pytest.raises(DataError, match="names no paragraph"):
         score_records("passage_retrieval_en", [{"pred": "1", "answers": ["para 1"], "all_classes": None}])
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "said"),
+    [
+        ("qasper", {"pred": "x", "answers": []}, "field 'answers.*' is a list"),
+        ("qasper", {"pred": 5, "answers": ["x"]}, "field 'pred.*' is a number"),
+        ("qasper", {"pred": [], "answers": ["x"]}, "field 'pred.*' is a list"),
+        ("trec", {"pred": "x", "answers": ["x"], "all_classes": "xyz"}, "field 'all_classes' is a text"),
+        ("trec", {"pred": "x", "answers": ["x"], "all_classes": ["y"]}, "'all_classes' has none of the answers"),
+        ("qasper_e", {"pred": "x", "answers": ["x"], "length": None}, "field 'length' is null"),
+        ("qasper_e", {"pred": "x", "answers": ["x"], "length": "5"}, "field 'length' is a text"),
+        ("qasper_e", {"pred": "x", "answers": ["x"]}, "none of the fields length"),
+        ("gsm8k", {"doc": {"answer": None}, "resps": "x", "target": 7}, "is a number"),
+        ("gsm8k", {"doc": {"answer": 7}, "resps": "x"}, "is a number"),
+        ("gsm8k", {"response": {"a": 1}, "answer": "#### 7"}, "field 'pred.*' is an object"),
+        ("gsm8k", {"response": "7", "answer": ""}, "is an empty text"),
+    ],
+)
+def test_fields_of_another_kind_are_refused(tmp_path: Path, task: str, row: dict, said: str) -> None:
+    good = {"pred": "7", "answers": ["7"], "answer": "#### 7", "length": 1, "all_classes": ["7"]}
+    if task == "gsm8k":
+        good.pop("answers")
+    write(tmp_path / f"{task}.jsonl", [good, row])
+    with pytest.raises(DataError, match=f"{task}.jsonl line 2: .*{said}"):
+        score.score_path(tmp_path / f"{task}.jsonl")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "qasper.jsonl").write_text("[" * 100_000)
+    assert score.main([str(tmp_path)]) == 1
+    assert "qasper.jsonl line 1: JSON that is nested too deeply" in capsys.readouterr().err
+    (tmp_path / "qasper.jsonl").write_text("\n")
+    assert score.main([str(tmp_path)]) == 1
+    assert "qasper.jsonl holds no records" in capsys.readouterr().err
+    assert score.main(["/dev/zero", "--task", "qasper"]) == 1
+    assert "/dev/zero is no regular file" in capsys.readouterr().err
+    with pytest.raises(DataError, match="here: no records"):
+        score.score_records("qasper", [], "here")

@@ -12,6 +12,7 @@ import re
 INVALID = "[invalid]"
 
 _STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
+_GOLD = re.compile(r"(?s).*#### *(-?[$0-9.,]*[0-9])")
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _IGNORED = tuple(re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### ", r"\.$"))
 
@@ -20,6 +21,12 @@ def strict(response: str) -> str:
     """The number after the first ``#### `` (strict-match), or ``[invalid]``."""
     match = _STRICT.search(response)
     return match[1].strip() if match else INVALID
+
+
+def gold(answer: str) -> str | None:
+    """The number after the last ``#### `` of a reference, or None where there is none."""
+    match = _GOLD.search(answer)
+    return match[1] if match else None
 
 
 def flexible(response: str) -> str:

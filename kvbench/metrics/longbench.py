@@ -21,6 +21,15 @@ from kvbench.metrics.rouge import rouge_l
 #: what computes the similarity of code lines
 SIMILARITY = "difflib"
 
+#: LongBench-E, whose records carry the bucket of their length
+EXTENDED = tuple(
+    f"{name}_e"
+    for name in (
+        "qasper multifieldqa_en hotpotqa 2wikimqa gov_report multi_news trec triviaqa samsum passage_count "
+        "passage_retrieval_en lcc repobench-p"
+    ).split()
+)
+
 #: data sets whose prediction is its first line
 FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
 
@@ -37,7 +46,7 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
     """Score of one prediction, 0..1: the best over the answers.
 
     Args:
-        dataset: one of LongBench's 21 names, for example ``qasper``; a ``_e`` at the end is ignored.
+        dataset: one of LongBench's 21 names, for example ``qasper``, or of LongBench-E's 13 (:data:`EXTENDED`).
         prediction: what the model said.
         answers: the record's answers.
         all_classes: the record's classes (trec and lsht).
@@ -45,12 +54,12 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
     Raises:
         KeyError: no such data set.
         KvbenchError: a Chinese data set, and jieba is not installed.
-        ValueError: trec or lsht without classes, of which every prediction would score 0.
+        ValueError: trec or lsht without classes, or a retrieval task's answer without a paragraph.
     """
-    said = first_line(dataset, prediction)
     metric = METRICS[base_name(dataset)]
-    if needs_classes(dataset) and not all_classes:
-        raise ValueError(f"{dataset} is scored by its classes, and 'all_classes' has none")
+    said = first_line(dataset, prediction)
+    if problem := _unscorable(dataset, answers, all_classes):
+        raise ValueError(problem)
     return max((metric(said, answer, all_classes or ()) for answer in answers), default=0.0)
 
 
@@ -80,13 +89,32 @@ def first_line(dataset: str, prediction: str) -> str:
 
 
 def base_name(dataset: str) -> str:
-    """The name of a data set without LongBench-E's ``_e``."""
-    return dataset.removesuffix("_e")
+    """The name of a data set without LongBench-E's ``_e``; a task that has no such form keeps it."""
+    return dataset.removesuffix("_e") if dataset in EXTENDED else dataset
 
 
-def needs_classes(dataset: str) -> bool:
-    """Whether a data set's records must name all classes (trec, lsht)."""
-    return METRICS[base_name(dataset)] is _classification
+def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> str | None:
+    """Why every prediction would score 0 against a record's answers and classes, or None."""
+    metric = METRICS[base_name(dataset)]
+    if not answers:
+        return "'answers' has none"
+    if problem := _unscorable(dataset, answers, all_classes):
+        return problem
+    if metric is _classification and not set(answers) & set(all_classes or ()):
+        return f"{dataset} is scored by its classes, and 'all_classes' has none of the answers {list(answers)}"
+    if metric is _count and not any(answer.isdigit() for answer in answers):
+        return f"{dataset} is scored by a number, and the answers {list(answers)} are none"
+    return None
+
+
+def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None) -> str | None:
+    """What a score needs and a record lacks: trec's and lsht's classes, a retrieval task's number of a paragraph."""
+    metric = METRICS[base_name(dataset)]
+    if metric is _classification and not all_classes:
+        return f"{dataset} is scored by its classes, and 'all_classes' has none"
+    if pattern := _PARAGRAPH.get(metric):
+        return next((f"the answer {answer!r} names no paragraph" for answer in answers if not pattern(answer)), None)
+    return None
 
 
 # -- the metrics: prediction, answer, classes -> 0..1 ----------------------------------------------------------------
@@ -126,19 +154,20 @@ def _count(prediction: str, answer: str, classes: Sequence[str]) -> float:
 
 
 def _retrieval(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    return _count(prediction, _paragraph(r"Paragraph (\d+)", answer), classes)
+    return _count(prediction, _PARAGRAPH[_retrieval](answer)[0], classes)
 
 
 def _retrieval_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    return _count(prediction, _paragraph(r"段落(\d+)", answer), classes)
+    return _count(prediction, _PARAGRAPH[_retrieval_zh](answer)[0], classes)
 
 
-def _paragraph(pattern: str, answer: str) -> str:
-    """The number in a reference such as ``Paragraph 7``."""
-    found = re.findall(pattern, answer)
-    if not found:
-        raise ValueError(f"the answer {answer!r} names no paragraph")
-    return str(found[0])
+Metric = Callable[[str, str, Sequence[str]], float]
+
+#: the numbers in a reference such as ``Paragraph 7``
+_PARAGRAPH: dict[Metric, Callable[[str], list[str]]] = {
+    _retrieval: re.compile(r"Paragraph (\d+)").findall,
+    _retrieval_zh: re.compile(r"段落(\d+)").findall,
+}
 
 
 def _code_similarity(prediction: str, answer: str, classes: Sequence[str]) -> float:
@@ -146,8 +175,6 @@ def _code_similarity(prediction: str, answer: str, classes: Sequence[str]) -> fl
     code = next((line for line in lines if not any(mark in line for mark in ("`", "#", "//"))), "")
     return round(100 * SequenceMatcher(None, code, answer).ratio()) / 100
 
-
-Metric = Callable[[str, str, Sequence[str]], float]
 
 METRICS: dict[str, Metric] = {
     "narrativeqa": _qa_f1,

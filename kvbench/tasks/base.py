@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kvbench.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -76,3 +78,14 @@ class Task(Protocol):
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
         """As :meth:`score`, for the answers to all of ``meta["questions"]``; only tasks with such samples have it."""
         ...
+
+
+def check_shots(shots: int, train: Sequence[Any], place: object) -> None:
+    """Raise ConfigError where there are fewer examples than `shots`; `place` is where they were read."""
+    if len(train) < shots:
+        raise ConfigError(
+            "dataset.shots",
+            shots,
+            f"is more than the {len(train)} records of {place}",
+            hint=f"dataset.shots={len(train)} at most, or the whole train split",
+        )

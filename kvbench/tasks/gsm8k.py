@@ -16,10 +16,11 @@ from kvbench import data
 from kvbench.data import HubSource, Record
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import gsm8k as metric
+from kvbench.records import FILLED_TEXT
 from kvbench.schema import bounded
-from kvbench.tasks.base import Sample
+from kvbench.tasks.base import Sample, check_shots
 
-FIELDS = ("question", "answer")
+FIELDS = {"question": FILLED_TEXT, "answer": FILLED_TEXT}
 
 #: what ends an answer in the harness
 STOP = ("Question:", "</s>", "<|im_end|>")
@@ -80,10 +81,17 @@ class GSM8K:
             raise DataError(
                 f"{what}: dataset.path={self.path} is one file.\n  hint: a folder with train and test files"
             )
-        return {
-            split: data.read_records(data.find(self.source, split, self.path, what), FIELDS)
-            for split in ("train", "test")
-        }
+        found = {split: data.find(self.source, split, self.path, what) for split in ("train", "test")}
+        records = {split: data.read_records(place, FIELDS, without_number) for split, place in found.items()}
+        if self.style == "logquant":
+            if len(records["train"]) <= max(LOGQUANT_SHOTS):
+                raise DataError(
+                    f"{found['train']} has {len(records['train'])} records, and dataset.style=logquant shows those "
+                    f"numbered {', '.join(map(str, LOGQUANT_SHOTS))} from 0.\n  hint: dataset.style=harness"
+                )
+        else:
+            check_shots(self.shots, records["train"], found["train"])
+        return records
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """What has to be fetched."""
@@ -123,7 +131,7 @@ class GSM8K:
             "target": "gsm8k",
             "version": self.version,
             "style": self.style,
-            "sha256": {split: data.fingerprint(records, FIELDS) for split, records in self.splits.items()},
+            "sha256": {split: data.fingerprint(records, tuple(FIELDS)) for split, records in self.splits.items()},
             "shots": self.shots,
             "shots_seed": self.shots_seed,
             "order": self.order,
@@ -140,6 +148,13 @@ class GSM8K:
         if self.style == "logquant":
             scores["score"] = scores["digits"] = metric.score_digits(prediction, sample.answers[0])
         return scores
+
+
+def without_number(record: Record) -> str | None:
+    """What is wrong with a record whose answer does not end in ``#### `` and its number, or None."""
+    if metric.gold(record["answer"]) is None:
+        return f"field 'answer' has no '#### NUMBER': {record['answer'][-60:]!r}"
+    return None
 
 
 def harness_prompt(shots: Sequence[Record], question: str) -> str:

@@ -19,6 +19,8 @@ from kvbench import data
 from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import longbench as metric
+from kvbench.metrics.longbench import EXTENDED
+from kvbench.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
 
@@ -28,20 +30,11 @@ NO_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
 #: tasks in Chinese (and the code tasks, which are in neither): the other 14 natural-language tasks are English
 CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
 
-#: LongBench-E, whose records carry the bucket of their length
-EXTENDED = tuple(
-    f"{name}_e"
-    for name in (
-        "qasper multifieldqa_en hotpotqa 2wikimqa gov_report multi_news trec triviaqa samsum passage_count "
-        "passage_retrieval_en lcc repobench-p"
-    ).split()
-)
-
 #: tasks that end in code: where their `input` is empty, the end of the context says best what is asked for
 _CODE = ("lcc", "repobench-p")
 
 #: fields of a record that determine its sample
-FIELDS = ("input", "context", "answers", "length", "all_classes")
+FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COUNT, "all_classes": TEXTS_OR_NULL}
 
 
 @cache
@@ -118,15 +111,22 @@ class LongBench:
                 f"dataset {self.name}: dataset.path={self.path} is one task's file, not {len(self.names)}.\n"
                 "  hint: dataset=longbench/TASK, or dataset.path=FOLDER"
             )
-        return {
-            name: data.read_records(data.find(self.source, name, self.path, f"dataset {self.name}"), FIELDS)
-            for name in self.names
+        return {name: self._records(name) for name in self.names}
+
+    def _records(self, name: str) -> list[data.Record]:
+        others = {
+            **{other: f"it is the task '{other}' of LongBench; dataset=longbench reads it" for other in templates()},
+            **{other: f"it is '{other}' of LongBench-E; dataset=longbench_e reads it" for other in EXTENDED},
         }
+        found = data.find(self.source, name, self.path, f"dataset {self.name}", others=others)
+        return data.read_records(
+            found, FIELDS, lambda record: metric.unanswerable(name, record["answers"], record["all_classes"])
+        )
 
     @cached_property
     def checksums(self) -> dict[str, str]:
         """Task -> sha256 of its records' fields."""
-        return {name: data.fingerprint(records, FIELDS) for name, records in self.records.items()}
+        return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """What has to be fetched: a source and a task for each."""

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 from kvbench import data
 from kvbench.data import HubSource, Record
 from kvbench.errors import DataError
+from kvbench.records import FILLED_TEXT
 from kvbench.schema import bounded
-from kvbench.tasks.base import Sample
+from kvbench.tasks.base import Sample, check_shots
 
 #: fields of a question, in one form whatever file it came from
 FIELDS = ("stem", "choices", "key")
@@ -58,10 +59,12 @@ class OpenBookQA:
                 f"{what}: dataset.path={self.path} is one file.\n  hint: a folder with train and test files"
             )
         found = {split: data.find(self.source, split, self.path, what) for split in ("train", "test")}
-        return {
-            split: [plain(record, f"{place}, record {i}") for i, record in enumerate(data.read_records(place))]
+        splits = {
+            split: [plain(record, where) for where, record in data.placed_records(place)]
             for split, place in found.items()
         }
+        check_shots(self.shots, splits["train"], found["train"])
+        return splits
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
         """What has to be fetched."""
@@ -111,7 +114,7 @@ def plain(record: Record, where: str) -> Record:
     """A record of the authors' files (``question``: ``stem``, ``choices``) or of the hub's in one form.
 
     Raises:
-        DataError: it has neither form.
+        DataError: it has neither form, or no letter A to D as its answer.
     """
     try:
         asked = record.get("question")
@@ -121,6 +124,12 @@ def plain(record: Record, where: str) -> Record:
             stem = record["question_stem"]
             options = dict(zip(record["choices"]["label"], record["choices"]["text"], strict=True))
         choices: Sequence[str] = [options[letter] for letter in "ABCD"]
-        return {"stem": stem, "choices": list(choices), "key": record["answerKey"].strip()}
+        key = record["answerKey"].strip()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{where}: is no question of OpenBookQA ({type(error).__name__}: {error}).") from error
+    FILLED_TEXT.check(stem, "stem", where)
+    for choice in choices:
+        FILLED_TEXT.check(choice, "choices", where)
+    if key not in ("A", "B", "C", "D"):
+        raise DataError(f"{where}: field 'answerKey' is '{key}'; expected A, B, C or D.")
+    return {"stem": stem, "choices": list(choices), "key": key}

@@ -19,6 +19,7 @@ from kvbench import data
 from kvbench.data import HubSource, Record
 from kvbench.errors import DataError, KvbenchError
 from kvbench.metrics.summary import rouge
+from kvbench.records import TEXT, TEXT_OR_NULL, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_NULL, check_record, is_text
 from kvbench.schema import bounded
 from kvbench.tasks.base import Sample
 from kvbench.tasks.continuation import check_lengths, check_warm_up, warmed
@@ -65,11 +66,14 @@ class Summaries:
         """Text and reference summaries of each record that has both. Raises DataError where they cannot be had."""
         what = f"dataset {self.name}"
         found = data.find(self.source, self.split, self.path, what)
-        records = data.read_records(found, ("context", "answer") if self.kind == "infinitebench_sum" else ())
-        documents: Mapping[str, Any] = {}
-        if records and "case_documents" in records[0]:
-            documents = self._documents(what)
-        pairs = [pair(record, documents, str(found)) for record in records]
+        fields = ("context", "answer") if self.kind == "infinitebench_sum" else ()
+        documents: Mapping[str, Any] | None = None
+        pairs = []
+        for place, record in data.placed_records(found):
+            check_record(record, fields, place)
+            if "case_documents" in record and not record.get("sources") and documents is None:
+                documents = self._documents(what)
+            pairs.append(pair(record, documents or {}, place))
         return [(text, answers) for text, answers in pairs if text and answers]
 
     def _documents(self, what: str) -> Mapping[str, Any]:
@@ -81,10 +85,7 @@ class Summaries:
         )
         path = None if self.path is None else str(Path(self.path).parent if data.is_single(self.path) else self.path)
         found = data.find(source, "sources", path, what)
-        try:
-            documents = json.loads(found.content())
-        except ValueError as error:
-            raise DataError(f"{found}: not JSON ({error}).") from error
+        documents = data.read_json(found)
         if not isinstance(documents, dict):
             raise DataError(f"{found}: no documents by id but a {type(documents).__name__}.")
         return documents
@@ -208,20 +209,36 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
     files (``case_documents``, ``summary/short``), and ``document``, ``summary``.
 
     Raises:
-        DataError: it has none of these forms, or names a document that is not there.
+        DataError: it has none of these forms, a field is of another kind, or names a document that is not there.
     """
     if "context" in record and "answer" in record:
+        check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)
         answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
-        return record["context"], tuple(answers)
+        return record["context"], tuple(filter(None, answers))
     if "case_documents" in record or "sources" in record:
-        try:
-            texts = record.get("sources") or [documents[i]["doc_text"] for i in record["case_documents"]]
-        except KeyError as error:
-            raise DataError(f"{where}: document {error} is not in sources.json.") from error
-        return "\n\n".join(texts), tuple(filter(None, [record.get("summary/short")]))
+        summary = {"summary/short": record.get("summary/short")}
+        check_record(summary, {"summary/short": TEXT_OR_NULL}, where)
+        if record.get("sources"):
+            check_record(record, {"sources": TEXTS}, where)
+            texts = record["sources"]
+        else:
+            check_record(record, {"case_documents": TEXTS_OR_NULL}, where)
+            texts = [_document(documents, name, where) for name in record["case_documents"] or ()]
+        return "\n\n".join(texts), tuple(filter(None, summary.values()))
     if "document" in record and "summary" in record:
-        return record["document"], tuple(filter(None, [record["summary"]]))
+        check_record(record, {"document": TEXT_OR_NULL, "summary": TEXT_OR_NULL}, where)
+        return record["document"] or "", tuple(filter(None, [record["summary"]]))
     raise DataError(
         f"{where}: records need context and answer, sources and summary/short, case_documents and summary/short, or "
         f"document and summary (they have: {', '.join(record)})."
     )
+
+
+def _document(documents: Mapping[str, Any], name: str, where: str) -> str:
+    """The text of one court document."""
+    document = documents.get(name)
+    if document is None:
+        raise DataError(f"{where}: document '{name}' is not in sources.json.")
+    if not isinstance(document, dict) or not is_text(document.get("doc_text")):
+        raise DataError(f"{where}: document '{name}' of sources.json has no 'doc_text' that is a text.")
+    return str(document["doc_text"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from kvbench import data
 from kvbench.data import Found, HubSource
 from kvbench.errors import ConfigError, DataError
+from kvbench.records import TEXT
 
 #: endings of texts in a folder
 _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
@@ -15,16 +15,20 @@ _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
 
 def wikitext2(source: HubSource, path: str | None) -> list[str]:
     """WikiText-2 raw test as GPTQ, Atom and KVQuant join it: rows (lines) with two line feeds between them."""
-    local = Path(path).expanduser() if path else None
-    if local is not None and local.is_dir():
+    if path is not None:
+        place, single = data.local(path, "dataset wikitext2")
         names = ("test.raw.txt.gz", "test.raw.txt", "wiki.test.raw", "test.txt", "test.txt.gz")
-        local = next((local / name for name in names if (local / name).is_file()), local)
-    if local is not None and local.is_file() and local.suffix != ".parquet":
-        lines = data.read_text(Found(local)).splitlines(keepends=True)
-        # the hub's rows are the file's lines, blank ones empty
-        return ["\n\n".join(line if line.strip() else "" for line in lines)]
-    records = data.read_records(data.find(source, "test", path, "dataset wikitext2"), ("text",))
-    return ["\n\n".join(record["text"] for record in records)]
+        there = [place] if single else [place / name for name in names if data.is_file(place / name, "")]
+        if len(there) > 1:
+            raise DataError(
+                f"dataset wikitext2: the text may be any of {', '.join(file.name for file in there)} in {place}.\n"
+                f"  hint: dataset.path={there[0]}"
+            )
+        if there and there[0].suffix != ".parquet":
+            lines = _filled(data.read_text(Found(there[0])), there[0]).splitlines(keepends=True)
+            # the hub's rows are the file's lines, blank ones empty
+            return ["\n\n".join(line if line.strip() else "" for line in lines)]
+    return ["\n\n".join(_column(source, path, "test", "dataset wikitext2"))]
 
 
 def c4(source: HubSource, path: str | None) -> list[str]:
@@ -42,24 +46,26 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 
     Books that are PG-19's in another transcript give a PG-19-like figure; name the result so.
     """
-    if path is not None and Path(path).expanduser().is_dir():
-        return files(path)
+    if path is not None and not data.local(path, "dataset pg19")[1]:
+        return files(path, "dataset pg19")
     return _column(source, path, "test", "dataset pg19")
 
 
-def files(path: str | None) -> list[str]:
+def files(path: str | None, what: str = "dataset text") -> list[str]:
     """A text file, or the text files of a folder in the order of their names.
 
     Raises:
         ConfigError: no path.
-        DataError: no text there.
+        DataError: nothing is there, or no text.
     """
     check_text("text", path)
-    place = Path(str(path)).expanduser()
-    found = [place] if place.is_file() else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
+    place, single = data.local(str(path), what)
+    found = [place] if single else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
     if not found:
-        raise DataError(f"dataset text: {place} holds no text.\n  hint: a file, or a folder of {', '.join(_TEXTS)}")
-    return [data.read_text(Found(file)) for file in found]
+        raise DataError(f"{what}: {place} holds no text.\n  hint: a file, or a folder of {', '.join(_TEXTS)}")
+    texts = [data.read_text(Found(file)) for file in found]
+    _filled("".join(texts), place)
+    return texts
 
 
 def python() -> list[str]:
@@ -91,5 +97,14 @@ def check_text(text: str, path: str | None) -> None:
 
 
 def _column(source: HubSource, path: str | None, name: str, what: str) -> list[str]:
-    records: Sequence[data.Record] = data.read_records(data.find(source, name, path, what), ("text",))
-    return [record["text"] for record in records]
+    found = data.find(source, name, path, what)
+    texts = [record["text"] for record in data.read_records(found, {"text": TEXT})]
+    _filled("".join(texts), found)
+    return texts
+
+
+def _filled(text: str, place: object) -> str:
+    """`text`, or DataError where it is blank."""
+    if not text.strip():
+        raise DataError(f"{place} holds no text.\n  hint: fetch it again, or name another file")
+    return text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, DataError
 from kvbench.tasks.gsm8k import GSM8K
 from kvbench.tasks.load import load
 from tests.data_support import data_dir
@@ -64,3 +64,51 @@ def test_real_splits() -> None:
     assert len(list(task.samples())) == 1319
     prompt = next(iter(replace(task, style="logquant").samples())).prompt
     assert "Natalia sold 48/2 = <<48/2=24>>24 clips in May. Natalia sold 48+24 = " in prompt
+
+
+def few(folder: Path, count: int) -> None:
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, TRAIN[:count])))
+
+
+def test_fewer_examples_than_shots_are_refused(folder: Path) -> None:
+    few(folder, 4)
+    for order in ("sampled", "first"):
+        with pytest.raises(
+            ConfigError, match=r"dataset\.shots=5: is more than the 4 records of .*train\.jsonl"
+        ) as caught:
+            GSM8K(path=str(folder), order=order).identity()
+        assert "dataset.shots=4 at most" in str(caught.value)
+        assert len(list(GSM8K(path=str(folder), order=order, shots=4).samples())) == 7
+    few(folder, 94)
+    with pytest.raises(
+        DataError, match=r"has 94 records, and dataset\.style=logquant shows those numbered .*, 94 from 0"
+    ):
+        GSM8K(path=str(folder), style="logquant").identity()
+    few(folder, 95)
+    assert list(GSM8K(path=str(folder), style="logquant").samples())
+
+
+@pytest.mark.parametrize(
+    ("split", "change", "said"),
+    [
+        ("test", {"question": None}, "field 'question' is null"),
+        ("test", {"question": ""}, "field 'question' is an empty text"),
+        ("test", {"answer": 7}, r"field 'answer' is a number \(7\)"),
+        ("test", {"answer": "It is seven."}, "field 'answer' has no '#### NUMBER'"),
+        ("test", {"answer": "7 ####"}, "field 'answer' has no '#### NUMBER'"),
+        ("train", {"answer": "so #### many"}, "field 'answer' has no '#### NUMBER'"),
+        ("train", {"question": ["x"]}, "field 'question' is a list"),
+    ],
+)
+def test_records_that_cannot_be_scored_are_refused(folder: Path, split: str, change: dict, said: str) -> None:
+    rows = [*TRAIN[:100]]
+    rows[2] = {**rows[2], **change}
+    (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=rf"{split}.jsonl line 3: {said}"):
+        GSM8K(path=str(folder)).identity()
+
+
+def test_an_empty_test_split_is_refused(folder: Path) -> None:
+    (folder / "test.jsonl").write_text("\n \n")
+    with pytest.raises(DataError, match=r"test\.jsonl holds no records"):
+        GSM8K(path=str(folder)).identity()

@@ -223,7 +223,7 @@ def test_openbookqa_in_both_forms(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         for split in ("train", "test"):
             (tmp_path / folder / f"{split}.jsonl").write_text(json.dumps(record))
-    one, other = (load("openbookqa", path=str(tmp_path / folder)) for folder in ("theirs", "hub"))
+    one, other = (load("openbookqa", path=str(tmp_path / folder), shots=1) for folder in ("theirs", "hub"))
     (sample,) = one.samples()
     assert [sample] == list(other.samples()) and one.identity() == other.identity()
     question = "Question: What shines?\nA. a moon\nB. a bed\nC. a fish\nD. a sun\nAnswer:"
@@ -231,7 +231,7 @@ def test_openbookqa_in_both_forms(tmp_path: Path) -> None:
     scores = {" D": 1.0, "D. a sun": 1.0, "The answer is D": 1.0, " A": 0.0, "Dd": 0.0, "": 0.0}
     assert {text: one.score(sample, text)["score"] for text in scores} == scores
     (tmp_path / "hub" / "test.jsonl").write_text(json.dumps({"question": "?"}))
-    with pytest.raises(DataError, match="record 0: is no question of OpenBookQA"):
+    with pytest.raises(DataError, match="line 1: is no question of OpenBookQA"):
         list(load("openbookqa", path=str(tmp_path / "hub")).samples())
 
 
@@ -268,3 +268,64 @@ def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -
     assert metrics["peak_bytes"]["prefill"] > 0
     again = run({**made, "dataset": dataset})
     assert again["samples"]["done"] == 2 and len(Path(again["run_dir"], "samples.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"answerKey": "E"}, "field 'answerKey' is 'E'; expected A, B, C or D"),
+        ({"answerKey": "AB"}, "field 'answerKey' is 'AB'"),
+        ({"answerKey": ""}, "field 'answerKey' is ''"),
+        ({"answerKey": 1}, "is no question of OpenBookQA"),
+        ({"question_stem": None}, "field 'stem' is null"),
+        ({"choices": {"text": ["a", "b", "c", 4], "label": list("ABCD")}}, "field 'choices' is a number"),
+        ({"choices": {"text": list("abc"), "label": list("ABC")}}, "is no question of OpenBookQA"),
+    ],
+)
+def test_questions_that_have_no_right_answer_are_refused(tmp_path: Path, change: dict, said: str) -> None:
+    good = {"question_stem": "?", "choices": {"text": list("abcd"), "label": list("ABCD")}, "answerKey": " D\n"}
+    for split, rows in (("train", [good] * 5), ("test", [good, {**good, **change}])):
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(DataError, match=rf"test.jsonl line 2: {said}"):
+        load("openbookqa", path=str(tmp_path)).identity()
+    (tmp_path / "test.jsonl").write_text(json.dumps(good))
+    task = load("openbookqa", path=str(tmp_path))
+    (sample,) = task.samples()
+    assert sample.answers == ("D",) and task.score(sample, "D")["score"] == 1.0  # the key had blanks about it
+    assert sample.prompt.count("Answer: D\n") == 5
+    with pytest.raises(ConfigError, match=r"dataset\.shots=6: is more than the 5 records"):
+        load("openbookqa", path=str(tmp_path), shots=6).identity()
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"context": ["a"], "answer": "b"}, "field 'context' is a list"),
+        ({"context": "a", "answer": {"b": 1}}, "field 'answer' is an object"),
+        ({"context": "a", "answer": ["b", 1]}, "field 'answer' is a list"),
+        ({"sources": "abc", "summary/short": "s"}, "field 'sources' is a text"),
+        ({"sources": ["abc"], "summary/short": ["s"]}, "field 'summary/short' is a list"),
+        ({"case_documents": ["one", "two"], "summary/short": "s"}, "document 'two' is not in sources.json"),
+        ({"case_documents": "one", "summary/short": "s"}, "field 'case_documents' is a text"),
+        ({"case_documents": ["bad"], "summary/short": "s"}, "document 'bad' of sources.json has no 'doc_text'"),
+        ({"document": 5, "summary": "s"}, "field 'document' is a number"),
+        ({"document": "d", "summary": 5}, "field 'summary' is a number"),
+        ({"other": 1}, "records need context and answer"),
+    ],
+)
+def test_documents_and_summaries_of_another_kind_are_refused(tmp_path: Path, record: dict, said: str) -> None:
+    good = {"document": words(0, 50), "summary": "s"}
+    (tmp_path / "test.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(record)}")
+    (tmp_path / "sources.json").write_text(json.dumps({"one": {"doc_text": "d"}, "bad": "d"}))
+    with pytest.raises(DataError, match=rf"test.jsonl line 2: {said}"):
+        load("multi_lexsum", path=str(tmp_path)).identity()
+
+
+def test_case_documents_are_joined_in_their_order(tmp_path: Path) -> None:
+    rows = [{"case_documents": ["two", "one"], "summary/short": "s"}, {"sources": ["a", "b"], "summary/short": "t"}]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "sources.json").write_text(json.dumps({"one": {"doc_text": "first"}, "two": {"doc_text": "second"}}))
+    assert load("multi_lexsum", path=str(tmp_path)).records == [("second\n\nfirst", ("s",)), ("a\n\nb", ("t",))]
+    (tmp_path / "sources.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"sources.json: JSON that is nested too deeply"):
+        load("multi_lexsum", path=str(tmp_path)).identity()

@@ -30,10 +30,20 @@ RECORD = {
 }
 
 
+#: what some tasks are scored by: classes, a number, a paragraph's number
+OWN = {
+    "trec": {"all_classes": ["Bob", "Ann"]},
+    "lsht": {"all_classes": ["Bob", "Ann"]},
+    "passage_count": {"answers": ["7"]},
+    "passage_retrieval_en": {"answers": ["Paragraph 7"]},
+    "passage_retrieval_zh": {"answers": ["段落7"]},
+}
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in (*templates(), *EXTENDED):
-        records = [{**RECORD, "length": length} for length in (10, 4000, 9000)]
+        records = [{**RECORD, **OWN.get(name.removesuffix("_e"), {}), "length": n} for n in (10, 4000, 9000)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     return tmp_path
 
@@ -77,8 +87,10 @@ def test_samples_carry_span_query_and_rules(folder: Path) -> None:
 
 def test_records_without_the_classes_that_score_them_are_refused(folder: Path) -> None:
     task = LongBench(path=str(folder), tasks="lsht")
+    sample = next(task.samples())
+    assert task.score(sample, "Ann")["score"] == 1.0
     with pytest.raises(DataError, match=r"lsht/0: lsht is scored by its classes, and 'all_classes' has none"):
-        task.score(next(task.samples()), "anything")
+        task.score(replace(sample, meta={**sample.meta, "all_classes": None}), "anything")
 
 
 def test_longbench_e_is_scored_by_length(folder: Path) -> None:
@@ -243,3 +255,48 @@ def test_room_is_kept_where_the_rule_leaves_it_open(folder: Path, tokenizer) -> 
     prompt = encode(sample, tokenizer, chat="[INST]" * 30 + "{prompt}[/INST]", limit=200, room=210)
     assert len(prompt.ids) <= 210
     assert prompt.removed > 0
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "said"),
+    [
+        ("qasper", {"answers": "Paris"}, r"field 'answers' is a text \('Paris'\); expected a list of texts"),
+        ("qasper", {"answers": []}, "field 'answers' is a list"),
+        ("qasper", {"answers": [1]}, "field 'answers'"),
+        ("qasper", {"answers": None}, "field 'answers' is null"),
+        ("qasper", {"context": ["text"]}, "field 'context' is a list"),
+        ("qasper", {"context": " "}, "field 'context' is an empty text"),
+        ("qasper", {"context": "\ud800"}, "lone surrogate"),
+        ("qasper", {"input": None}, "field 'input' is null"),
+        ("qasper", {"input": {"a": 1}}, "field 'input' is an object"),
+        ("qasper_e", {"length": "4100"}, "field 'length' is a text"),
+        ("qasper_e", {"length": True}, "field 'length' is a truth value"),
+        ("qasper_e", {"length": None}, "field 'length' is null"),
+        ("trec", {"all_classes": "AnnBob"}, "field 'all_classes' is a text"),
+        ("trec", {"all_classes": None}, "trec is scored by its classes, and 'all_classes' has none"),
+        ("lsht", {"all_classes": []}, "lsht is scored by its classes, and 'all_classes' has none"),
+        ("trec_e", {"all_classes": ["ann", "Bob"]}, r"has none of the answers \['Ann', 'Ann Lee'\]"),
+        ("passage_count", {"answers": ["seven"]}, r"scored by a number, and the answers \['seven'\] are none"),
+        ("passage_retrieval_en", {"answers": ["7"]}, "the answer '7' names no paragraph"),
+        ("passage_retrieval_zh_", {"answers": ["Paragraph 7"]}, "the answer 'Paragraph 7' names no paragraph"),
+    ],
+)
+def test_records_that_cannot_be_scored_are_refused_when_read(folder: Path, task: str, change: dict, said: str) -> None:
+    task = task.rstrip("_")
+    lines = (folder / f"{task}.jsonl").read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), **change})
+    (folder / f"{task}.jsonl").write_text("\n\n".join(lines))
+    with pytest.raises(DataError, match=rf"{task}.jsonl line 3: .*{said}"):
+        LongBench(path=str(folder), tasks=(task,)).identity()
+
+
+def test_one_form_is_not_taken_for_the_other(folder: Path) -> None:
+    (folder / "qasper_e.jsonl").unlink()
+    with pytest.raises(DataError, match=r"hint: qasper.jsonl is not it: .* dataset=longbench reads it"):
+        LongBench(path=str(folder), tasks="e").identity()
+    (folder / "trec.jsonl").unlink()
+    with pytest.raises(DataError, match=r"hint: trec_e.jsonl is not it: .* dataset=longbench_e reads it"):
+        LongBench(path=str(folder), tasks="trec").identity()
+    for name in ("narrativeqa_e", "musique_e", "qasper_e_e", "_e"):
+        with pytest.raises(ConfigError, match="is no task of LongBench"):
+            load({"_target_": "kvbench.tasks.longbench.LongBench", "tasks": [name]})

@@ -226,6 +226,7 @@ def test_every_preset_loads(path):
     assert task.name == name
     if name not in ("mini", "mini/full"):
         assert task.names == (path.stem,)
+    assert task.limit == (100 if name == "mini/full" else 8)  # a single task is as quick to try as all five of mini
 
 
 def test_there_is_a_preset_for_every_task():

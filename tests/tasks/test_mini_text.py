@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +23,17 @@ def test_documents_of_this_python():
     assert all(hashlib.sha256(d.text.encode()).hexdigest() == d.sha256 for d in found)
     assert set(MODULES) < EXCLUDED
     assert text.identity(found) == text.identity(text.documents())
+
+
+def test_modules_that_became_packages_are_found(tmp_path):
+    """In Python 3.14 `string` is a package; its document keeps its name."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    for name in MODULES:
+        source = library / name if (library / name).is_file() else library / name.removesuffix(".py") / "__init__.py"
+        place = tmp_path / (name if name != "string.py" else "string/__init__.py")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(source)
+    assert text.documents(tmp_path) == text.documents()
 
 
 def test_missing_sources_are_explained(tmp_path):

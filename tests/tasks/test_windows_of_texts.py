@@ -1,13 +1,17 @@
-"""Windows of texts: what stands first in them."""
+"""Windows of texts: where they begin and end, what stands first in them, and texts that cannot be had."""
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvbench.errors import DataError
+from kvbench.tasks.continuation import Continuation
 from kvbench.tasks.perplexity import Perplexity
 
 
@@ -24,3 +28,51 @@ def test_bos_replaces_the_first_token_where_there_is_one(tmp_path: Path, bos: in
     task = Perplexity(text="text", path=str(tmp_path / "a.txt"), window=8, bos=True)
     task.bind(Letters(bos_token_id=bos))
     assert [sample.meta["window"]["ids"][0] for sample in task.samples()] == first
+
+
+def refused(**settings: Any) -> str:
+    """What is said of a text that cannot be had, by both tasks that read texts."""
+    messages = set()
+    for task in (Perplexity(**settings), Continuation(**settings)):
+        with pytest.raises(DataError) as caught:
+            _ = task.documents
+        messages.add(str(caught.value))
+    (message,) = messages
+    return message
+
+
+@pytest.mark.parametrize("text", ["text", "pg19"])
+def test_texts_that_cannot_be_had_are_named(tmp_path: Path, text: Any) -> None:
+    assert "none does not exist" in refused(text=text, path=str(tmp_path / "none"))
+    assert f"{tmp_path} holds no text.\n  hint: a file, or a folder of .txt" in refused(text=text, path=str(tmp_path))
+    assert "/dev/zero is no regular file but a device" in refused(text=text, path="/dev/zero")
+    (tmp_path / "a.txt").write_text(" \n")
+    (tmp_path / "b.txt").write_text("\n\n")
+    assert f"{tmp_path} holds no text" in refused(text=text, path=str(tmp_path))
+    (tmp_path / "b.txt").write_text("words")
+    assert Perplexity(text=text, path=str(tmp_path)).documents == [" \n", "words"]
+    os.mkfifo(tmp_path / "c.txt")
+    assert "c.txt is no regular file but a fifo" in refused(text=text, path=str(tmp_path))
+
+
+def test_records_of_texts_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "test.jsonl"
+    for value, said in ((None, "field 'text' is null"), (["a"], "field 'text' is a list"), ("", "holds no text")):
+        path.write_text(json.dumps({"text": value}))
+        assert said in refused(text="pg19", path=str(path))
+    path.write_text("")
+    assert "holds no records" in refused(text="pg19", path=str(path))
+
+
+def test_wikitext2_is_one_text_of_the_lines_and_never_one_of_two(tmp_path: Path) -> None:
+    (tmp_path / "wiki.test.raw").write_text(" = A = \n \n words \n")
+    whole = [" = A = \n\n\n\n\n words \n"]
+    assert Perplexity(text="wikitext2", path=str(tmp_path)).documents == whole
+    assert Perplexity(text="wikitext2", path=str(tmp_path / "wiki.test.raw")).documents == whole
+    (tmp_path / "test.txt").write_text("words")
+    for task in (Perplexity(text="wikitext2", path=str(tmp_path)),):
+        with pytest.raises(DataError, match=r"may be any of wiki\.test\.raw, test\.txt in "):
+            _ = task.documents
+    (tmp_path / "test.txt").write_text(" \n\n")
+    with pytest.raises(DataError, match=r"test\.txt holds no text"):
+        _ = Perplexity(text="wikitext2", path=str(tmp_path / "test.txt")).documents

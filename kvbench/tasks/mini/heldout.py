@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-#: modules of the standard library, as paths below ``Lib``; all are in Python 3.11, 3.12 and 3.13
+#: modules of the standard library, paths below ``Lib``; all are in Python 3.11 to 3.14 (``string`` is a package there)
 MODULES = tuple(
     f"{name}.py"
     for name in """

@@ -47,6 +47,8 @@ def documents(library: Path | None = None) -> list[Document]:
     found = [_document("topics", "prose", "\n\n".join(text for _, text in _topics()))]
     for name in MODULES:
         path = folder / name
+        if not path.is_file() and (package := folder / name.removesuffix(".py") / "__init__.py").is_file():
+            path = package  # some modules have become packages since: string in Python 3.14
         try:
             found.append(_document(name, "code", path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:

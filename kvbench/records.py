@@ -1,0 +1,95 @@
+"""What the fields of a record must be: a text is scored letter by letter where a list of texts is expected."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import DataError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a field's value may be.
+
+    Args:
+        name: as messages say it, for example "a list of texts".
+        allows: whether a value is of this kind.
+    """
+
+    name: str
+    allows: Callable[[Any], bool]
+
+    def check(self, value: Any, field: str, place: str) -> None:
+        """Raise DataError, which names place, field and value, for a value of another kind."""
+        if not self.allows(value):
+            raise DataError(f"{place}: field '{field}' is {_shown(value)}; expected {self.name}.")
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that UTF-8 can write: JSON can hold half a character (a lone surrogate)."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_filled(value: Any) -> bool:
+    return is_text(value) and bool(value.strip())
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+TEXT = Kind("a text", is_text)
+FILLED_TEXT = Kind("a text that is not empty", _is_filled)
+TEXT_OR_NULL = Kind("a text or null", lambda value: value is None or is_text(value))
+TEXTS = Kind("a list of texts, one at least", lambda value: bool(value) and _are_texts(value))
+TEXTS_OR_NULL = Kind("a list of texts, or null", lambda value: value is None or _are_texts(value))
+TEXT_OR_TEXTS = Kind("a text, or a list of texts", lambda value: is_text(value) or (bool(value) and _are_texts(value)))
+COUNT = Kind(
+    "a whole number from 0 on", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
+)
+
+
+def check_record(record: Record, fields: Iterable[str] | Mapping[str, Kind], place: str) -> None:
+    """Raise DataError where a record lacks a field, or one is not of its kind.
+
+    Args:
+        record: one object of a file.
+        fields: names, with the kind of each where it is a mapping.
+        place: file and line, as messages name the record.
+    """
+    for field in fields:
+        if field not in record:
+            raise DataError(f"{place}: no field '{field}' (it has: {', '.join(map(str, record))}).")
+        if isinstance(fields, Mapping):
+            fields[field].check(record[field], field, place)
+
+
+_NAMES: dict[type, str] = {
+    str: "a text",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, str) and not value.strip():
+        return "an empty text"
+    if isinstance(value, str) and not is_text(value):
+        return "a text with half a character (a lone surrogate)"
+    return f"{_NAMES.get(type(value), type(value).__name__)} ({reprlib.repr(value)})"
