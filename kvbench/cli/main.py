@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -24,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.cli import sweep
 from kvbench.cli.compose import Composer, labelled, run_config
 from kvbench.cli.overrides import as_sweeps, explain
+from kvbench.cli.parser import help_as_text, hydra_parser
 from kvbench.cli.usage import help_text
 from kvbench.confdir import conf_dir, groups
 from kvbench.errors import ConfigError, KvbenchError, nearest
@@ -201,7 +201,8 @@ def _hydra(argv: Sequence[str]) -> int:
     kept = sys.argv
     sys.argv = [kept[0], *argv]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_job)()
+        with help_as_text():
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_job)()
     finally:
         sys.argv = kept
     return 0
@@ -209,7 +210,7 @@ def _hydra(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Hydra's own arguments; an unknown flag is refused with the nearest one."""
-    parser = get_args_parser()
+    parser = hydra_parser()
     flags = sorted(flag for action in parser._actions for flag in action.option_strings)
     for text in argv:
         flag = text.split("=", 1)[0]
