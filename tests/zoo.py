@@ -13,6 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -54,12 +58,35 @@ MODELS = {
 }
 
 
+#: models that cap their attention scores, or have a sink in each head; the first layer's attention is sliding
+CAPPED = {
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {"attn_logit_softcapping": 3.0, "query_pre_attn_scalar": 40}),
+}
+
+
 @cache
 def model(name: str = "llama", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A random model of a known architecture: 2 layers, 4 query heads, 2 KV heads of 64 channels."""
+    if name in CAPPED:
+        return capped(name).to(dtype).eval()
     config_class, model_class, extra = MODELS[name]
     torch.manual_seed(0)
     return model_class(config_class(**{**ARCHITECTURE, **extra})).to(dtype).eval()
+
+
+def capped(name: str, **more: object) -> PreTrainedModel:
+    """A model of :data:`CAPPED` whose caps and sinks change much: large scores, and sinks that are no zeros."""
+    config_class, model_class, extra = CAPPED[name]
+    torch.manual_seed(0)
+    made = model_class(config_class(**{**ARCHITECTURE, "head_dim": 64, "sliding_window": 40, **extra, **more}))
+    with torch.no_grad():
+        for module in (layer.self_attn for layer in made.model.layers):
+            module.q_proj.weight.mul_(3.0)
+            module.k_proj.weight.mul_(3.0)
+            if hasattr(module, "sinks"):
+                module.sinks.copy_(torch.linspace(-1.0, 5.0, len(module.sinks)))
+    return made
 
 
 @cache

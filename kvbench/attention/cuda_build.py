@@ -51,6 +51,8 @@ class Build:
     teams: int
     stages: int
     resident: int
+    softcap: bool = False
+    sinks: int = 0
 
     @property
     def rows(self) -> int:
@@ -91,6 +93,8 @@ class Build:
             "STAGES": self.stages,
             "MINB": self.resident,
             "SLOT": self.slot,
+            "SOFTCAP": int(self.softcap),
+            "SINKS": self.sinks,
             "NPHASES": len(self.phases),
             "PHASE_TABLE": "{" + table + "}",
         }
@@ -112,12 +116,15 @@ def build(
     bf16: bool,
     tuning: tuple[tuple[str, int], ...] = (),
     shared: int = SHARED,
+    softcap: bool = False,
+    sinks: int = 0,
 ) -> Build:
     """The configuration for `rows` query rows of a KV head.
 
     Args:
         tuning: overrides of teams, stages, resident.
         shared: bytes of shared memory that a CTA of the device may have.
+        softcap: scores are capped. sinks: 1: of the query's type; 2: fp32; 0: none.
     """
     team = min(-(-rows // 8), 3)
     while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
@@ -135,6 +142,8 @@ def build(
             chosen.get("teams", teams),
             chosen.get("stages", stages),
             chosen.get("resident", resident),
+            softcap,
+            sinks,
         )
         if (made.shared + 1024) * made.resident <= (shared if resident == 1 else min(shared, 160 * 1024)):
             break
@@ -235,8 +244,15 @@ def source() -> str:
 
 @lru_cache(maxsize=256)
 def kernel(
-    phases: Signature, channels: int, rows: int, bf16: bool, device: int, tuning: tuple[tuple[str, int], ...] = ()
+    phases: Signature,
+    channels: int,
+    rows: int,
+    bf16: bool,
+    device: int,
+    tuning: tuple[tuple[str, int], ...] = (),
+    softcap: bool = False,
+    sinks: int = 0,
 ) -> Kernel:
     """The compiled kernel, once a process."""
     shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
-    return Kernel(build(phases, channels, rows, bf16, tuning, shared), device)
+    return Kernel(build(phases, channels, rows, bf16, tuning, shared, softcap, sinks), device)

@@ -6,6 +6,7 @@ One kernel serves all phases of :class:`kvbench.attention.phases.Work` in one la
 
 from __future__ import annotations
 
+import math
 import struct
 from functools import cache, lru_cache
 
@@ -16,6 +17,7 @@ from kvbench.attention.cuda_build import Signature, kernel
 from kvbench.attention.phases import Part, Work
 from kvbench.cache.layout import TILE
 
+LOG2E = math.log2(math.e)
 #: (sequence, KV head) pairs of a launch: CUDA's limit on the second and third dimension of a grid
 LINES = 65535
 
@@ -62,14 +64,17 @@ def refuses(query: Tensor, work: Work) -> str | None:
     if query.shape[0] * work.heads > LINES:
         return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
     rows = query.shape[1] // work.heads * query.shape[2]
-    return problem(work.signature(), work.key_dim, rows, query.dtype == torch.bfloat16, query.device.index or 0)
+    bf16, extra = query.dtype == torch.bfloat16, extras(query, work)
+    return problem(work.signature(), work.key_dim, rows, bf16, query.device.index or 0, *extra)
 
 
 @lru_cache(maxsize=256)
-def problem(phases: Signature, channels: int, rows: int, bf16: bool, device: int) -> str | None:
+def problem(
+    phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
+) -> str | None:
     """Why the kernel cannot be compiled or held by this GPU, or None; found out once."""
     try:
-        made = kernel(phases, channels, rows, bf16, device)
+        made = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
     except RuntimeError as error:
         return f"not compiled: {str(error).splitlines()[0]}"
     return None if made.resident else "a multiprocessor of this GPU has no room for it"
@@ -96,7 +101,8 @@ def attend(
     group = heads_q // work.heads
     rows = group * count
     device = query.device.index or 0
-    made_for = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning)
+    extra = extras(query, work)
+    made_for = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning, *extra)
     made = made_for.made
     blocks = -(-rows // made.rows)
     if splits is not None:
@@ -107,8 +113,11 @@ def attend(
     stream = torch.cuda.current_stream(query.device).cuda_stream
     lines = batch * work.heads * blocks
     partial, counter = workspace(device, stream, lines * splits * made.rows * (channels + 2), lines)
+    sinks = work.logits.sinks
+    if sinks is not None:
+        sinks = (sinks.float() if extra[1] == 2 else sinks).contiguous()
     arguments = b"".join(pack(key, value) for key, value in work.phases) + struct.pack(
-        "PP3qPPP4ifi",
+        "PP3qPPP4i2fP",
         work.table.data_ptr(),
         query.data_ptr(),
         query.stride(0),
@@ -121,11 +130,24 @@ def attend(
         group,
         count,
         splits,
-        scaling * 1.4426950408889634,
-        0,
+        *factors(scaling, work.logits.softcap),
+        0 if sinks is None else sinks.data_ptr(),
     )
     made_for.launch((splits, batch * work.heads, blocks), arguments, stream)
     return out
+
+
+def extras(query: Tensor, work: Work) -> tuple[bool, int]:
+    """Whether scores are capped, and what sinks there are (``SINKS`` of ``cuda/header.cuh``)."""
+    sinks = work.logits.sinks
+    return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
+
+
+def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
+    """Factor on the scores, and their cap, in bits: the kernel makes ``cap * tanh(score / 2)`` of capped ones."""
+    if softcap is None:
+        return scaling * LOG2E, 0.0
+    return 2 * scaling * LOG2E / softcap, softcap * LOG2E
 
 
 def pack(key: Part, value: Part) -> bytes:

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import NotServed, Work, work
 from kvbench.cache.layer import KVLayer
 
@@ -34,7 +35,7 @@ def chosen() -> Kernels:
     return _chosen[0]
 
 
-def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor | None:
+def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
     """Attention of the newest tokens to everything in the stores by a kernel.
 
     Args:
@@ -42,6 +43,7 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -
         query: ``[B, Hq, q, D]``.
         mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
         scaling: factor on the scores.
+        logits: the model's softcap and sinks.
 
     Returns:
         ``[B, q, Hq, Dv]``, or None where the reference path must serve.
@@ -49,11 +51,13 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -
     wanted = chosen()
     if wanted == "reference" or query.device.type != "cuda":
         return None
-    if wanted == "auto" and not any(segment.packed for store in layer.stores() for segment in store.segments):
+    packed = any(segment.packed for store in layer.stores() for segment in store.segments)
+    if wanted == "auto" and not packed and logits.plain:
         return None  # torch's own SDPA serves what is exact, as in stock transformers
     try:
         check(layer, mask, query.shape[2])
         described = work(layer, upper=bool(getattr(layer.progress, "upper", False)))
+        described.logits = logits
         name, module = pick(query, described, wanted)
     except NotServed as reason:
         layer.paths.add(f"reference ({reason})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.prefill import rows_of
 from kvbench.cache.layer import KVLayer
 
@@ -13,14 +14,17 @@ SCORES = {"cpu": 1 << 22}
 MOST_SCORES = 1 << 26
 
 
-def probabilities(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int) -> Tensor:
-    """Softmax attention of some queries in fp32.
+def probabilities(
+    query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int, logits: Logits = PLAIN
+) -> Tensor:
+    """Softmax attention of some queries in fp32: what the model uses, so of capped scores, and sinks take their share.
 
     Args:
         query: ``[B, Hq, q, D]``, queries ``first .. first + q`` of the sequence.
         keys: ``[B, H, T, D]``.
         mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None: causal.
         first: column of the first of these queries.
+        logits: cap, and the sinks of these query heads.
 
     Returns:
         ``[B, Hq, q, T]``; 0 where nothing is visible.
@@ -29,16 +33,22 @@ def probabilities(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: flo
     heads, width = keys.shape[1:3]
     q = (query.float() * scaling).reshape(batch, heads, -1, channels)
     scores = (q @ keys.float().transpose(-1, -2)).view(batch, query_heads, count, width)
+    scores = logits.capped(scores)
     if mask is None:
         mask = torch.ones(count, width, dtype=torch.bool, device=query.device).tril(first)[None, None]
     if mask.dtype == torch.bool:
         scores.masked_fill_(~mask, float("-inf"))
     else:
         scores = scores + mask.float()
-    return torch.softmax(scores, -1).nan_to_num_(0.0)
+    sink = logits.column(scores)
+    if sink is None:
+        return torch.softmax(scores, -1).nan_to_num_(0.0)
+    return torch.softmax(torch.cat([scores, sink], -1), -1)[..., :width].nan_to_num(0.0)
 
 
-def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def extend(
+    layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
+) -> Tensor:
     """What the method has asked to see of the prompt so far.
 
     ``method.observe_prompt = n > 0``: attention of the last n queries, ``[B, Hq, n, T]``; ``-1``: the sum of each
@@ -48,6 +58,7 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
         query: the new queries ``[B, Hq, q, D]``.
         keys: all keys of the prompt so far ``[B, H, T, D]``.
         mask: as :func:`kvbench.attention.prefill.attend` takes it.
+        logits: the layer's cap and sinks.
 
     Column sums take a second pass over all T x T scores, in fp32 and a block at a time: H2O's prefill is slower than
     any other's by as much, whatever its cache saves.
@@ -66,7 +77,8 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
         part_mask = rows_of(mask, count - new, count, width)
         seen = torch.empty(*query.shape[:2], new, width, device=query.device)
         for kv, q in parts:
-            seen[:, q] = probabilities(query[:, q, count - new :], keys[:, kv], part_mask, scaling, width - new)
+            newest = query[:, q, count - new :]
+            seen[:, q] = probabilities(newest, keys[:, kv], part_mask, scaling, width - new, logits.sinks_of(q))
         if before is None or new == wanted:
             return seen
         return torch.cat([before[:, :, -(wanted - new) :], seen], 2)
@@ -79,6 +91,7 @@ def extend(layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, sca
             stop = width - count + last  # no query of the block sees a later key
             rows = rows_of(mask, first, last, width)
             rows = None if rows is None else rows[..., :stop]
-            part = probabilities(query[:, q, first:last], own[:, :, :stop], rows, scaling, width - count + first)
+            here, column = query[:, q, first:last], width - count + first
+            part = probabilities(here, own[:, :, :stop], rows, scaling, column, logits.sinks_of(q))
             sums[:, q, :, :stop] += part.sum(2, keepdim=True)
     return sums

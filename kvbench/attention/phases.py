@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.layout import TILE
 from kvbench.cache.packed import PackedSegment, fits_tiles
@@ -79,6 +80,7 @@ class Work:
         counts: the same as nested lists on the host.
         heads: KV heads.
         key_dim, value_dim: channels.
+        logits: what the model does to scores: a softcap, sinks.
         room: tokens that the buffers of a row can hold, where known. Kernels share a head among so many programs as
             suit it, not the tokens of the moment: a captured step and an eager one then add up in the same order.
     """
@@ -90,6 +92,7 @@ class Work:
     key_dim: int
     value_dim: int
     room: int | None = None
+    logits: Logits = PLAIN
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
         """Formats of the phases: what a kernel is compiled for."""

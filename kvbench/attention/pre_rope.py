@@ -2,8 +2,8 @@
 
 ``Cache.update`` gets keys after RoPE. A hook on what makes them (:mod:`kvbench.attention.projections`) leaves the keys
 on the attention module, from where kvbench's attention takes them in the same call; the position ids come with that
-call too. At the first token of each layer the keys are rotated and compared with those that the cache received, so a
-model that does anything else to them is refused and never served wrongly.
+call too. When the hooks are put in place, and again at the first token of each layer, the keys are rotated and compared
+with those that the cache received, so a model that does anything else to them is refused and never served wrongly.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvbench.attention.projections import Source, attentions, head_dim, key_source
-from kvbench.attention.rotary import rotary
+from kvbench.attention.rotary import PROBED, alike, probed, rotary
 from kvbench.cache.layer import KVLayer
 from kvbench.errors import CacheError, ModelError
 
 #: attribute of an attention module that holds the keys of the call under way
 TAKEN = "_kvbench_keys_before_rope"
-#: largest difference, relative to the largest key, that arithmetic in a dtype explains
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+OTHERWISE = (
+    "{}: keys before RoPE, rotated, are not the keys that attention gets: this architecture does more "
+    "to them than kvbench can repeat.\n  hint: a method that stores keys after RoPE, such as method=kivi"
+)
 
 
 def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
@@ -34,10 +36,15 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
     """
     rotation = rotary(model, "keys before RoPE", "a method that stores keys after RoPE, such as method=kivi")
     if not hasattr(model, "_kvbench_key_hooks"):
-        size = head_dim(model)
+        size, layers = head_dim(model), attentions(model)
         model._kvbench_key_hooks = [  # type: ignore[assignment]
-            _hook(attention, key_source(model, attention), size) for attention in attentions(model)
+            _hook(attention, key_source(model, attention), size) for attention in layers
         ]
+        positions = torch.tensor([[0], [PROBED]])
+        for index, (keys, before) in probed(model, lambda index: take(layers[index])).items():
+            if before is None or before.shape != keys.shape or not alike(rotation.rotate(before, positions), keys):
+                detach(model)
+                raise ModelError(OTHERWISE.format(f"{type(layers[index]).__name__} of layer {index}"))
     return rotation.rotate
 
 
@@ -92,12 +99,7 @@ def stored(
         )
     if layer.seen == count:
         newest = position_ids[:, -1:].expand(layer.batch, 1)
-        again = layer.rotation(before[:, :, -1:], newest).float()
-        expected = keys[:, :, -1:].float()
-        allowed = TOLERANCE.get(keys.dtype, 1e-4) * float(expected.abs().amax())
-        if not bool(((again - expected).abs() <= allowed).all()) and bool(torch.isfinite(expected).all()):
-            raise ModelError(
-                f"{name}: keys before RoPE, rotated, are not the keys that attention gets: this architecture does more "
-                "to them than kvbench can repeat.\n  hint: a method that stores keys after RoPE, such as method=kivi"
-            )
+        expected = keys[:, :, -1:]
+        if not alike(layer.rotation(before[:, :, -1:], newest), expected) and bool(torch.isfinite(expected).all()):
+            raise ModelError(OTHERWISE.format(name))
     return before

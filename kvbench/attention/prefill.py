@@ -1,5 +1,7 @@
 """Attention of a prompt to itself: torch's SDPA by its fastest back end, and padded batches without a mask of T x T.
 
+Capped scores and sinks, which SDPA has not, are :mod:`kvbench.attention.capped`'s.
+
 Left padding makes every row causal over its own suffix, so a long padded prompt needs no mask: its rows are attended
 one by one, from their first real token on. What stands for the mask then is the padding itself, bool ``[B, T]`` (as
 transformers' flash attention has it). 128k tokens would make a mask of 16 GiB a row, and a masked SDPA runs on none of
@@ -20,6 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function
 
+from kvbench.attention import capped
+from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.cache.segments import uniform_rows
 
 Backend = Literal["auto", "stock"]
@@ -48,22 +52,25 @@ def attend(
     scaling: float | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, str]:
-    """Attention over all tokens so far, as transformers' ``sdpa`` does it.
+    """Attention over all tokens so far, as transformers' ``sdpa`` does it, beside sinks and with capped scores too.
 
     Args:
         query: ``[B, Hq, q, D]``.
         keys, values: ``[B, H, n, D]``.
         mask: ``[B or 1, 1, q, n]``; padding ``[B, n]`` (:func:`padding`); None: causal.
         scaling: factor on the scores; None: 1/sqrt(D).
-        kwargs: other arguments of the attention interface.
+        kwargs: other arguments of the attention interface, sinks and a softcap among them.
 
     Returns:
         ``[B, q, Hq, Dv]``, 0 at padding; and what served it, for the row: ``sdpa``, or ``sdpa:cudnn`` where this module
-        chose the back end.
+        chose the back end, with ``+sinks`` where they were keys of it; ``capped`` where scores have a softcap.
     """
-    with order(query, keys, values, mask) as name:
+    logits = logits_of(module, query, kwargs)
+    kwargs = {name: value for name, value in kwargs.items() if name not in (SOFTCAP, SINKS)}
+    with order(query, keys, values, mask) if logits.softcap is None else nullcontext("capped") as name:
+        name = name if logits.sinks is None or logits.softcap is not None else f"{name}+sinks"
         if mask is None or mask.ndim != 2:
-            return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0], name
+            return exact(module, query, keys, values, mask, scaling, logits, kwargs), name
         batch, heads, width = query.shape[:3]
         out = query.new_zeros(batch, width, heads, values.shape[-1])
         starts = (width - mask.sum(1)).tolist()
@@ -71,8 +78,35 @@ def attend(
             start = starts[rows][0]
             if start < width:
                 q, k, v = (x[rows, :, start:] for x in (query, keys, values))
-                out[rows, start:] = sdpa_attention_forward(module, q, k, v, None, scaling=scaling, **kwargs)[0]
+                out[rows, start:] = exact(module, q, k, v, None, scaling, logits, kwargs)
         return out, name
+
+
+def exact(
+    module: torch.nn.Module,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    logits: Logits = PLAIN,
+    kwargs: dict[str, Any] | None = None,
+) -> Tensor:
+    """Attention to exact keys and values; as :func:`attend`, with a mask ``[B or 1, 1, q, n]`` or None: causal."""
+    kwargs = kwargs or {}
+    if logits.plain:
+        return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    causal, count, channels = capped.causal(module, query, mask, kwargs), query.shape[2], values.shape[-1]
+    if causal:  # as SDPA has it: the first queries see the first keys
+        keys, values = keys[:, :, :count], values[:, :, :count]
+    if logits.softcap is not None:
+        dropout = float(kwargs.get("dropout") or 0.0)
+        return capped.attend(query, keys, values, mask, scaling, logits, causal=causal, dropout=dropout)
+    assert logits.sinks is not None
+    query, keys, values, mask = capped.with_sinks(query, keys, values, mask, scaling, logits.sinks, causal)
+    out = sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
+    return out[:, -count:, :, :channels]
 
 
 def order(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AbstractContextManager[str]:

@@ -17,13 +17,14 @@ from torch import Tensor, library
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
+from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.attention.phases import NotServed
 from kvbench.attention.register import UNSERVED
 
 NAME = "kvbench_recorded"
 
-#: what serves the layers of the step under way: (query, keys, values, scaling) -> ``[B, q, Hq, Dv]``
-Serve = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+#: what serves the layers of the step under way: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
+Serve = Callable[[Tensor, Tensor, Tensor, float, Logits], Tensor]
 _serving: list[Serve] = []
 
 
@@ -66,23 +67,26 @@ def attention(
             raise NotServed(f"the model's attention uses '{name}'")
     factor = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     if torch.compiler.is_compiling():
-        return torch.ops.kvbench.recorded_attention(query, key, value, factor), None
-    return serve(query, key, value, factor), None
+        more = kwargs.get(SOFTCAP), kwargs.get(SINKS)
+        return torch.ops.kvbench.recorded_attention(query, key, value, factor, *more), None
+    return serve(query, key, value, factor, logits_of(module, query, kwargs)), None
 
 
-def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
     """Attention of the next layer of the step under way."""
-    return _serving[-1](query, key, value, scaling)
+    return _serving[-1](query, key, value, scaling, logits)
 
 
 @library.custom_op("kvbench::recorded_attention", mutates_args=())
-def recorded_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def recorded_attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
     """:func:`serve` as one operation that a compiler does not look into."""
-    return serve(query, key, value, scaling)
+    return serve(query, key, value, scaling, Logits(softcap, None if sinks is None else sinks.reshape(-1)))
 
 
 @recorded_attention.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 

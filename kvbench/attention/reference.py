@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope import rotated_slots
 
@@ -22,7 +23,14 @@ BLOCK = 1024
 MASKED = -1e30
 
 
-def attend(module: torch.nn.Module, layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def attend(
+    module: torch.nn.Module,
+    layer: KVLayer,
+    query: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits = PLAIN,
+) -> Tensor:
     """Attention of the newest tokens to everything in the stores.
 
     Args:
@@ -31,6 +39,7 @@ def attend(module: torch.nn.Module, layer: KVLayer, query: Tensor, mask: Tensor 
         query: ``[B, Hq, q, D]``.
         mask: ``[B or 1, 1, q, kv]`` over logical positions (bool or additive), or None: causal.
         scaling: factor on the scores.
+        logits: the model's softcap and sinks.
 
     Returns:
         ``[B, q, Hq, Dv]``.
@@ -41,30 +50,44 @@ def attend(module: torch.nn.Module, layer: KVLayer, query: Tensor, mask: Tensor 
         groups = [slice(row, row + 1) for row in range(layer.batch)]
     for rows in groups:
         slot_mask = mask_over_slots(layer, rows, query, mask)
-        outputs.append(attend_rows(module, layer, rows, query[rows], slot_mask, scaling))
+        outputs.append(attend_rows(module, layer, rows, query[rows], slot_mask, scaling, logits))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def attend_rows(
-    module: torch.nn.Module, layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None, scaling: float
+    module: torch.nn.Module,
+    layer: KVLayer,
+    rows: slice,
+    query: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits = PLAIN,
 ) -> Tensor:
     """:func:`attend` for rows that hold equally many tokens in every segment; `mask` is over their slots."""
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
-    if full_keys is not None and full_values is not None and not layer.method.observe_steps and not layer.rotation:
+    observed = layer.method.observe_steps
+    if full_keys is not None and full_values is not None and logits.plain and not observed and not layer.rotation:
         layer.paths.add("sdpa")
         return sdpa_attention_forward(module, query, full_keys, full_values, mask, scaling=scaling)[0]
     layer.paths.update(("reference", "packed") if full_keys is None or full_values is None else ("reference",))
-    out, probabilities = merge_blocks(layer, rows, query, mask, scaling, keep=layer.method.observe_steps)
+    out, probabilities = merge_blocks(layer, rows, query, mask, scaling, logits, keep=observed)
     if probabilities is not None:
         layer.method.observe(layer, rows, probabilities)
     return out.transpose(1, 2).to(query.dtype)
 
 
 def merge_blocks(
-    layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None, scaling: float, *, keep: bool = False
+    layer: KVLayer,
+    rows: slice,
+    query: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits = PLAIN,
+    *,
+    keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Online softmax over blocks of slots.
+    """Online softmax over blocks of slots; a sink is the first logit of all, with a value of zeros.
 
     Returns:
         fp32 output ``[rows, Hq, q, Dv]`` and, where `keep`, the probabilities ``[rows, Hq, q, slots]``.
@@ -76,12 +99,15 @@ def merge_blocks(
     q = (query.float() * scaling).reshape(batch, layer.heads, group * count, channels)
     top = q.new_full((*q.shape[:3], 1), MASKED)
     total = torch.zeros_like(top)
+    if logits.sinks is not None:
+        top = logits.sinks.float().view(1, layer.heads, group, 1).expand(batch, -1, -1, count).reshape(top.shape)
+        total = torch.ones_like(top)
     acc = q.new_zeros(*q.shape[:3], layer.value_dim)
     kept: list[Tensor] = []
     upper = layer.progress.upper
     for start, stop in blocks(layer, rows):
         k = keys.read(rows, start, stop, torch.float32, upper)
-        scores = q @ rotated_slots(layer, rows, start, stop, k).transpose(-1, -2)
+        scores = logits.capped(q @ rotated_slots(layer, rows, start, stop, k).transpose(-1, -2))
         if mask is not None:
             visible = mask[..., start:stop]
             grid = scores.view(batch, layer.heads, group, count, stop - start)

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import sdpa_mask
 
 from kvbench.attention import fused, observe, pre_rope, prefill, reference
+from kvbench.attention.logits import Logits, hands_over, logits_of
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError
@@ -27,7 +28,7 @@ NAME = "kvbench"
 QUERIES = 1024
 
 #: arguments of other models' attention that no store can serve
-UNSERVED = ("softcap", "s_aux", "position_bias")
+UNSERVED = ("position_bias",)
 
 
 def attention(
@@ -61,16 +62,16 @@ def attention(
     for name in UNSERVED:
         if kwargs.get(name) is not None:
             raise CacheError(f"{type(module).__name__} uses '{name}' in attention, which kvbench caches do not serve")
-    layer = key.layer
+    layer, logits = key.layer, logits_of(module, query, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     fresh_keys, fresh_values = key.claim()
     if not layer.sealed:
         see_padding(layer, attention_mask, query.shape[2])
     stored = pre_rope.stored(layer, fresh_keys, before, module, kwargs.get("position_ids"))
     if layer.sealed:
-        return step(module, layer, query, stored, fresh_values, attention_mask, scaling), None
+        return step(module, layer, query, stored, fresh_values, attention_mask, scaling, logits), None
     if layer.method.quantized_prefill:
-        return stored_prompt(module, layer, query, stored, fresh_values, attention_mask, scaling), None
+        return stored_prompt(module, layer, query, stored, fresh_values, attention_mask, scaling, logits), None
     return prompt(module, layer, query, fresh_keys, stored, fresh_values, attention_mask, scaling, kwargs), None
 
 
@@ -103,7 +104,7 @@ def prompt(
     out, layer.progress.prefill = prefill.attend(module, query, keys, values, mask, scaling, kwargs)
     for each in layer.chain():
         if each.method.observe_prompt:
-            each.observed = observe.extend(each, query, keys, mask, scaling)
+            each.observed = observe.extend(each, query, keys, mask, scaling, logits_of(module, query, kwargs))
     layer.end_chunk(held, values)
     return out
 
@@ -116,6 +117,7 @@ def stored_prompt(
     values: Tensor,
     mask: Tensor | None,
     scaling: float,
+    logits: Logits,
 ) -> Tensor:
     """Attention of prompt tokens to what the method stores of the prompt so far, themselves included."""
     layer.progress.prefill = "stored"
@@ -127,7 +129,7 @@ def stored_prompt(
         if visible is None:
             seen = torch.arange(layer.seen, device=query.device)
             visible = (seen <= seen[layer.seen - count + first : layer.seen - count + last, None])[None, None]
-        outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling))
+        outs.append(reference.attend(module, layer, query[:, :, first:last], visible, scaling, logits))
     return torch.cat(outs, 1)
 
 
@@ -139,6 +141,7 @@ def step(
     values: Tensor,
     mask: Tensor | None,
     scaling: float,
+    logits: Logits,
 ) -> Tensor:
     """Append new tokens to the stores and attend to everything in them."""
     if layer.index == 0:
@@ -146,8 +149,8 @@ def step(
     layer.append(keys, values)
     if layer.method.eager:
         layer.settle()
-    out = fused.attend(layer, query, mask, scaling)
-    return reference.attend(module, layer, query, mask, scaling) if out is None else out
+    out = fused.attend(layer, query, mask, scaling, logits)
+    return reference.attend(module, layer, query, mask, scaling, logits) if out is None else out
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -181,8 +184,10 @@ def attach(model: PreTrainedModel) -> None:
         reason = "does not read its attention from transformers' attention interface"
     elif getattr(config, "kv_lora_rank", None):
         reason = "has latent attention (MLA), whose keys and values kvbench's stores do not hold"
-    elif getattr(config, "attn_logit_softcapping", None):
-        reason = "caps its attention scores (softcap), which kvbench's attention does not do"
+    else:
+        asked = {name for module in model.modules() for name in UNSERVED if hands_over(module, name)}
+        if asked:
+            reason = f"hands '{min(asked)}' to its attention, which kvbench's stores cannot serve"
     if reason:
         raise ModelError(
             f"{type(model).__name__} {reason}: choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"

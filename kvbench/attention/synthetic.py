@@ -147,8 +147,12 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
             k = torch.cat([read(p, "key", row, one, a, c, work.key_dim) for (p, _), (a, _, c) in lines if c], 1)
             v = torch.cat([read(p, "value", row, one, b, c, work.value_dim) for (_, p), (_, b, c) in lines if c], 1)
             mine = query[row, head * group : (head + 1) * group].float() * scaling
-            scores = (mine @ k.transpose(-1, -2)).masked_fill(hidden, float("-inf"))
-            out[row, :, n * group : (n + 1) * group] = (scores.softmax(-1) @ v).transpose(0, 1)
+            scores = work.logits.capped(mine @ k.transpose(-1, -2)).masked_fill(hidden, float("-inf"))
+            if work.logits.sinks is not None:
+                sink = work.logits.sinks[head * group : (head + 1) * group].float()
+                scores = torch.cat([scores, sink[:, None, None].expand(-1, count, 1)], -1)
+            weights = scores.softmax(-1)[..., :total]
+            out[row, :, n * group : (n + 1) * group] = (weights @ v).transpose(0, 1)
     return out
 
 

@@ -95,19 +95,22 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     out = query.new_empty(batch, count, query_heads, work.value_dim)
     cells = batch * work.heads
     fixed = (*numbers, *expense, channels, work.value_dim, group, count, rows, chosen.full_step)
-    fixed += (chosen.stages, chosen.part_stages, torch.finfo(out.dtype).max, not INTERPRETED)
+    limit, softcap, sinks = torch.finfo(out.dtype).max, work.logits.softcap, work.logits.sinks
+    fixed += (chosen.stages, chosen.part_stages, limit, softcap is not None, sinks is not None, not INTERPRETED)
     strides = query.stride()[:3]
+    factors = (scaling * LOG2E, 0.0) if softcap is None else (2 * scaling * LOG2E / softcap, softcap * LOG2E)
+    sinks = None if sinks is None else sinks.contiguous()
 
     def arguments(parts: int) -> tuple[Any, ...]:
         room = scratch(query.device, cells * blocks * parts, rows, work.value_dim, cells * blocks)
-        tensors = (query, out, work.table, keys, values, extents, *room)
-        return (*tensors, *strides, work.heads, scaling * LOG2E, chosen.fused, *fixed)
+        tensors = (query, out, work.table, keys, values, extents, *room, sinks)
+        return (*tensors, *strides, work.heads, *factors, chosen.fused, *fixed)
 
     steps = work.tiles()
     if INTERPRETED:
         parts = min(steps, 2)
     else:
-        known = (query.device, query.dtype, fixed, warps)
+        known = (query.device, query.dtype, None if sinks is None else sinks.dtype, fixed, warps)
         if known not in TOGETHER:
             kernel = decode.warmup(*arguments(1), grid=(1,), num_warps=warps)
             TOGETHER[known] = together(kernel, query.device, chosen, warps)
@@ -115,8 +118,8 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     room = arguments(parts)
     decode[(blocks, parts, cells)](*room, num_warps=warps)
     if parts > max(chosen.fused, 1):
-        shape = (group * count, group, count, rows, work.value_dim, 16, fixed[-2])
-        merge[(group * count, cells)](room[6], room[7], out, parts, work.heads, *shape, num_warps=4)
+        shape = (group * count, group, count, rows, work.value_dim, 16, limit, sinks is not None)
+        merge[(group * count, cells)](room[6], room[7], out, sinks, parts, work.heads, *shape, num_warps=4)
     return out
 
 

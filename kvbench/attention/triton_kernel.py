@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kvbench.attention.triton_codes import CHANNEL, FULL, axis, blocks, group, kind, planes, rows, width, window
-from kvbench.attention.triton_merge import NOTHING, merge_row, place_of, rounded, write_part
+from kvbench.attention.triton_merge import NOTHING, merge_row, place_of, rounded, sink_of, write_part
 from kvbench.attention.triton_walk import load_query, walk
 
 
@@ -128,6 +128,8 @@ def phase(
     STAGES: tl.constexpr,
     PART_STAGES: tl.constexpr,
     ASM: tl.constexpr,
+    cap,
+    CAP: tl.constexpr,
 ):
     """One phase's tiles and parts of tiles that begin in the interval of costs [low, high)."""
     NB: tl.constexpr = blocks(KEY, D)
@@ -145,6 +147,7 @@ def phase(
             top, total, acc = walk(
                 top, total, acc, keys, values, KEY, VALUE, query, sums, factor, first + tile, last + tile,
                 0, 0, lead, count, key_first, value_first, seen, D, DV, R, True, SUB, STAGES, False, ONE, ASM,
+                cap, CAP,
             )  # fmt: skip
     first, last = share(low, high, at, pieces, PART_COST)
     if first < last:
@@ -152,12 +155,12 @@ def phase(
         top, total, acc = walk(
             top, total, acc, keys, values, KEY, VALUE, query, sums, factor, first + begin, last + begin,
             begin + before, behind - begin - before, lead, count, key_first, value_first, seen,
-            D, DV, R, False, SUB, PART_STAGES, CAUSAL, ONE, ASM,
+            D, DV, R, False, SUB, PART_STAGES, CAUSAL, ONE, ASM, cap, CAP,
         )  # fmt: skip
     return top, total, acc
 
 
-@triton.jit(do_not_specialize=["EXTENTS", "heads", "scaling", "fused"])
+@triton.jit(do_not_specialize=["EXTENTS", "heads", "scaling", "cap", "fused"])
 def decode(
     q_ptr,
     out_ptr,
@@ -168,11 +171,13 @@ def decode(
     stat_ptr,
     acc_ptr,
     arrived_ptr,
+    sinks_ptr,
     q_batch,
     q_head,
     q_token,
     heads,
     scaling,
+    cap,
     fused,
     KEY_FORMS: tl.constexpr,
     VALUE_FORMS: tl.constexpr,
@@ -187,6 +192,8 @@ def decode(
     STAGES: tl.constexpr,
     PART_STAGES: tl.constexpr,
     LIMIT: tl.constexpr,
+    CAP: tl.constexpr,
+    SINKS: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """Attention of `Q` query tokens of `GROUP` query heads a KV head to every token of the phases.
@@ -197,7 +204,9 @@ def decode(
         KEYS, VALUES: for each phase the pointers of its parts: words and two parameters, or a buffer.
         EXTENTS: for each phase the extents that :func:`located` takes, of keys and of values.
         stat_ptr, acc_ptr: partial results (:func:`write_part`). arrived_ptr: a zeroed counter for each merge.
-        scaling: factor on the scores times log2(e).
+        sinks_ptr: one more logit for each query head (`SINKS`).
+        scaling: factor on the scores times log2(e), or, where they are capped (`CAP`), on their doubles over the cap.
+        cap: largest score, times log2(e).
         fused: up to so many partial results are merged by the last program to finish; more are left to `merge`.
         KEY_FORMS, VALUE_FORMS: :func:`kvbench.attention.triton_codes.number` for each phase.
         WHOLE_COSTS, PART_COSTS: for each phase the cost of a whole tile and of a part of one.
@@ -243,12 +252,14 @@ def decode(
             state, q_ptr, row_at, valid, normal, factor, spans[i][2] - Q + 1 + row % Q, KEYS[i], VALUES[i], EXTENTS[i],
             spans[i], cell.to(tl.int64), low, high, at, KEY_FORMS[i], VALUE_FORMS[i],
             WHOLE_COSTS[i], PART_COSTS[i], part(KEY_FORMS[i], VALUE_FORMS[i], FULL_STEP), i == PH - 1 and Q > 1,
-            ROWS, D, DV, R, STAGES, PART_STAGES, ASM,
+            ROWS, D, DV, R, STAGES, PART_STAGES, ASM, cap, CAP,
         )  # fmt: skip
         at += spans[i][5] * WHOLE_COSTS[i] + spans[i][9] * PART_COSTS[i]
     top, total, acc = state
 
     if parts == 1:
+        if SINKS:
+            total += tl.exp2(sink_of(sinks_ptr, head, row, valid, GROUP, Q, SINKS) - top)
         out = rounded(acc / total[None, :], LIMIT).to(out_ptr.dtype.element_ty)
         target = place_of(out_ptr, sequence, head, row, heads, GROUP, Q, DV)
         tl.store(target[None, :] + tl.arange(0, DV)[:, None], out, mask=valid[None, :])
@@ -261,6 +272,7 @@ def decode(
             if tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel") == parts - 1:
                 tl.store(arrived_ptr + place, 0)
                 for r in tl.range(0, tl.minimum(ROWS - block * R, R)):
-                    merged = merge_row(stat_ptr, acc_ptr, first, parts, r, R, DV, 16)
+                    sink = sink_of(sinks_ptr, head, block * R + r, r >= 0, GROUP, Q, SINKS)
+                    merged = merge_row(stat_ptr, acc_ptr, first, parts, r, sink, R, DV, 16, SINKS)
                     target = place_of(out_ptr, sequence, head, block * R + r, heads, GROUP, Q, DV)
                     tl.store(target + tl.arange(0, DV), rounded(merged, LIMIT).to(out_ptr.dtype.element_ty))

@@ -8,6 +8,7 @@ import triton.language as tl
 
 #: maximum of what has seen no token: finite, so that the difference of two of them is 0 and not NaN
 NOTHING = tl.constexpr(-1e30)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -34,7 +35,20 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, R: tl.constexpr
 
 
 @triton.jit
-def merge_row(stat_ptr, acc_ptr, index, parts, row, R: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr):
+def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, Q: tl.constexpr, SINKS: tl.constexpr):
+    """Sinks of query rows `row` of a KV head, in bits (0 where the model has none)."""
+    if SINKS:
+        found = tl.load(sinks_ptr + head * GROUP + row // Q, mask=valid, other=0.0).to(tl.float32) * LOG2E
+    else:
+        found = 0.0
+    return found
+
+
+@triton.jit
+def merge_row(
+    stat_ptr, acc_ptr, index, parts, row, sink, R: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr,
+    SINKS: tl.constexpr,
+):  # fmt: skip
     """Output ``[DV]`` of one query row from `parts` partial results, `CHUNK` of them at a time side by side."""
     top = NOTHING
     total = 0.0
@@ -54,6 +68,8 @@ def merge_row(stat_ptr, acc_ptr, index, parts, row, R: tl.constexpr, DV: tl.cons
         total = total * shrink + tl.sum(weights * sums, 0)
         acc = acc * shrink + tl.sum(values * weights[:, None], 0)
         top = new_top
+    if SINKS:
+        total += tl.exp2(sink - top)
     return acc / total
 
 
@@ -62,6 +78,7 @@ def merge(
     stat_ptr,
     acc_ptr,
     out_ptr,
+    sinks_ptr,
     parts,
     heads,
     ROWS: tl.constexpr,
@@ -71,11 +88,13 @@ def merge(
     DV: tl.constexpr,
     CHUNK: tl.constexpr,
     LIMIT: tl.constexpr,
+    SINKS: tl.constexpr,
 ):
     """Merge all rows; grid (query rows of a KV head, sequences x KV heads)."""
     row = tl.program_id(0)
     cell = tl.program_id(1)
     index = (cell * ((ROWS + R - 1) // R) + row // R).to(tl.int64) * parts
-    out = rounded(merge_row(stat_ptr, acc_ptr, index, parts, row % R, R, DV, CHUNK), LIMIT)
+    sink = sink_of(sinks_ptr, cell % heads, row, row >= 0, GROUP, Q, SINKS)
+    out = rounded(merge_row(stat_ptr, acc_ptr, index, parts, row % R, sink, R, DV, CHUNK, SINKS), LIMIT)
     target = place_of(out_ptr, cell // heads, cell % heads, row, heads, GROUP, Q, DV)
     tl.store(target + tl.arange(0, DV), out.to(out_ptr.dtype.element_ty))

@@ -54,6 +54,21 @@ def paste(parts, N: tl.constexpr):
 
 
 @triton.jit
+def capped(scores, cap, COUNT: tl.constexpr, CAP: tl.constexpr):
+    """A tuple of `COUNT` blocks of scores after the softcap: ``cap * tanh(x / 2)`` of x in bits, where there is one.
+
+    ``tanh(y) = 1 - 2 / (exp(2 y) + 1)`` is right to some 1e-7 of the cap, and at both ends; PTX's own tanh is not.
+    """
+    if CAP:
+        found = ()
+        for i in tl.static_range(COUNT):
+            found = found + (cap - 2.0 * cap / (tl.exp2(scores[i]) + 1.0),)
+    else:
+        found = scores
+    return found
+
+
+@triton.jit
 def walk(
     top,
     total,
@@ -83,6 +98,8 @@ def walk(
     CAUSAL: tl.constexpr,
     ONE: tl.constexpr,
     ASM: tl.constexpr,
+    cap,
+    CAP: tl.constexpr,
 ):
     """Steps ``[first, last)`` of a phase: whole tiles, or `SUB` tokens each.
 
@@ -92,6 +109,7 @@ def walk(
             of tiles before and behind the whole ones).
         lead: tokens of the first tile that are not of the phase; token 0 of all steps is the first of that tile.
         seen: ``[R]``, tokens of the phase that a query row sees.
+        cap: largest score, where they are capped (`CAP`).
     """
     NB: tl.constexpr = blocks(VALUE, DV)
     SIZE: tl.constexpr = rows(VALUE) if WHOLE else SUB
@@ -116,12 +134,12 @@ def walk(
         next_v = parameters_of(VALUES, VALUE, DV, ahead, SIZE, COUNT)
         token = start - lead + row
         if WHOLE:
-            scores = tile_scores(KEYS, KEY, D, u, stored_k, query, sums, factor, ONE, ASM)
+            scores = capped(tile_scores(KEYS, KEY, D, u, stored_k, query, sums, factor, ONE, ASM), cap, COUNT, CAP)
         else:
             inside = tl.minimum(tl.maximum(token, 0), count - 1)
             scores = part_scores(KEYS, KEY, D, start, key_first + inside, stored_k, query, sums, factor, SUB, ONE, ASM)
             visible = (token >= 0)[:, None] & (token[:, None] < seen[None, :] if CAUSAL else (token < count)[:, None])
-            scores = (tl.where(visible, scores[0], NOTHING),)
+            scores = (tl.where(visible, capped(scores, cap, 1, CAP)[0], NOTHING),)
         highest = scores[0]
         for i in tl.static_range(1, COUNT):
             highest = tl.maximum(highest, scores[i])

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from kvbench.attention import pre_rope, reference
+from kvbench.attention.logits import logits_of
 from kvbench.attention.register import NAME, attention, mask
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
@@ -118,7 +119,7 @@ def _simulated(
         count = query.shape[2]
         attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return reference.attend(module, layer, query, attention_mask, scaling), None
+    return reference.attend(module, layer, query, attention_mask, scaling, logits_of(module, query, kwargs)), None
 
 
 def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:

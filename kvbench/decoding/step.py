@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvbench.attention import fused, phases
+from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
 from kvbench.attention.recorded import PassThrough
 from kvbench.cache import KVCache, roll_together, watch
@@ -212,11 +213,12 @@ class Recorded:
 
     # -- the device's part ------------------------------------------------------------------------------------------
 
-    def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
         """Append the new tokens of the next layer and attend to everything that it holds.
 
         Args:
             query: ``[B, Hq, q, D]``. key, value: ``[B, H, q, D]``.
+            logits: the model's softcap and sinks, the same in every pass.
 
         Returns:
             ``[B, q, Hq, Dv]``.
@@ -230,6 +232,7 @@ class Recorded:
             wanted = fused.chosen()
             if wanted == "reference":
                 raise NotServed("runtime.kernels=reference")
+            place.work.logits = logits
             place.kernel = fused.pick(query, place.work, wanted)
             place.layer.paths.update(fused.label(place.kernel[0], place.work))
         keys, values = place.layer.stores()

@@ -125,10 +125,10 @@ def errors(name, kernels, count, dtype, lengths, monkeypatch):
     ids, mask = ids.cuda(), mask.cuda()
     found, real = [], fused.attend
 
-    def both(layer, query, mask, scaling):
-        out = real(layer, query, mask, scaling)
+    def both(layer, query, mask, scaling, logits):
+        out = real(layer, query, mask, scaling, logits)
         assert out is not None, layer.paths
-        expected = reference.attend(None, layer, query.float(), mask, scaling)
+        expected = reference.attend(None, layer, query.float(), mask, scaling, logits)
         found.append(float((out - expected).norm() / expected.norm()))
         return out
 

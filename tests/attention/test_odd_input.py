@@ -97,7 +97,6 @@ def test_selected_rows_keep_where_their_windows_begin():
     ("name", "settings", "reason"),
     [
         ("Falcon", {}, "attention interface"),
-        ("Gemma2", {"head_dim": 16}, "softcap"),
         ("DeepseekV3", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}, "MLA"),
     ],
 )

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import transformers
 from transformers import CohereConfig, CohereForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from kvbench.attention.rotary import rotary
+from kvbench.cache.rope import rotated_slots
 from kvbench.errors import ModelError
 from kvbench.methods import load_method
 from tests import zoo
@@ -28,15 +30,44 @@ def other(name: str):
     return model_class(config).eval()
 
 
-def keys_at(model, ids: torch.Tensor, first: int) -> torch.Tensor:
-    """The model's rotated keys of a text that begins at position `first`."""
+SMALL_GROUPED = {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 1, "max_position_embeddings": 2048}
+HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+#: architectures by what they do to keys: configuration
+LAYOUTS = {
+    "Phi": {**HALF, "num_key_value_heads": 2},  # attention cuts the head, not the rotation
+    "Persimmon": {**HALF, "num_key_value_heads": 2},
+    "Glm": {**HALF, "head_dim": 32},  # interleaved pairs of a part of the channels
+    "Phi3": HALF,
+    "Nemotron": {**HALF, "head_dim": 32},
+    "Ernie4_5": {"head_dim": 32},
+    "GptOss": {"head_dim": 32, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "Gemma2": {"head_dim": 32},
+    "Olmo2": {},
+    "Cohere2": MIXED,  # full layers without rotation
+    "Exaone4": MIXED,
+    "Gemma3": {**MIXED, "head_dim": 32},  # one rotation for sliding layers, another for full ones
+    "Olmo3": {},
+}
+
+
+def architecture(name: str):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    made = config(**{**SMALL_GROUPED, **TOKENS, **LAYOUTS[name]})
+    return getattr(transformers, f"{name}ForCausalLM")(made).eval()
+
+
+def keys_at(model, ids: torch.Tensor, first: int, layer: int = 0) -> torch.Tensor:
+    """A layer's rotated keys of a text that begins at position `first`."""
     method = load_method("fp16")
     cache = method.new_cache(model)
     with torch.no_grad():
         positions = torch.arange(first, first + ids.shape[1])[None]
         model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
     method.detach(model)
-    return cache.layers[0].stores()[0].tail.view(slice(None)).clone()
+    return cache.layers[layer].stores()[0].tail.view(slice(None)).clone()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "gpt_neox", "cohere", "yarn", "longrope"])
@@ -49,6 +80,76 @@ def test_a_turned_key_is_the_key_at_that_position(name):
     turned = rotary(model).turn(keys_at(model, ids, near), by)
     torch.testing.assert_close(turned, far, rtol=1e-4, atol=2e-4)
     assert not torch.allclose(turned, rotary(model).turn(turned, 1), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layer_is_turned_as_it_rotates_or_the_model_is_refused_before_its_first_token(name):
+    model, method = architecture(name), load_method("streamingllm", budget=24)
+    ids = torch.randint(3, 50, (1, 40), generator=torch.Generator().manual_seed(0))
+    refused = {"Cohere2": "layers 1 do not rotate", "Exaone4": "layers 1 do not rotate"}
+    refused |= {"Gemma3": "several kinds", "Olmo3": "several kinds"}
+    if name in refused:
+        with pytest.raises(ModelError, match=rf"position=cache: {name}ForCausalLM.*{refused[name]}[^\n]*\n.*=original"):
+            method.new_cache(model)
+        cache = load_method("streamingllm", budget=24, position="original").new_cache(model)
+    else:
+        cache = method.new_cache(model)
+        for layer in range(2):
+            turned = cache.progress.turn(keys_at(model, ids, 0, layer), 900)
+            torch.testing.assert_close(turned, keys_at(model, ids, 900, layer), rtol=1e-4, atol=2e-4)
+        cache = method.new_cache(model)
+    with torch.no_grad():
+        for first, last in ((0, 37), (37, 38), (38, 40)):
+            model(input_ids=ids[:, first:last], past_key_values=cache, use_cache=True)
+    method.detach(model)
+    held = cache.layers[1].stores()[0].tail.view(slice(None))
+    assert bool(torch.isfinite(held).all())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_keys_before_rope_are_those_that_attention_gets_or_refused_before_the_first_token(name):
+    model, method = architecture(name), load_method("atom", rope="pre", quantizer="int4_token")
+    reasons = {
+        "Persimmon": "no k_proj or qkv_proj",
+        "Cohere2": "layers 1 do not rotate",
+        "Exaone4": "layers 1 do not rotate",
+        "Gemma3": "several kinds",
+        "Olmo3": "several kinds",
+    }
+    if name in reasons:
+        with pytest.raises(ModelError, match=reasons[name]):
+            method.new_cache(model)
+        return
+    ids = torch.randint(3, 50, (1, 40), generator=torch.Generator().manual_seed(0))
+    cache = method.new_cache(model)
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    for index, layer in enumerate(cache.layers):
+        store = layer.stores()[0]
+        before = torch.cat([s.read(slice(0, 1), 0, s.lengths[0], torch.float32) for s in store.segments], 2)
+        after = rotated_slots(layer, slice(0, 1), 0, before.shape[2], before)
+        wanted = keys_at(model, ids, 0, index)
+        assert (after - wanted).norm() < 0.15 * wanted.norm()  # four bits
+    method.detach(model)
+
+
+def test_a_layer_that_does_more_to_its_keys_is_refused_and_leaves_no_hook(monkeypatch):
+    """A norm between projection and rotation that no hook sees."""
+    model, method = architecture("Olmo2"), load_method("atom", rope="pre", quantizer="int4_token")
+    del model.model.layers[1].self_attn.k_norm
+    model.model.layers[1].self_attn.k_norm = lambda keys: 2 * keys
+    monkeypatch.setattr("kvbench.attention.projections.KEYS", ("k_proj",))
+    with pytest.raises(ModelError, match="Olmo2Attention of layer 0: keys before RoPE, rotated, are not the keys"):
+        method.new_cache(model)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_looking_at_a_models_layers_leaves_it_as_it_was():
+    model = architecture("Phi").train()
+    state = torch.random.get_rng_state()
+    rotary(model)
+    assert model.training and torch.equal(torch.random.get_rng_state(), state)
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "cohere", "yarn", "longrope"])

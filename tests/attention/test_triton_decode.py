@@ -13,6 +13,7 @@ interpreter.require()
 
 from kvbench.attention import phases, triton_decode, triton_tuning  # noqa: E402
 from kvbench.attention.check_cases import windows  # noqa: E402
+from kvbench.attention.logits import Logits  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
@@ -174,6 +175,44 @@ def test_partial_results_merged_by_the_last_program_or_a_second_kernel(fused, mo
     query = rows(2, 3, 3, 64)
     for _ in range(2):  # counters are left zeroed
         check(work, query)
+
+
+LOGITS = {
+    "softcap": Logits(3.0),
+    "sinks": Logits(None, torch.tensor([4.0, -20.0, 0.5, 9.0, 2.0, -1.0])),
+    "both, sinks in bf16": Logits(1.5, torch.tensor([2.0, -3.0, 0.0, 1.0, 200.0, -200.0]).bfloat16()),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), [FORMATS[1][:2], FORMATS[8][:2], FORMATS[12][:2], FORMATS[14][:2]])
+@pytest.mark.parametrize("name", LOGITS)
+def test_capped_scores_and_sinks(name, key, value):
+    """Whole tiles, parts of them and exact tokens; rows of different lengths, grouped heads, two tokens a step."""
+    channels = 128 if 128 in (key.group, value.group) and "channel" not in (key.axis, value.axis) else 64
+    work = layer(
+        [Piece(key, [256, 128]), Piece(FULL, [5, 60])],
+        [Piece(value, [173, 128]), Piece(FULL, [88, 60])],
+        heads=2,
+        key_dim=channels,
+        value_dim=channels,
+    )
+    query = rows(2, 6, 2, channels)
+    plain = exact(query, work, channels**-0.5)
+    work.logits = LOGITS[name]
+    check(work, query)
+    assert error(plain, exact(query, work, channels**-0.5)) > 0.05
+
+
+@pytest.mark.parametrize("name", LOGITS)
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("fused", [0, 16])
+def test_a_sink_is_counted_once_however_the_work_is_shared(fused, parts, name, monkeypatch):
+    """One program, the last program of a few, a second kernel; more blocks of query rows than one."""
+    work = layer([Piece(FULL, [100 * parts])], [Piece(FULL, [100 * parts])], heads=2, key_dim=64, value_dim=128)
+    work.logits = LOGITS[name]
+    monkeypatch.setitem(triton_tuning.TABLE, 16, triton_tuning.Tuning(fused=fused, max_rows=8))
+    check(work, rows(1, 6, 3, 64))
+    assert work.tiles() == parts
 
 
 def plan():

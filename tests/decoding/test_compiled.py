@@ -175,7 +175,9 @@ def test_a_recorded_layer_is_one_graph(llama: nn.Module, single: bool) -> None:
         graphs.append(graph)
         return graph.forward
 
-    def serving(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+    def serving(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, logits: object
+    ) -> torch.Tensor:
         return query.transpose(1, 2) * scaling
 
     torch._dynamo.reset()

@@ -83,6 +83,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
       else exact_scores<2 * decltype(tag)::value, S::MT>(s, ring.slot(0), queries + (BF16 ? QUERY : 0), st, lane);
       ring.advance();
     });
+    if constexpr (SOFTCAP) capped(s, args.cap);
     const int lo = into<P>(r) - tile * S::TOKENS, until = lo + r.count;
     if (lo > 0 || until < S::TOKENS || (LAST && args.qlen > 1)) {
       int hi[NC];
@@ -237,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
       total += totals[w][r] * f;
     }
     if (splits == 1) {
+      if constexpr (SINKS) total += exp2_of(sink_of(args, head * args.group + (block0 + r) / args.qlen) - top + OFFSET);
       write(r, d, x / total);
     } else {
       partial[(split * ROWS + r) * D + d] = x;
@@ -265,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
     }
 #pragma unroll
     for (int lanes = 1; lanes < 32; lanes <<= 1) total += __shfl_xor_sync(~0u, total, lanes);
+    if constexpr (SINKS) total += exp2_of(sink_of(args, head * args.group + (block0 + r) / args.qlen) - top + OFFSET);
     if (lane == 0) inverse[r] = 1.f / total;
   }
   if (threadIdx.x == 0) args.counter[line] = 0;

@@ -16,6 +16,8 @@
 //   BF16      exact segments (and query and output) are bf16; else fp16
 //   NPHASES, PHASE_TABLE  formats of the phases: {kind, bits, axis, group} of keys, then of values
 //   SLOT      bytes of a slot
+//   SOFTCAP   1: scores are capped
+//   SINKS     each query head has one more logit, 1: of the query's type, 2: fp32; 0: none
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
@@ -44,5 +46,7 @@ struct Args {
   float* partial;  // [B * H, blocks, splits, ROWS, D], then (top, total) of each row
   int* counter;    // [B * H, blocks], zero before and after
   int heads, group, qlen, splits;
-  float scale;  // scaling * log2(e)
+  float scale;        // scaling * log2(e); with a softcap, 2 * scaling * log2(e) / softcap
+  float cap;          // softcap * log2(e)
+  const void* sinks;  // [Hq]
 };

@@ -12,6 +12,26 @@ __device__ __forceinline__ void hide(float (&s)[MT][4], int lo, const int (&hi)[
     }
 }
 
+// Softcap: s becomes cap * tanh(s / 2) in bits, as tanh(y) = 1 - 2 / (exp(2 y) + 1), right to some 1e-7 of the cap and at
+// both ends (tanh.approx is not).
+template <int MT>
+__device__ __forceinline__ void capped(float (&s)[MT][4], float cap) {
+#pragma unroll
+  for (int m = 0; m < MT; m++)
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if ((i & 1) < NC) s[m][i] = cap - 2.f * cap * inverse_of(exp2_of(s[m][i]) + 1.f);
+}
+
+// The sink of a query head in bits.
+__device__ __forceinline__ float sink_of(const Args& args, int head) {
+#if SINKS == 2
+  return ((const float*)args.sinks)[head] * 1.44269504f;
+#else
+  return float_of_exact(((const u16*)args.sinks)[head]) * 1.44269504f;
+#endif
+}
+
 // Online softmax: probabilities (times 2^OFFSET) in the layout of the second product, and the factor for what was.
 template <bool EXACT, int MT>
 __device__ __forceinline__ void weigh(State& st, float (&s)[MT][4], u32 (&p)[MT][2], float (&shrink)[NC]) {

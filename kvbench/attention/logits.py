@@ -1,0 +1,85 @@
+"""What some models do to attention scores beside scaling and masking: a softcap (Gemma-2) and sinks (gpt-oss).
+
+Both change the softmax and nothing else, so everything that merges partial results by log-sum-exp serves them: the cap
+is applied to each scaled score before it is masked, and a sink is one more logit of a query head, without a value,
+which is added once to the merged sum.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.errors import CacheError
+
+#: names under which models hand the cap and the sinks to attention
+SOFTCAP, SINKS = "softcap", "s_aux"
+
+
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """Cap and sinks of one layer.
+
+    Args:
+        softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay (Gemma-2, arXiv 2408.00118, sec. 2).
+        sinks: one more logit for each query head, ``[Hq]``, that takes part in the softmax and has no value; None
+            (gpt-oss, arXiv 2508.10925, sec. 2.2: "a learned bias in the denominator").
+    """
+
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether attention is softmax over the scores alone."""
+        return self.softcap is None and self.sinks is None
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scaled scores of any shape with the cap applied."""
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
+
+    def sinks_of(self, heads: slice) -> Logits:
+        """The same for some of the query heads."""
+        return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
+
+    def column(self, scores: Tensor) -> Tensor | None:
+        """The sinks beside scores ``[B, Hq, q, n]``: ``[B, Hq, q, 1]`` of their dtype, or None."""
+        if self.sinks is None:
+            return None
+        return self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+
+
+PLAIN = Logits()
+
+
+def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Logits:
+    """The cap and the sinks among the arguments that a model hands to its attention.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+
+    Raises:
+        CacheError: there is not one sink for each query head.
+    """
+    softcap, sinks = kwargs.get(SOFTCAP), kwargs.get(SINKS)
+    if softcap is None and sinks is None:
+        return PLAIN
+    if sinks is not None:
+        sinks = sinks.reshape(-1)
+        if len(sinks) != query.shape[1]:
+            raise CacheError(
+                f"{type(module).__name__} has {len(sinks)} attention sinks for {query.shape[1]} query heads: "
+                "one for each head can be served"
+            )
+    return Logits(None if softcap is None else float(softcap), sinks)
+
+
+def hands_over(module: nn.Module, name: str) -> bool:
+    """Whether the forward pass of a module hands an argument `name` to what it calls."""
+    constants = inspect.unwrap(type(module).forward).__code__.co_consts
+    return any(name == each or (isinstance(each, tuple) and name in each) for each in constants)
