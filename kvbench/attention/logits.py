@@ -79,7 +79,8 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
     return Logits(None if softcap is None else float(softcap), sinks)
 
 
-def hands_over(module: nn.Module, name: str) -> bool:
-    """Whether the forward pass of a module hands an argument `name` to what it calls."""
-    constants = inspect.unwrap(type(module).forward).__code__.co_consts
+def hands_over(kind: type[nn.Module], name: str) -> bool:
+    """Whether the forward pass of modules of a class hands an argument `name` to what it calls."""
+    code = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    constants = () if code is None else code.co_consts
     return any(name == each or (isinstance(each, tuple) and name in each) for each in constants)

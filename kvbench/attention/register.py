@@ -185,7 +185,8 @@ def attach(model: PreTrainedModel) -> None:
     elif getattr(config, "kv_lora_rank", None):
         reason = "has latent attention (MLA), whose keys and values kvbench's stores do not hold"
     else:
-        asked = {name for module in model.modules() for name in UNSERVED if hands_over(module, name)}
+        classes = {type(module) for module in model.modules()}
+        asked = {name for kind in classes for name in UNSERVED if hands_over(kind, name)}
         if asked:
             reason = f"hands '{min(asked)}' to its attention, which kvbench's stores cannot serve"
     if reason:

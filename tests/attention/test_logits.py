@@ -367,7 +367,7 @@ def test_what_no_store_can_serve_is_refused_before_the_first_token(monkeypatch):
     def attention_of(module, *args, **kwargs):
         raise AssertionError("no token is read")
 
-    assert not hands_over(llama.model.layers[0].self_attn, "position_bias")
+    assert not hands_over(attention, "position_bias")
     monkeypatch.setattr(attention, "forward", forward)
     with pytest.raises(ModelError, match="LlamaForCausalLM hands 'position_bias' to its attention"):
         load_method("fp16").new_cache(llama)
