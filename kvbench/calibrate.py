@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.models import checkpoint
 from kvbench.models.labels import labelled
 from kvbench.models.spec import ModelConfig
-from kvbench.schema import build
+from kvbench.prerequisites import exists
+from kvbench.schema import MOST_ROWS, MOST_TOKENS, build
 
 #: seed of the generated texts: no evaluation uses it
 MINI_SEED = 2**31
@@ -48,9 +50,7 @@ def run(arguments: argparse.Namespace) -> str:
         KvbenchError: the model or the text cannot be had, or does not fit.
     """
     bits = _bits(arguments.bits)
-    if arguments.sequences < len(arguments.text) or arguments.length < 2:
-        what = ("--length", arguments.length) if arguments.length < 2 else ("--sequences", arguments.sequences)
-        raise ConfigError(*what, "is too few", allowed=f"--sequences {len(arguments.text)} and --length 2 at least")
+    _check(arguments)
     chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
     texts = [documents(name) for name in arguments.text]
 
@@ -170,9 +170,50 @@ def _digest(texts: Sequence[Sequence[str]]) -> str:
 
 def _bits(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",")}))
+        widths = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise ConfigError("--bits", text, "is no list of widths", allowed="2,3,4") from error
+    if not set(widths) <= {2, 3, 4}:
+        raise ConfigError("--bits", text, "no codebook is made of this width", allowed="2,3,4")
+    return widths
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers, a device and an output that cannot be, before any text is read.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    from kvbench.config import check_writable
+    from kvbench.prerequisites import has_gpu
+
+    for name, least, most in (
+        ("sequences", len(arguments.text), MOST_ROWS),
+        ("length", 2, MOST_TOKENS),
+        ("first_tokens", 0, arguments.length - 1),
+    ):
+        value = getattr(arguments, name)
+        if not least <= value <= most:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}", value, "is too few or too many", allowed=f"{least} to {most}"
+            )
+    if not 0 <= arguments.outliers <= 0.5:
+        raise ConfigError("--outliers", arguments.outliers, "is no share of outliers", allowed="0 to 0.5, such as 0.01")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
+        raise ConfigError(
+            "--device", arguments.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+        )
+    if arguments.device.startswith("cuda") and not has_gpu():
+        raise ConfigError("--device", arguments.device, "this machine shows no GPU", hint="--device cpu")
+    if arguments.out is not None:
+        if not arguments.out or Path(arguments.out).name in ("", ".."):
+            raise ConfigError("--out", arguments.out, "must name a file", hint="--out mine.safetensors")
+        check_writable(arguments.out, "--out", file=True)
+    for name in arguments.text:
+        if not name:
+            raise ConfigError("--text", "''", "must name a file or folder", hint="--text mini python")
+    for name in (*arguments.text, arguments.model, arguments.path or "."):
+        exists(name, "--text, --model or --path")
 
 
 def _tell(done: int, total: int) -> None:

@@ -8,21 +8,27 @@ comes before weights or data are touched.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, KvbenchError, cut
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel import launch
-from kvbench.schema import bounded, build, unknown
+from kvbench.prerequisites import Package, exists
+from kvbench.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build, load_class, unknown
 
 #: groups of a run's configuration, in the order in which they are checked and shown
 GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
+
+#: bytes of a file's name, so that the name of its partial file fits too
+LONGEST_NAME = 200
+#: lowest temperature at which anything is drawn
+COLDEST = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +42,21 @@ class DecodingConfig:
         stop: strings that end an answer, beside the task's own.
     """
 
-    max_new_tokens: int | None = bounded(None, minimum=1)
+    max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
     temperature: float = bounded(0.0, minimum=0.0, maximum=10.0)
-    top_p: float = bounded(1.0, above=0.0, maximum=1.0)
+    top_p: float = bounded(1.0, minimum=0.001, maximum=1.0)
     stop: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise ConfigError for settings that could have no effect."""
+        if 0.0 < self.temperature < COLDEST:
+            raise ConfigError(
+                "decoding.temperature",
+                self.temperature,
+                "draws nothing but the likeliest token",
+                allowed=f"0 (greedy), or {COLDEST} to 10",
+                hint="decoding.temperature=0",
+            )
         if self.temperature == 0.0 and self.top_p < 1.0:
             raise ConfigError(
                 "decoding.top_p",
@@ -80,12 +94,12 @@ class RuntimeConfig:
     """
 
     device: str = "auto"
-    batch_size: int = bounded(1, minimum=1)
+    batch_size: int = bounded(1, minimum=1, maximum=MOST_ROWS)
     seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
-    prefill_chunk: int | None = bounded(None, minimum=2)
-    mlp_chunk: int | Literal["auto"] | None = bounded("auto", minimum=1)
-    prefill_rows: Literal["auto"] | int | None = bounded("auto", minimum=1)
-    memory_limit_gb: float | None = bounded(None, above=0.0)
+    prefill_chunk: int | None = bounded(None, minimum=2, maximum=MOST_TOKENS)
+    mlp_chunk: int | Literal["auto"] | None = bounded("auto", minimum=1, maximum=MOST_TOKENS)
+    prefill_rows: Literal["auto"] | int | None = bounded("auto", minimum=1, maximum=MOST_ROWS)
+    memory_limit_gb: float | None = bounded(None, minimum=0.01, maximum=MOST_GIB)
     device_map: Literal["auto"] | None = None
     tensor_parallel: Literal["auto"] | None = None
     retry: Literal["oom"] | None = None
@@ -160,9 +174,19 @@ class CsvLogger:
 
     def check(self) -> None:
         """Raise ConfigError where the file cannot be written."""
-        if Path(self.path).is_dir():
-            raise ConfigError("logger.path", self.path, "is a folder, not a file", hint=f"{self.path}/runs.csv")
-        check_writable(str(Path(self.path).parent), "logger.path")
+        if not self.path.strip():
+            raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
+        check_writable(self.path, "logger.path", file=True)
+        if Path(self.path).is_file():
+            with open(self.path, "rb") as handle:
+                head = handle.readline(100_000)
+            if head.strip() and b"run_id" not in head.rstrip().split(b","):
+                raise ConfigError(
+                    "logger.path",
+                    self.path,
+                    "is another file, which would be written over: its first line has no column run_id",
+                    hint="logger.path=results/runs.csv",
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +207,10 @@ class WandbLogger:
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     dir: str = "results"
 
+    def packages(self) -> tuple[Package, ...]:
+        """Its own."""
+        return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
+
     def check(self) -> None:
         """Raise ConfigError where the folder cannot be written, or the project's name is empty."""
         if not self.project:
@@ -196,7 +224,13 @@ LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wand
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole configuration, typed. `method` is the method's own dataclass, `quantizer` its formats."""
+    """A whole configuration, typed.
+
+    Args:
+        method: the method's own dataclass, with its quantizer.
+        dataset: the group as plain data.
+        task: the data set as its class makes it; None where that is no dataclass.
+    """
 
     model: ModelConfig
     method: Any
@@ -204,6 +238,7 @@ class RunConfig:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     logger: AnyLogger = field(default_factory=lambda: NoLogger(name="none"))
+    task: Any = None
 
 
 def check(config: Mapping[str, Any]) -> RunConfig:
@@ -226,23 +261,47 @@ def check(config: Mapping[str, Any]) -> RunConfig:
     runtime.check()
     logger = _logger(config["logger"])
     method = _method(config["method"], config["quantizer"], model)
-    _dataset(config["dataset"])
-    _combinations(model, decoding, runtime)
-    return RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger)
+    task = _dataset(config["dataset"])
+    checked = RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger, task)
+    _combinations(checked)
+    if hasattr(task, "fits"):
+        task.fits(checked)
+    return checked
 
 
-def check_writable(folder: str, key: str) -> None:
-    """Raise ConfigError when `folder` cannot be made or written to (it need not exist)."""
-    path = Path(folder).expanduser().absolute()
-    if not folder:
+def check_writable(folder: str, key: str, file: bool = False) -> None:
+    """Raise ConfigError when `folder` cannot be made or written to (it need not exist); or the folder of a file."""
+    if file:
+        if "://" not in folder:
+            exists(folder, key)
+        if Path(folder).exists() and not Path(folder).is_file():
+            what = "folder" if Path(folder).is_dir() else "device or pipe"
+            raise ConfigError(key, folder, f"is a {what}, not a file", hint="name a file")
+        if len(os.fsencode(Path(folder).name)) > LONGEST_NAME:
+            raise ConfigError(key, folder, f"has a name of more than {LONGEST_NAME} bytes", hint="a shorter name")
+        folder = str(Path(folder).parent)
+    if not folder.strip():
         raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
-    for place in (path, *path.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
-            if not os.access(place, os.W_OK | os.X_OK):
-                raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
-            return
+    if "://" in folder:
+        raise ConfigError(key, folder, "is a URL, not a folder of this machine", hint=f"{key}=results/runs")
+    try:
+        path = Path(folder).expanduser().absolute()
+        for place in (path, *path.parents):
+            if place.exists():
+                break
+            if place.is_symlink():
+                raise ConfigError(key, folder, f"{place} is a link to nothing", hint="name another folder")
+        if not place.is_dir():
+            raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
+        longest = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+        for part in path.relative_to(place).parts:
+            if len(os.fsencode(part)) > longest:
+                raise ConfigError(key, folder, f"has a name of more than {longest} bytes", hint="a shorter name")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown user's ~
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(key, folder, f"cannot be a folder ({said})", hint="name another folder") from error
 
 
 def _logger(data: Mapping[str, Any]) -> AnyLogger:
@@ -259,33 +318,56 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
     from kvbench.methods.load import method_from_config
 
     made = method_from_config(method, quantizer)
-    made.check(head_dim=model.head_dim(), max_length=model.max_length)
+    try:
+        made.check(head_dim=model.head_dim(), max_length=model.max_length)
+        made.check_reach(model.max_length)
+    except KvbenchError:
+        raise
+    except Exception as error:
+        if type(made).__module__.startswith("kvbench."):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            "method._target_",
+            method.get("_target_"),
+            f"its check() fails: {type(error).__name__}: {cut(str(error))}, in {last.filename} line {last.lineno}",
+        ) from error
     made.prepare(model)
     return made
 
 
-def _dataset(data: Mapping[str, Any]) -> None:
-    """The data set's class checks its own keys where it is a dataclass; its module imports no torch."""
-    target = data.get("_target_")
-    if not isinstance(target, str) or "." not in target:
-        raise ConfigError("dataset._target_", target, "must name a class", hint="for example kvbench.tasks.mini.Mini")
-    module, _, name = target.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("dataset._target_", target, f"cannot be imported ({error})") from error
-    rest = {key: value for key, value in data.items() if key != "_target_"}
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        made: Any = build(cls, rest, "dataset")
-        if hasattr(made, "check"):
-            made.check()
-
-
-def _combinations(model: ModelConfig, decoding: DecodingConfig, runtime: RuntimeConfig) -> None:
-    if decoding.max_new_tokens and decoding.max_new_tokens >= model.max_length:
+def _dataset(data: Mapping[str, Any]) -> Any:
+    """The data set as its class makes it, checked, where it is a dataclass (its module imports no torch), else None."""
+    cls = load_class("dataset._target_", data.get("_target_"), "kvbench.tasks.mini.Mini")
+    if not all(hasattr(cls, name) for name in ("samples", "identity", "score")):
         raise ConfigError(
-            "decoding.max_new_tokens",
-            decoding.max_new_tokens,
-            f"leaves no room for a prompt: model.max_length={model.max_length}",
-            allowed=f"at most {model.max_length - 1}",
+            "dataset._target_",
+            data.get("_target_"),
+            "is no data set: it has no samples(), identity() and score()",
+            hint="a class as in kvbench/tasks/base.py (Task)",
         )
+    if not dataclasses.is_dataclass(cls):
+        return None
+    rest = {key: value for key, value in data.items() if key != "_target_"}
+    made: Any = build(cls, rest, "dataset")
+    if hasattr(made, "check"):
+        made.check()
+    return made
+
+
+def _combinations(checked: RunConfig) -> None:
+    """What must hold between the groups, whatever the data set."""
+    model, decoding = checked.model, checked.decoding
+    for key, new in (
+        ("decoding.max_new_tokens", decoding.max_new_tokens),
+        ("dataset.max_new_tokens", getattr(checked.task, "max_new_tokens", None)),
+    ):
+        if key.startswith("dataset") and decoding.max_new_tokens:
+            continue  # is not used
+        if isinstance(new, int) and new >= model.max_length:
+            raise ConfigError(
+                key,
+                new,
+                f"leaves no room for a prompt: model.max_length={model.max_length}",
+                allowed=f"at most {model.max_length - 1}",
+            )

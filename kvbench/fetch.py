@@ -16,9 +16,10 @@ from hydra import initialize_config_dir
 from kvbench import data, tasks
 from kvbench.cli.compose import Composer, run_config
 from kvbench.confdir import conf_dir, options
-from kvbench.errors import KvbenchError, ModelError
+from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.models.locate import locate
 from kvbench.models.spec import ModelConfig
+from kvbench.prerequisites import check_path
 from kvbench.schema import build
 
 #: what to do where the hub does not answer the one who fetches
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 0 if arguments else 2
     try:
+        _check(arguments)
         done: set[str] = set()
         for config in configurations(arguments):
             for line in fetch(config, named(arguments)):
@@ -54,6 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         return 130
     return 0
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for options, and for a command line that names nothing to fetch."""
+    for text in arguments:
+        if text.startswith("-"):
+            raise ConfigError(text, None, "no such option: lists are swept without one", hint="dataset=NAME,NAME")
+    if not named(arguments):
+        raise ConfigError(
+            " ".join(arguments), None, "names nothing to fetch", hint="dataset=NAME, model=NAME or method=cocktail"
+        )
 
 
 def named(overrides: Sequence[str]) -> set[str]:
@@ -94,7 +107,8 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
     """The files of a data set, and its checksum once all are here."""
     task: Any = tasks.load(config)
     name = config.get("name")
-    if config.get("path"):
+    if config.get("path") is not None:
+        check_path(config["path"])
         yield f"dataset {name}: {config['path']} is local"
         return
     if not hasattr(task, "files"):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvbench.errors import KvbenchError, nearest
+from kvbench.prerequisites import exists
 from kvbench.results import compare, tables
 from kvbench.results.points import has_points
 from kvbench.results.store import RunStore, find_runs
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: argparse.Namespace) -> int:
+    exists(str(arguments.results), "--results")
     stores = find_runs(arguments.results)
     if not stores:
         raise KvbenchError(

@@ -13,6 +13,7 @@ from kvbench.config import RunConfig, check
 from kvbench.errors import KvbenchError
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
 from kvbench.models.locate import locate
+from kvbench.prerequisites import check_here
 from kvbench.progress import Progress, say
 from kvbench.results import summary, tables
 from kvbench.results.environment import environment
@@ -56,9 +57,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         KeyboardInterrupt: Ctrl-C or SIGTERM, after it was recorded as ``interrupted``.
     """
     checked = check(config)
+    check_here(checked)
     task = tasks.load(config["dataset"])
-    if hasattr(task, "fits"):
-        task.fits(checked)
     data = {"identity": task.identity(), "version": task.version}
     if hasattr(task, "setting"):  # a task that measures the machine: on another one it is another run
         data["setting"] = task.setting(checked.runtime, _machine(checked))
@@ -152,6 +152,7 @@ class _Run:
             with suppress(DiskError):  # the disk that is full; the error says so itself
                 self._finish("error")
             raise
+        self._say_repeats()
         return self._finish("oom" if self.oom is not None else "error" if self.errors else "ok")
 
     def _missing(self) -> list[Sample]:
@@ -223,8 +224,10 @@ class _Run:
             if is_out_of_memory(error):
                 self._ran_out(error, batch[0].id)
                 return False
+            before = [entry["message"] for entry in self.errors]
             self.errors.append({"sample": batch[0].id, **describe(error)})
-            bar.say(f"{self.label}: {batch[0].id}: {error}")
+            if self.errors[-1]["message"] not in before:
+                bar.say(f"{self.label}: {batch[0].id}: {error}")
             if len(self.errors) >= MAX_ERRORS:
                 bar.say(f"{self.label}: {MAX_ERRORS} samples failed; giving up")
             return len(self.errors) < MAX_ERRORS and not (self.team is not None and self.team.broken)
@@ -235,6 +238,15 @@ class _Run:
             self.logger.sample({**row, **shown(samples[row["id"]])})
         bar.advance(len(rows), _note(rows[-1]))
         return True
+
+    def _say_repeats(self) -> None:
+        """Say which samples failed as one before them, whose message was shown."""
+        alike: dict[str, list[str]] = {}
+        for error in self.errors:
+            alike.setdefault(error["message"], []).append(str(error["sample"]))
+        for first, *others in alike.values():
+            if others:
+                say(f"{self.label}: {len(others)} more failed as {first} did: {', '.join(others)}")
 
     def _ran_out(self, error: BaseException, sample: str | None) -> None:
         asked = bytes_asked(error)

@@ -7,15 +7,23 @@ optional ``check()`` what no annotation can say. Imports no torch, so that a con
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import math
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
-from kvbench.errors import ConfigError, nearest
+from kvbench.errors import ConfigError, cut, few, nearest
 
 T = TypeVar("T")
+
+#: bounds of sizes: a number beyond them is a slip of the keyboard, and would end in memory errors hours later
+MOST_TOKENS = 2**24
+MOST_ROWS = 2**16
+MOST_GIB = 2**20
+#: of seeds, and of every whole number without a bound of its own
+MOST = 2**32 - 1
 
 
 def bounded(
@@ -76,7 +84,35 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
     names = list(names)
     near = nearest(key.rsplit(".", 1)[-1], names)
     hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
-    return ConfigError(key, _shown(value), problem, allowed=", ".join(names) or "nothing", hint=hint)
+    allowed = few(names, key.rsplit(".", 1)[-1]) if names else "nothing"
+    return ConfigError(key, _shown(value), problem, allowed=allowed, hint=hint)
+
+
+def load_class(key: str, target: Any, example: str) -> type:
+    """The class that ``_target_`` names; its module is imported, nothing in it is called.
+
+    Args:
+        key: where the name stands, for messages.
+        target: ``package.module.Class``.
+        example: a name that would do.
+
+    Raises:
+        ConfigError: it is no such name, cannot be imported, or is no class.
+    """
+    hint = f"for example {example}"
+    parts = target.split(".") if isinstance(target, str) else []
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ConfigError(key, target, "must name a class with its module", hint=hint)
+    try:
+        found = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(key, target, f"cannot be imported ({cut(str(error))})", hint=hint) from error
+    except Exception as error:  # the module's own code failed
+        said = cut(f"{type(error).__name__}: {error}")
+        raise ConfigError(key, target, f"its module fails when it is imported ({said})", hint=hint) from error
+    if not isinstance(found, type):
+        raise ConfigError(key, target, "is no class", hint=hint)
+    return found
 
 
 def field_names(cls: type) -> list[str]:
@@ -169,6 +205,9 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise _OutOfRange(key, value, "must be a finite number")
     low, high, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
+    if isinstance(value, int) and abs(value) > MOST and (high is None or value < 0):
+        value_shown = cut(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
+        raise _OutOfRange(key, value_shown, "is beyond any size", allowed=f"at most {MOST if high is None else high}")
     span = []
     if low is not None:
         span.append(f"at least {low}")

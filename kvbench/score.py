@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from kvbench import data
+from kvbench.config import check_writable
 from kvbench.data import Found, Record
 from kvbench.errors import DataError, KvbenchError, nearest
 from kvbench.metrics import gsm8k, longbench
+from kvbench.prerequisites import exists
 from kvbench.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.results.aggregate import mean_error
 from kvbench.results.samples import write_atomically
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.output is not None:
+            check_writable(str(arguments.output), "--output", file=True)
         scored, skipped = score_path(arguments.path, arguments.task)
         report = {"scores": scored, **_overall(scored), "skipped": skipped}
         if arguments.output:
@@ -67,9 +71,10 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
     Raises:
         KvbenchError: no such file or task; a record lacks a field.
     """
+    exists(str(path), "path")
     single = data.is_file(path, "")
     if single is None:
-        raise KvbenchError(f"{path} does not exist.")
+        raise KvbenchError(f"{path} does not exist.\n  hint: a .jsonl file, or a folder of <task>.jsonl")
     if single:
         name = task or _stem(path)
         return {name: _score_file(name, path)}, []

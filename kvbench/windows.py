@@ -10,7 +10,7 @@ import torch
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
 from kvbench.errors import ConfigError
-from kvbench.methods.base import Method
+from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
 from kvbench.scoring import finite, scored
@@ -18,9 +18,6 @@ from kvbench.tasks.base import Sample
 
 if TYPE_CHECKING:
     from kvbench.session import Session
-
-#: tokens after the prompt that stand for the question of methods that look at one
-QUERY_TOKENS = 64
 
 
 def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[Row]:
@@ -100,20 +97,7 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
 
 def check_mode(method: Method, mode: str, prompt: int) -> None:
     """Raise ConfigError where `mode` would not measure `method`."""
-    name = type(method).__name__.lower()
-    if mode == "fp16" and type(method).__name__ != "FP16":
-        raise ConfigError(
-            "dataset.mode", mode, f"reads no cache, so method={name} would have no effect", hint="method=fp16"
-        )
-    if mode == "simulated" and (method.needs_prompts or method.observe_prompt or getattr(method, "evict", False)):
-        raise ConfigError("dataset.mode", mode, f"cannot be had for {name}: it needs a prompt, or drops tokens")
-    if (method.needs_prompts or method.prompt_only) and prompt <= QUERY_TOKENS:
-        raise ConfigError(
-            "dataset.prefill",
-            prompt,
-            f"{name} looks at a prompt and quantizes or drops nothing else",
-            hint="dataset.prefill=1024",
-        )
+    method.check_windows(mode, prompt)
 
 
 def _told(session: Session, ids: torch.Tensor, prompt: int, mode: str) -> Prompts | None:

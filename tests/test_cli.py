@@ -109,6 +109,7 @@ def test_a_sweep_without_failures(runs: list[Mapping[str, Any]], capsys: pytest.
 def test_a_key_that_the_default_choice_lacks_goes_to_the_jobs(
     runs: list[Mapping[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "a b" / "[x],y").mkdir(parents=True)
     line = ["dataset=longbench/qasper,longbench/trec", "dataset.path='a b/[x],y'", "dataset.system=", "model=tiny"]
     assert main(["--multirun", *line]) == 0, capsys.readouterr().err
     assert [run["dataset"]["name"] for run in runs] == ["longbench/qasper", "longbench/trec"]

@@ -63,13 +63,13 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["runtime.seed=-1"], ["runtime.seed=-1", "at least 0"]),
     (["runtime.device=gpu"], ["runtime.device=gpu", "cuda"]),
     (["runtime.prefill_chunk=0"], ["runtime.prefill_chunk=0", "at least 2"]),
-    (["runtime.memory_limit_gb=0"], ["runtime.memory_limit_gb", "greater than 0"]),
+    (["runtime.memory_limit_gb=0"], ["runtime.memory_limit_gb", "at least 0.01"]),
     (["runtime.retry=always"], ["runtime.retry=always", "oom"]),
     (["model.trust_remote_code=maybe"], ["model.trust_remote_code=maybe", "true or false"]),
     (["model.dtype=fp16"], ["model.dtype=fp16", "'float16'"]),
     (["model.weights=rnd"], ["model.weights=rnd", "pretrained, random"]),
-    (["model.max_length=-1"], ["model.max_length=-1", "at least 2"]),
-    (["model.prompt_limit=0"], ["model.prompt_limit=0", "at least 1"]),
+    (["model.max_length=-1"], ["model.max_length=-1", "at least 16"]),
+    (["model.prompt_limit=0"], ["model.prompt_limit=0", "at least 16"]),
     (["model.chat=alpaca"], ["model.chat=alpaca", "template"]),
     (["decoding.temperature=-1"], ["decoding.temperature=-1", "at least 0"]),
     (["decoding.max_new_tokens=0"], ["decoding.max_new_tokens=0", "at least 1"]),
@@ -113,7 +113,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["--method", "kivi"], ["--method", "method=..."]),
     (["--cfg"], ["--cfg", "lacks its value"]),
     (["--config-dir", "/no/such/folder", "method=kivi"], ["--config-dir", "is no folder"]),
-    (["--config-name", "other"], ["--config-path", "--config-dir"]),
+    (["--config-name", "other"], ["--config-name", "--config-dir"]),
 ]
 
 

@@ -38,6 +38,8 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
         takers = [name for name, path in options("method").items() if choice in _takes(path)]
         assert takers, f"no method takes quantizer={choice}"
         overrides.append(f"method={takers[0]}")
+    if group == "dataset" and choice in ("pg19", "multi_lexsum", "infinitebench_sum"):  # prompts of 4k and more
+        overrides.append("model=llama3.1-8b")
     if group == "dataset" and choice.rpartition("/")[2] == "text":  # files of one's own
         overrides.append(f"dataset.path={__file__}")
     Composer().check(overrides)

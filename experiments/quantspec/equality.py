@@ -46,7 +46,7 @@ class Setup:
         key = {**form, "group_size": group, "axis": "channel"}
         value = {**form, "group_size": "head_dim", "axis": "token"}
         self.group, self.weights = group, weights
-        self.method = load_method("quantspec", quantizer={"name": "hierarchical", "key": key, "value": value})
+        self.method = load_method("quantspec", quantizer={"key": key, "value": value})
 
     def speculate(self, cache: KVCache, first: torch.Tensor, gamma: int, tokens: int) -> tuple[list[int], list[Round]]:
         """Tokens and rounds of one answer from the cache that the prompt left."""

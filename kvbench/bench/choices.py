@@ -11,10 +11,12 @@ import yaml
 
 from kvbench.bench.settings import setting
 from kvbench.confdir import options
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, cut
 from kvbench.methods.base import Method
 from kvbench.models.spec import local_folder
+from kvbench.prerequisites import exists
 from kvbench.profiling.roofline import Shape
+from kvbench.schema import MOST, MOST_TOKENS
 
 
 def token_count(text: str) -> int:
@@ -24,9 +26,12 @@ def token_count(text: str) -> int:
         ValueError: it is no number of tokens.
     """
     found = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
-    if not found or not int(found[1]):
-        raise ValueError(f"{text!r} is no number of tokens; for example 4k, 32k, 131072")
-    return int(found[1]) * (1024 if found[2] else 1)
+    if not found or len(found[1]) > 12 or not int(found[1]):
+        raise ValueError(f"{cut(text)!r} is no number of tokens; for example 4k, 32k, 131072")
+    count = int(found[1]) * (1024 if found[2] else 1)
+    if count > MOST_TOKENS:
+        raise ValueError(f"{text!r} is more than {MOST_TOKENS} tokens")
+    return count
 
 
 def tokens(text: str) -> int:
@@ -39,7 +44,7 @@ def tokens(text: str) -> int:
 
 def number(text: str) -> int:
     """A number from 1 on."""
-    if not text.isdecimal() or not int(text):
+    if not count(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
 
@@ -53,8 +58,10 @@ def several(text: str) -> int:
 
 def count(text: str) -> int:
     """A number from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{cut(text)!r} is no number from 0 on")
+    if len(text) > 12 or int(text) > MOST:
+        raise argparse.ArgumentTypeError(f"{cut(text)} is beyond any size (at most {MOST})")
     return int(text)
 
 
@@ -112,6 +119,7 @@ def shape_of(name: str) -> Shape:
         ConfigError: there is none, or it does not say its architecture.
     """
     known = options("model")
+    exists(name, "model")
     path = known.get(name) or Path(name).expanduser()
     if path.is_dir():
         path = path / "config.json"

@@ -11,7 +11,7 @@ from kvbench.confdir import conf_dir, options
 from kvbench.config import RuntimeConfig
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
-from kvbench.methods.load import load_method
+from kvbench.methods.load import load_method, true_name
 from kvbench.models.spec import ModelConfig
 from kvbench.schema import build
 
@@ -51,6 +51,7 @@ def setting(text: str) -> Setting:
         chosen = preset(quantizer or default_quantizer(name))
         for key, value in formats.items():
             change(chosen, key, value)
+        chosen["name"] = true_name(chosen)
     return Setting(text, load_method(name, quantizer=chosen, **fields))
 
 

@@ -22,15 +22,38 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli.overrides import check_repeats, explain, first_line, is_hydras, refuse_marks, value
+from kvbench.cli.expand import check_sweeps
+from kvbench.cli.extra import check_folder
+from kvbench.cli.overrides import (
+    check_hydras,
+    check_number,
+    check_repeats,
+    explain,
+    first_line,
+    is_hydras,
+    refuse_marks,
+    value,
+)
 from kvbench.confdir import conf_dir, groups, options
 from kvbench.config import GROUPS, DecodingConfig, check
 from kvbench.errors import CombinationError, ConfigError, nearest
+from kvbench.methods.load import true_name
 from kvbench.models import labels as models
+from kvbench.prerequisites import check_here, check_launcher
 from kvbench.schema import field_names, unknown
 
 #: combinations of choices whose keys are looked up beforehand; the rest is checked when a job starts
 MAX_COMBINATIONS = 256
+#: command that lists every choice
+HELP = "python -m kvbench --help"
+#: keys that a choice's file sets and nothing else may: what runs is what its name says
+FIXED = {
+    "method._target_": "method=NAME; a class of your own: --config-dir DIR with method/foo.yaml",
+    "dataset._target_": "dataset=NAME; a class of your own: --config-dir DIR with dataset/foo.yaml",
+    "dataset.name": "the name of a data set in tables is its choice's: --config-dir DIR with dataset/foo.yaml",
+    "quantizer.name": "the name follows from the formats: quantizer=NAME, quantizer.key.bits=4, ...",
+    "logger.name": "logger=NAME",
+}
 #: seconds that checking the jobs of a sweep beforehand may take; the rest is checked when a job starts
 CHECK_SECONDS = 1.5
 
@@ -42,21 +65,22 @@ class Composer:
         extra: the folder of ``--config-dir``, with further choices for the groups; None: there is none.
 
     Raises:
-        ConfigError: `extra` is no folder.
+        ConfigError: `extra` is no folder of choices, or a file in it cannot be one.
     """
 
     def __init__(self, extra: Path | None = None) -> None:
-        if extra is not None and not extra.is_dir():
-            raise ConfigError("--config-dir", extra, "is no folder", hint="a folder with method/foo.yaml in it")
+        if extra is not None:
+            check_folder(extra.absolute())
         self.extra = extra.absolute() if extra else None
         self.groups = {group: list(options(group, self.extra)) for group in groups()}
 
-    def check(self, texts: Sequence[str], multirun: bool = False) -> list[list[str]]:
+    def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
         """Refuse whatever is wrong with a command line.
 
         Args:
             texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
             multirun: whether values may be swept over.
+            here: whether the jobs are started from this machine, so that packages, a GPU and files must be there.
 
         Returns:
             The overrides of each job.
@@ -66,11 +90,13 @@ class Composer:
         """
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             parsed = [self._parse(text) for text in texts]
+            check_sweeps([each for each in parsed if multirun and not is_hydras(each)], self.groups)
             chosen: list[Override] = []
             leaves: list[Override] = []
             for text, override in zip(texts, parsed, strict=True):
                 key = override.key_or_group
                 if is_hydras(override):
+                    check_hydras(override, texts, multirun)
                     continue
                 if override.is_delete():
                     refuse_marks(text, override)
@@ -85,13 +111,17 @@ class Composer:
                     self._check_choice(override)
                     chosen.append(override)
                 else:
+                    check_number(override)
                     leaves.append(override)
             check_repeats(parsed)
             self._check_leaves(leaves, chosen)
             for text, override in zip(texts, parsed, strict=True):
                 refuse_marks(text, override)
             jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
-            self._check_jobs(jobs)
+            launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
+            if here:
+                check_launcher(launcher, multirun)
+            self._check_jobs(jobs, launcher if here else None)
         return jobs
 
     def compose(self, texts: Sequence[str]) -> DictConfig:
@@ -105,6 +135,13 @@ class Composer:
             config = compose("config", overrides=[*texts, *search], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise explain(error, texts) from error
+        except RecursionError as error:
+            raise ConfigError(
+                " ".join(texts) or "configuration",
+                None,
+                "the defaults of choices choose each other in a circle",
+                hint="see defaults: in the files of --config-dir",
+            ) from error
         choice = config.hydra.runtime.choices.get("model")
         with open_dict(config):
             del config["hydra"]
@@ -117,7 +154,7 @@ class Composer:
         except (HydraException, OmegaConfBaseException) as error:
             name = text.lstrip("+~").split("=", 1)[0]
             if "=" not in text and name in self.groups:
-                raise ConfigError(text, None, "a choice is missing", allowed=self.groups[name]) from error
+                raise ConfigError(text, None, "a choice is missing", allowed=self.groups[name], listing=HELP) from error
             raise ConfigError(
                 text,
                 None,
@@ -169,8 +206,6 @@ class Composer:
         group, allowed = override.key_or_group, self.groups[override.key_or_group]
         swept = override.is_sweep_override()
         for choice in override.sweep_string_iterator() if swept else [override.value()]:
-            if choice is None and group in ("experiment", "launcher"):
-                continue
             if not isinstance(choice, str) or choice.strip("'\"") not in allowed:
                 raise ConfigError(
                     group,
@@ -178,13 +213,21 @@ class Composer:
                     f"no such {group}",
                     allowed=allowed,
                     hint=_own_model(choice, allowed) if group == "model" else "",
+                    listing=HELP,
                 )
 
     def _check_leaves(self, leaves: Sequence[Override], chosen: Sequence[Override]) -> None:
         """Each key exists in each combination of choices."""
         if not leaves:
             return
+        for override in leaves:
+            if override.key_or_group in FIXED:
+                key = override.key_or_group
+                raise ConfigError(key, value(override), "cannot be set by itself", hint=FIXED[key])
+        began = time.monotonic()
         for choice in itertools.islice(_combinations(chosen), MAX_COMBINATIONS):
+            if time.monotonic() - began > CHECK_SECONDS:
+                break  # each job's own check comes before it starts
             config = to_plain(self.compose(choice), resolve=False)
             for override in leaves:
                 self._check_path(config, override, " ".join(choice))
@@ -205,6 +248,9 @@ class Composer:
                 raise unknown(key, shown, f"no such key in {where}{with_choice}", names, hint)
             node = node[part]
             path.append(part)
+        given = None if override.is_sweep_override() else override.value()
+        if isinstance(node, Mapping) and node and isinstance(given, Mapping) and not given:
+            raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
 
     def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
         """The same key in another choice of the group, or in another group."""
@@ -219,7 +265,7 @@ class Composer:
         homes = self._homes(part)
         return f"did you mean '{homes[0]}'?" if homes else ""
 
-    def _check_jobs(self, jobs: Sequence[Sequence[str]]) -> None:
+    def _check_jobs(self, jobs: Sequence[Sequence[str]], launcher: str | None) -> None:
         """Each job's whole configuration, as far as the time allows.
 
         A sweep is refused for a value with which no job can run, and where no job can run at all. Otherwise a job whose
@@ -231,7 +277,9 @@ class Composer:
             if time.monotonic() - began > CHECK_SECONDS:
                 break
             try:
-                check(run_config(self.compose(job)))
+                checked = check(run_config(self.compose(job)))
+                if launcher is not None:
+                    check_here(checked, launcher)
                 tried.append((job, None))
             except ConfigError as error:
                 tried.append((job, error))
@@ -290,6 +338,9 @@ def run_config(config: DictConfig) -> dict[str, Any]:
         ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
     """
     plain = to_plain(config)
+    quantizer = plain.get("quantizer")
+    if isinstance(quantizer, dict) and isinstance(quantizer.get("name"), str):
+        quantizer["name"] = true_name(quantizer)  # keys that were overridden stand in the name
     return {key: value for key, value in plain.items() if key not in ("hydra", "launcher", "experiment")}
 
 

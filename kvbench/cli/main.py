@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -21,12 +20,14 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import sweep
+from kvbench.cli.arguments import parse as arguments_of
 from kvbench.cli.compose import Composer, labelled, run_config
 from kvbench.cli.overrides import as_sweeps, explain
-from kvbench.cli.parser import help_as_text, hydra_parser
+from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
 from kvbench.confdir import conf_dir, groups
-from kvbench.errors import ConfigError, KvbenchError, nearest
+from kvbench.config import check_writable
+from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
 
 #: exit status of an interrupted run, as a shell counts SIGINT
@@ -43,10 +44,23 @@ def main(argv: Sequence[str]) -> int:
 
     Nothing is raised for what a user can mend: the message goes to standard error.
     """
-    if launch.rank() > 0:  # one of several processes: rank 0 speaks for all
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        return _left(_main(list(argv)))
+        if launch.rank() > 0:  # one of several processes: rank 0 speaks for all
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        _check_place()
+        status = _main(list(argv))
+        sys.stdout.flush()
+        return _left(status)
+    except BrokenPipeError:  # `... | head` has seen enough; results are on disk
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _left(0)
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _say(
+            f"error: {place}{error.strerror or error}.\n  hint: see the folder's rights, its room and the name's length"
+        )
+        return _left(1)
     except KvbenchError as error:
         _say(f"error: {error}")
         return _left(error.exit_code)
@@ -73,38 +87,50 @@ def _left(status: int) -> int:
     return status
 
 
+def _check_place() -> None:
+    """Raise ConfigError where the current folder is gone: every path of a run is relative to it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError("current folder", None, "is gone or cannot be read", hint="cd to another folder") from error
+
+
 def _main(argv: list[str]) -> int:
     if "--version" in argv:
         import kvbench
 
         print(f"kvbench {kvbench.__version__}")
         return 0
-    arguments = _parse(argv)
-    extra = Path(arguments.config_dir).absolute() if arguments.config_dir else None
+    arguments = arguments_of(argv)
+    extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
+    composer = Composer(extra)
     if extra is not None:  # a method from outside is one YAML in here, and one module beside the groups' folders
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
         print(help_text(extra))
         return 0
-    if arguments.hydra_help or arguments.shell_completion:
-        return _hydra(argv)
-    multirun = bool(arguments.multirun)
-    jobs = Composer(extra).check(arguments.overrides, multirun)
+    # the default, typed out: Hydra knows no such choice
+    overrides = [text for text in arguments.overrides if text != "experiment=null"]
+    if arguments.hydra_help:
+        return _hydra(arguments.argv(overrides))
+    multirun = arguments.multirun
+    jobs = composer.check(overrides, multirun, here=not (arguments.cfg or arguments.info))
     if arguments.cfg or arguments.info:
-        return _hydra(argv)
+        return _hydra(arguments.argv(overrides))
     folder = None
     if multirun:
         os.environ[JOBS] = str(len(jobs))
-        named = [text.split("=", 1)[1] for text in arguments.overrides if text.startswith("hydra.sweep.dir=")]
+        named = [text.split("=", 1)[1].strip("'\"") for text in overrides if text.startswith("hydra.sweep.dir=")]
+        if named:
+            check_writable(named[-1], "hydra.sweep.dir")
         folder = Path(named[-1]) if named else sweep.new_folder()
         if launch.rank() > 0:  # rank 0 keeps the record
             folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
-        again = dict(zip(arguments.overrides, as_sweeps(arguments.overrides, groups()), strict=True))
-        argv = [again.get(text, text) for text in argv]
-        argv = argv if named else [*argv, f"hydra.sweep.dir={folder}"]
+        overrides = as_sweeps(overrides, groups())
+        overrides = overrides if named else [*overrides, f"hydra.sweep.dir={folder}"]
     _outcomes.clear()
-    _hydra(argv)
+    _hydra(arguments.argv(overrides))
     done = sweep.outcomes(folder) if folder else list(_outcomes)
     return _conclude(done, expected=len(jobs), folder=folder)
 
@@ -206,27 +232,6 @@ def _hydra(argv: Sequence[str]) -> int:
     finally:
         sys.argv = kept
     return 0
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's own arguments; an unknown flag is refused with the nearest one."""
-    parser = hydra_parser()
-    flags = sorted(flag for action in parser._actions for flag in action.option_strings)
-    for text in argv:
-        flag = text.split("=", 1)[0]
-        if flag.startswith("-") and len(flag) > 1 and flag not in flags:
-            near = nearest(flag, flags)
-            name = flag.lstrip("-")
-            hint = f"did you mean '{near}'?" if near else f"options of a run have no dashes: {name}=..."
-            raise ConfigError(text, None, "no such option", allowed=", ".join(flags), hint=hint)
-    if any(text in ("--config-path", "-cp", "--config-name", "-cn") for text in argv):
-        raise ConfigError(
-            "--config-path", None, "kvbench brings its configuration along", hint="--config-dir DIR adds choices to it"
-        )
-    try:
-        return parser.parse_args(list(argv))
-    except SystemExit as error:  # argparse has printed what it misses
-        raise ConfigError(" ".join(argv), None, "an option lacks its value, see --help") from error
 
 
 def _say(line: str) -> None:

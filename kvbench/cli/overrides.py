@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, cut
+
+#: characters of the longest number that is read
+LONGEST_NUMBER = 300
 
 
 def is_hydras(override: Override) -> bool:
@@ -16,10 +21,70 @@ def is_hydras(override: Override) -> bool:
 
 
 def value(override: Override) -> str:
-    """An override's value as it was typed; a sweep's values by commas."""
+    """An override's value as it was typed."""
     if override.is_sweep_override():
-        return ",".join(str(choice) for choice in override.sweep_string_iterator())
+        return text(override)
     return "" if override.is_delete() and override.value() is None else override.get_value_element_as_str()
+
+
+def text(override: Override) -> str:
+    """All that was typed behind the ``=``."""
+    return (override.input_line or "").partition("=")[2]
+
+
+def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> None:
+    """Raise ConfigError for an override of Hydra's own settings that would do nothing or break what kvbench promises.
+
+    Two have an effect: ``hydra.sweep.dir``, the folder of a sweep's record, and ``hydra.launcher.KEY`` of the launchers
+    that send jobs elsewhere.
+    """
+    key, typed = override.key_or_group, override.input_line or ""
+    launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
+    problem, hint = "kvbench sets Hydra up itself, and this would change nothing of a run or break its record", ""
+    if key == "hydra/launcher":
+        hint = "launcher=joblib or launcher=submitit"
+    elif key == "hydra.searchpath":
+        hint = "--config-dir DIR"
+    elif key == "hydra.sweep.dir":
+        named = override.value()
+        if not multirun:
+            problem, hint = "is the folder of a sweep's record, and this is one run", "runtime.results_dir=DIR"
+        elif override.is_sweep_override() or not isinstance(named, (str, QuotedString)) or not str(named).strip("'\""):
+            problem, hint = "must name one folder", "hydra.sweep.dir=results/sweeps/mine"
+        elif "${" in typed:
+            problem, hint = "must be the folder's plain name", "hydra.sweep.dir=results/sweeps/mine"
+        else:
+            return
+    elif key.startswith("hydra.launcher."):
+        if not multirun or launcher == "local":
+            problem, hint = "is a setting of a launcher", f"add --multirun and launcher=joblib or submitit: {key}=..."
+        elif key.endswith("._target_"):
+            problem, hint = "the launcher's class is its choice's", "launcher=joblib or launcher=submitit"
+        elif override.is_sweep_override():
+            problem, hint = "is one value for the whole sweep", f"{key}=VALUE"
+        else:
+            return
+    raise ConfigError(
+        typed or key,
+        None,
+        problem,
+        allowed="hydra.sweep.dir=DIR with --multirun, hydra.launcher.KEY=VALUE with launcher=joblib or submitit",
+        hint=hint,
+    )
+
+
+def check_number(override: Override) -> None:
+    """Raise ConfigError for a number that is too small or too large to be told from 0 or infinity (``1e-400``)."""
+    for word in text(override).strip("[]()").replace("choice(", "").split(","):
+        typed = word.strip()
+        if not re.fullmatch(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", typed):
+            continue
+        digits = typed.lower().replace("_", "").partition("e")[0].strip("+-")
+        number = float(typed.replace("_", ""))
+        if len(typed) > LONGEST_NUMBER or math.isinf(number) or (not number and digits.strip("0.")):
+            raise ConfigError(
+                override.key_or_group, typed, "is too small or too large a number to be held", hint="a plain number"
+            )
 
 
 def check_repeats(overrides: Sequence[Override]) -> None:
@@ -68,7 +133,7 @@ def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
     """Hydra's own refusal in our form."""
-    said = first_line(error)
+    said = cut(first_line(error))
     hint = "this launcher is a plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
     return ConfigError(" ".join(texts) or "configuration", None, said, hint=hint)
 

@@ -50,8 +50,18 @@ def decode_nll(
 
     Raises:
         CacheError: the model did not use the cache.
+        ValueError: no token could be scored, or tokens of the prompt, or more than there are, were asked for.
     """
     batch, width = ids.shape
+    if not chunk >= 1:
+        raise ValueError(f"chunk={chunk}: a step takes at least one token")
+    if not 0 <= prompt <= width:
+        raise ValueError(f"prompt={prompt}: ids have {width} tokens, so a prompt has 0 to {width}")
+    if not max(1, prompt) <= first < max(width, 2):
+        raise ValueError(
+            f"first={first}: scored tokens come behind the prompt of {prompt} and before the end: "
+            f"{max(1, prompt)} to {width - 1}"
+        )
     place = max(1, prompt)
     logits = prefill(model, cache, ids[:, :place], None)[:, None] if place < width else None
     total = torch.zeros(batch, device=ids.device)
@@ -72,7 +82,12 @@ def decode_nll(
 
 @torch.inference_mode()
 def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
-    """The same sums from one forward pass without a cache, ``[B]`` fp32."""
+    """The same sums from one forward pass without a cache, ``[B]`` fp32.
+
+    Raises:
+        ValueError: the first token was to be scored, which nothing predicts, or more than there are.
+    """
+    _check_first(ids, first)
     logits = model(input_ids=ids, use_cache=False).logits
     return _nll(logits[:, :-1], ids[:, 1:], first - 1)
 
@@ -83,7 +98,11 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
 
     Each layer's keys and values are placed as a prompt is, and every token attends to what was placed, causally, itself
     included (as KVQuant, Atom and QuaRot simulate it). ``[B]`` fp32.
+
+    Raises:
+        ValueError: as :func:`forward_nll`.
     """
+    _check_first(ids, first)
     AttentionInterface.register(SIMULATED, _simulated)
     AttentionMaskInterface.register(SIMULATED, mask)
     model.set_attn_implementation(SIMULATED)
@@ -120,6 +139,11 @@ def _simulated(
         attention_mask = torch.ones(count, count, dtype=torch.bool, device=query.device).tril()[None, None]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return reference.attend(module, layer, query, attention_mask, scaling, logits_of(module, query, kwargs)), None
+
+
+def _check_first(ids: Tensor, first: int) -> None:
+    if not 1 <= first < max(ids.shape[1], 2):
+        raise ValueError(f"first={first}: of {ids.shape[1]} tokens 1 to {ids.shape[1] - 1} can be scored")
 
 
 def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:

@@ -35,6 +35,7 @@ class Atom(Method):
     prefill: Literal["exact", "quantized"] = "exact"
 
     rolls: ClassVar[bool] = True
+    needs_quantizer: ClassVar[bool] = True
     by_token: ClassVar[bool] = True
 
     @property

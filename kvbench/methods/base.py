@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError, ModelError
 from kvbench.methods.speculation import Speculation
-from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
+from kvbench.prerequisites import Package
+from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, preset
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,26 @@ if TYPE_CHECKING:
     from kvbench.quantizers.affine import AffineQuantizer
 
 Side = Literal["key", "value"]
+
+
+#: tokens after a window's prompt that stand for the question of methods that look at one
+QUERY_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a method leaves a sequence alone.
+
+    Args:
+        key, value: the hyper-parameter that says so.
+        tokens: as long as no more than these are cached, all of them are exact.
+        of_prompt: whether only the prompt's tokens count.
+    """
+
+    key: str
+    value: Any
+    tokens: int
+    of_prompt: bool = False
 
 
 @dataclass(kw_only=True)
@@ -124,6 +145,51 @@ class Method:
         """
         return layer.ordered(row)
 
+    #: whether the method packs in formats of conf/quantizer, so that it cannot do without one
+    needs_quantizer: ClassVar[bool] = False
+
+    def packages(self) -> tuple[Package, ...]:
+        """Packages beside kvbench's own that the method needs as it is set."""
+        return ()
+
+    def reach(self) -> Reach | None:
+        """Up to how many tokens everything stays exact, and what sets it; None: the first tokens are touched."""
+        return None
+
+    def check_reach(self, max_length: int) -> None:
+        """Raise ConfigError where a model of `max_length` tokens never has one that the method packs or drops."""
+        reach = self.reach()
+        if reach is not None and reach.tokens >= max_length - 1:  # the last token is never cached
+            raise ConfigError(
+                reach.key,
+                reach.value,
+                f"nothing would be packed or dropped: up to {reach.tokens} tokens all stay exact, and the model takes "
+                f"model.max_length={max_length}",
+                hint=f"a smaller {reach.key}, or method=fp16",
+            )
+
+    def check_windows(self, mode: str, prompt: int) -> None:
+        """Raise ConfigError where windows of a text (perplexity) would not measure the method.
+
+        Args:
+            mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
+            prompt: tokens of a window that are a prompt.
+        """
+        name = type(self).__name__.lower()
+        if mode == "fp16" and type(self).__name__ != "FP16":
+            raise ConfigError(
+                "dataset.mode", mode, f"reads no cache, so method={name} would have no effect", hint="method=fp16"
+            )
+        if mode == "simulated" and (self.needs_prompts or self.observe_prompt or getattr(self, "evict", False)):
+            raise ConfigError("dataset.mode", mode, f"cannot be had for {name}: it needs a prompt, or drops tokens")
+        if (self.needs_prompts or self.prompt_only) and prompt <= QUERY_TOKENS:
+            raise ConfigError(
+                "dataset.prefill",
+                prompt,
+                f"{name} looks at a prompt and quantizes or drops nothing else",
+                hint="dataset.prefill=1024",
+            )
+
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for values or combinations that cannot run.
 
@@ -132,13 +198,20 @@ class Method:
             max_length: longest sequence of the model, likewise.
         """
         name = self.quantizer.name if self.quantizer else "none"
-        if name not in self.takes:
+        if preset(name) not in self.takes:
             raise ConfigError(
                 "quantizer",
                 name,
                 f"method {type(self).__name__.lower()} does not take this quantizer",
-                allowed=self.takes,
-                hint=f"quantizer={self.takes[0]}",
+                allowed=self.takes or "none: method.takes is empty",
+                hint=f"quantizer={self.takes[0]}" if self.takes else "method.takes=[int2]",
+            )
+        if self.needs_quantizer and self.quantizer is None:
+            raise ConfigError(
+                "quantizer",
+                "none",
+                f"{type(self).__name__} packs keys and values, and needs their format",
+                hint="quantizer=int2 (from Python: load_method(..., quantizer='int2'))",
             )
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)

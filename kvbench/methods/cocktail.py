@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
-from kvbench.methods.base import Method, Side
+from kvbench.methods.base import Method, Reach, Side
+from kvbench.prerequisites import Package
 
 if TYPE_CHECKING:
     import torch
@@ -157,6 +158,16 @@ class Cocktail(Method):
         from kvbench.retrieval.encoders import check_name
 
         check_name(self.encoder)
+
+    def packages(self) -> tuple[Package, ...]:
+        """The encoder's."""
+        from kvbench.retrieval.encoders import packages
+
+        return packages(self.encoder)
+
+    def reach(self) -> Reach:
+        """A context of less than one chunk stays exact."""
+        return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
         """BM25 with the version of its words: other words are another search."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import CacheError, ConfigError
-from kvbench.methods.base import Method, Side
+from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.eviction import Reduce, check_budget, highest, keep, put, reduce, tokens, with_recent
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class H2O(Method):
         if isinstance(self.recent, int) and self.recent < 0:
             raise ConfigError("method.recent", self.recent, "must not be negative", allowed="0, 1, ..., 32, ...")
         check_budget(self.budget, self.least, f"the recent tokens (method.recent={self.recent}) and a heavy one")
+
+    def reach(self) -> Reach | None:
+        """A budget that is a number holds so many tokens, and then drops."""
+        held = self.budget if isinstance(self.budget, int) else self.least
+        key = "budget" if isinstance(self.budget, int) else "recent"
+        return Reach(f"method.{key}", getattr(self, key), held, of_prompt=self.evict == "prefill")
 
     @property
     def least(self) -> int:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError, ModelError
-from kvbench.methods.base import Method, Side
+from kvbench.methods.base import Method, Reach, Side
+from kvbench.prerequisites import Package
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +97,30 @@ class HFQuantized(Method):
         inside = self.backend == "hqq" or 0 in (self.axis_key, self.axis_value)
         if self.group_size < 1 or (head_dim and inside and head_dim % self.group_size):
             raise ConfigError("method.group_size", self.group_size, f"does not divide the model's head_dim {head_dim}")
+
+    def packages(self) -> tuple[Package, ...]:
+        """The backend's."""
+        module = {"quanto": "optimum.quanto", "hqq": "hqq"}[self.backend]
+        return (Package(module, "method.backend", self.backend, "pip install 'kvbench[hf]'"),)
+
+    def reach(self) -> Reach | None:
+        """The prompt is packed at once, but for sinks and `recent`."""
+        exact = self.sinks + self.recent
+        key = "recent" if self.recent else "sinks"
+        return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
+
+    def check_reach(self, max_length: int) -> None:
+        """Nor a residual that generated tokens never fill."""
+        for key in ("residual", "value_residual"):
+            count = getattr(self, key)
+            if count is not None and count >= max_length:
+                raise ConfigError(
+                    f"method.{key}",
+                    count,
+                    f"no generated token would be packed: the model takes model.max_length={max_length}",
+                    allowed=f"at most {max_length - 1}",
+                )
+        super().check_reach(max_length)
 
     def backend_layer(self) -> QuantizedLayer:
         """A transformers layer of the chosen backend.

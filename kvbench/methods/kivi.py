@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import Method, Side, affine
+from kvbench.methods.base import Method, Reach, Side, affine
 from kvbench.quantizers.spec import FormatSpec
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Kivi(Method):
     """
 
     rolls: ClassVar[bool] = True
+    needs_quantizer: ClassVar[bool] = True
     residual: int = 128
     sinks: int = 0
     key_axis: Literal["channel", "token"] = "channel"
@@ -60,6 +61,11 @@ class Kivi(Method):
                 )
         if head_dim:
             replace(self.quantizer, key=self.formats()[0]).check("quantizer", head_dim)
+
+    def reach(self) -> Reach:
+        """Sinks and window; keys leave it when it is full, values (and evicted tokens) one later."""
+        full = self.sinks + self.residual
+        return Reach("method.residual", self.residual, full if self.evict else full - 1)
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
         """Formats of keys and values, with `key_axis` applied."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import Method, Side
+from kvbench.methods.base import Method, Reach, Side
 from kvbench.schema import bounded
 
 if TYPE_CHECKING:
@@ -91,6 +91,10 @@ class KVQuant(Method):
                 hint=f"python -m kvbench.calibrate --model MODEL --text FILE --bits {self.bits} "
                 f"--outliers {self.outliers!r} --out {self.calibration}",
             )
+
+    def reach(self) -> Reach | None:
+        """The first tokens, where some stay exact."""
+        return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------
 

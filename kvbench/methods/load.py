@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +12,8 @@ import yaml
 from kvbench.confdir import conf_dir, options
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
-from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.schema import build
+from kvbench.quantizers.spec import QuantizerSpec, described, preset
+from kvbench.schema import build, load_class
 
 #: entry-point group by which another package offers methods: name = "module:Class"
 ENTRY_POINTS = "kvbench.methods"
@@ -28,7 +27,8 @@ def load_method(
     Args:
         name: file name in ``conf/method`` (``"kivi"``), a path to a YAML, the name of an installed entry point, or the
             group itself as a dict with ``_target_``.
-        quantizer: preset of ``conf/quantizer`` (``"int2"``), a dict of that form, or None: the method's default.
+        quantizer: preset of ``conf/quantizer`` (``"int2"``), a dict of that form, or None: the method's default. A
+            dict without a name is called what it is, ``int2+key.group_size=64``; with one, the name must be right.
         overrides: hyper-parameters of the method, for example ``residual=64``.
 
     Raises:
@@ -40,6 +40,8 @@ def load_method(
         quantizer = default or "none"
     formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read("quantizer", quantizer)
     formats.pop("defaults", None)
+    if "name" not in formats:  # the method's own preset, and what is different
+        formats["name"] = true_name({"name": default, **formats})
     method = method_from_config({**data, **overrides}, formats)
     method.check()
     return method
@@ -56,19 +58,36 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
     made = build(cls, data, "method")
     if dict(quantizer) != {"name": "none"}:
         made.quantizer = build(QuantizerSpec, quantizer, "quantizer")
+        right = true_name(quantizer)
+        if made.quantizer.name != right:
+            raise ConfigError(
+                "quantizer.name",
+                made.quantizer.name,
+                f"is not what these formats are: {_formats(made.quantizer)}",
+                hint=f"quantizer.name='{right}', or from Python a dict without a name",
+            )
     return made
 
 
+def true_name(quantizer: Mapping[str, Any]) -> str:
+    """The name of a quantizer group: a preset's where the formats are the preset's, else with what was changed."""
+    name = str(quantizer.get("name"))
+    path = options("quantizer").get(preset(name))
+    standard = None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))
+    return described(name, quantizer, standard)
+
+
+def _formats(spec: QuantizerSpec) -> str:
+    sides = ((side, getattr(spec, side)) for side in ("key", "value"))
+    return ", ".join(f"{side}s of {f.bits} bits per {f.axis} in groups of {f.group_size}" for side, f in sides)
+
+
 def _class(target: Any) -> type[Method]:
-    module, _, name = str(target or "").rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    cls = load_class("method._target_", target, "kvbench.methods.kivi.Kivi")
+    if not issubclass(cls, Method) or cls is Method:
         raise ConfigError(
-            "method._target_", target, f"cannot be imported ({error})", hint="for example kvbench.methods.kivi.Kivi"
-        ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise ConfigError("method._target_", target, "is no subclass of kvbench.methods.base.Method")
+            "method._target_", target, "is no subclass of kvbench.methods.base.Method", hint="class Mine(Method)"
+        )
     return cls
 
 

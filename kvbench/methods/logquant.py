@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import Method, Side, affine
+from kvbench.methods.base import Method, Reach, Side, affine
 from kvbench.quantizers.spec import FormatSpec
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class LogQuant(Method):
         evict: drop what would be quantized (the eviction twin of the paper's Table 4).
     """
 
+    needs_quantizer: ClassVar[bool] = True
+
     window: int | None = None
     reserved: int = 128
     key_axis: Literal["channel", "token"] = "channel"
@@ -113,6 +115,11 @@ class LogQuant(Method):
         super().check(head_dim, max_length)
         if head_dim and self.quantizer:
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
+
+    def reach(self) -> Reach:
+        """The first flush comes with token 3 W behind the sinks."""
+        key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
+        return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
     def key_format(self) -> FormatSpec:
         """Format of the keys, with `key_axis` applied."""

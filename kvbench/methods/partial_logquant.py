@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
+from kvbench.methods.base import Reach
 from kvbench.methods.logquant import LogQuant, placed, remaining
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class PartialLogQuant(LogQuant):
             raise ConfigError(
                 "quantizer.value.axis", self.quantizer.value.axis, "values move with keys", allowed=["token"]
             )
+
+    def reach(self) -> Reach:
+        """Values are the first to leave, when more than W (or W, as released) came behind the sinks."""
+        key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
+        return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
     def exact_values(self, n: int) -> int:
         """Values in full precision after n tokens (sinks left out)."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CombinationError, ConfigError
-from kvbench.methods.base import Method, Side, affine
+from kvbench.methods.base import Method, Reach, Side, affine
 from kvbench.methods.speculation import OWN_VIEWS, Speculation, Weights
+from kvbench.prerequisites import Package
 from kvbench.schema import bounded
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class QuantSpec(Method):
     """
 
     rolls: ClassVar[bool] = True
+    needs_quantizer: ClassVar[bool] = True
     gamma: int = bounded(4, minimum=0, maximum=64)
     draft: str = "upper"
     draft_options: Any = None
@@ -100,6 +102,16 @@ class QuantSpec(Method):
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
         with _named_for_the_draft():
             return load_method(self.draft, **options)
+
+    def packages(self) -> tuple[Package, ...]:
+        """The draft's, where it has a cache of its own."""
+        return self.draft_method().packages() if self.own_cache else ()
+
+    def reach(self) -> Reach | None:
+        """Up to 2 G - 1 tokens are exact; with ``target=fp16`` all are meant to be."""
+        if self.target == "fp16":
+            return None
+        return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
         """What the draft needs beside the model (an encoder) is here, or can be fetched."""

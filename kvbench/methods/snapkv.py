@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import CacheError, ConfigError
-from kvbench.methods.base import Method, Side
+from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.eviction import Reduce, check_budget, highest, put, reduce, tokens, with_recent
 
 if TYPE_CHECKING:
@@ -49,6 +49,24 @@ class SnapKV(Method):
     def observe_prompt(self) -> int:  # type: ignore[override]
         """The last `window` queries."""
         return self.window
+
+    def reach(self) -> Reach:
+        """A prompt within the budget, or within the window, stays whole."""
+        if isinstance(self.budget, int):
+            return Reach("method.budget", self.budget, self.budget, of_prompt=True)
+        return Reach("method.window", self.window, self.window, of_prompt=True)
+
+    def check_reach(self, max_length: int) -> None:
+        """Nor a window or a pooling wider than any prompt."""
+        for key in ("window", "kernel"):
+            if getattr(self, key) >= max_length:
+                raise ConfigError(
+                    f"method.{key}",
+                    getattr(self, key),
+                    f"is wider than any prompt: model.max_length={max_length}",
+                    allowed=f"at most {max_length - 1}",
+                )
+        super().check_reach(max_length)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """A window, an odd kernel, a budget beyond the window."""

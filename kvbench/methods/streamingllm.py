@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import CacheError, ConfigError
-from kvbench.methods.base import Method, Side
+from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.eviction import check_budget, tokens
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ class StreamingLLM(Method):
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, ..., 4, ...")
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and a newest token")
+
+    def reach(self) -> Reach:
+        """A budget that is a number holds so many tokens, and then rolls; a share holds the sinks at least."""
+        prompt = self.evict == "prefill"
+        if isinstance(self.budget, int):
+            return Reach("method.budget", self.budget, self.budget, of_prompt=prompt)
+        return Reach("method.sinks", self.sinks, self.sinks + 1, of_prompt=prompt)
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None

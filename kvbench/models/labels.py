@@ -15,6 +15,7 @@ from typing import Any
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.spec import BUNDLED, is_repository, local_folder
+from kvbench.prerequisites import exists
 
 __all__ = ["is_repository", "labelled"]
 
@@ -46,12 +47,15 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         `model` itself where it loads the preset's own checkpoint.
 
     Raises:
-        ConfigError: the checkpoint's ``config.json`` cannot be read, or does not say how long a text may be.
+        ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read, or does not say
+            how long a text may be.
     """
     made = dict(model)
     own = {*given, *(key for key in made if made[key] != preset.get(key))}
     if made.get("hub_id") != preset.get("hub_id") and "path" not in own:
         made["path"] = None  # the preset's folder must not stand in place of the repository that was asked for
+    if isinstance(made.get("path"), str) and not made["path"].startswith(BUNDLED):
+        exists(made["path"], "model.path")
     elsewhere = made.get("path") is not None and not _same_folder(made["path"], preset.get("path"))
     repository = made.get("path") is None and made.get("hub_id") not in (None, preset.get("hub_id"))
     if not elsewhere and (not repository or made.get("weights") == "random"):

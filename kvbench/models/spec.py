@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
-from kvbench.schema import bounded
+from kvbench.prerequisites import Package, exists
+from kvbench.schema import MOST_TOKENS, bounded
 
 #: a repository: an owner and a name, or a name alone, as the hub has them
 _HUB_ID = re.compile(r"(?![.-])[\w.-]{1,96}(?:/(?![.-])[\w.-]{1,96})?")
@@ -37,17 +38,27 @@ class Architecture:
     num_attention_heads: int = bounded(minimum=1, maximum=checkpoint.LIMITS["num_attention_heads"])
     num_key_value_heads: int = bounded(minimum=1, maximum=checkpoint.LIMITS["num_key_value_heads"])
     vocab_size: int = bounded(minimum=1, maximum=checkpoint.LIMITS["vocab_size"])
-    max_position_embeddings: int = bounded(minimum=1)
+    max_position_embeddings: int = bounded(minimum=1, maximum=MOST_TOKENS)
     rope: dict[str, Any]
-    rms_norm_eps: float = bounded(1e-5, above=0.0)
-    head_dim: int | None = bounded(None, minimum=1)
-    original_max_position_embeddings: int | None = bounded(None, minimum=1)
-    sliding_window: int | None = bounded(None, minimum=1)
+    rms_norm_eps: float = bounded(1e-5, above=0.0, maximum=0.1)
+    head_dim: int | None = bounded(None, minimum=1, maximum=4096)
+    original_max_position_embeddings: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
+    sliding_window: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
     tie_word_embeddings: bool = False
-    parameters: int | None = bounded(None, minimum=1)
+    parameters: int | None = bounded(None, minimum=1, maximum=2**50)
 
     def check(self) -> None:
-        """Raise ConfigError for heads that do not divide."""
+        """Raise ConfigError for heads that do not divide, and numbers of RoPE that are none."""
+        for name, value in self.rope.items():
+            if name == "rope_type" or isinstance(value, (bool, list, tuple, type(None))):
+                continue
+            if not isinstance(value, (int, float)) or not 0 < value < 1e12:
+                raise ConfigError(
+                    f"model.architecture.rope.{name}", value, "must be a number above 0", allowed="below 1e12"
+                )
+        theta = self.rope.get("rope_theta", 1.0)
+        if isinstance(theta, (bool, list, tuple, type(None))):
+            raise ConfigError("model.architecture.rope.rope_theta", theta, "must be a number above 0", hint="10000.0")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 "model.architecture.num_key_value_heads",
@@ -93,8 +104,8 @@ class ModelConfig:
     path: str | None = None
     weights: Literal["pretrained", "random"] = "pretrained"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    max_length: int = bounded(minimum=2)
-    prompt_limit: int | None = bounded(None, minimum=1)
+    max_length: int = bounded(minimum=16, maximum=MOST_TOKENS)
+    prompt_limit: int | None = bounded(None, minimum=16, maximum=MOST_TOKENS)
     chat: str = "none"
     trust_remote_code: bool = False
     architecture: Architecture | None = None
@@ -121,6 +132,11 @@ class ModelConfig:
             raise ConfigError(
                 "model.chat", self.chat, "is no wrapper", allowed=("none", "template", "text with {prompt} in it once")
             )
+        if self.path is not None:
+            if not self.path.strip():
+                raise ConfigError("model.path", "''", "must name a folder", hint="model.path=DIR, or null for the hub")
+            if not self.path.startswith(BUNDLED):
+                exists(self.path, "model.path")
         folder = self.folder()
         if folder is not None and not (folder / "config.json").is_file():
             missing = "has no config.json, so it is no checkpoint" if folder.is_dir() else "is no folder"
@@ -149,6 +165,13 @@ class ModelConfig:
             raise ConfigError(
                 "model.weights", "random", "needs model.architecture, or model.path=DIR with a config.json"
             )
+
+    def packages(self) -> tuple[Package, ...]:
+        """What reading the checkpoint's format needs."""
+        if self.requires is None or self.weights == "random":
+            return ()
+        hint = f"pip install {self.requires}, or model.weights=random for the plain architecture"
+        return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
         """The local folder that `path` names, or None; it need not exist."""

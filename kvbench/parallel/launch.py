@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import os
 
+from kvbench.errors import ConfigError
+
 
 def size() -> int:
     """Processes that were started together; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", 1)) if launched() else 1
+    return _number("WORLD_SIZE", 1) if launched() else 1
 
 
 def rank() -> int:
     """The number of this process among them; number 0 speaks and writes for all."""
-    return int(os.environ.get("RANK", 0)) if launched() else 0
+    return _number("RANK", 0) if launched() else 0
 
 
 def local_rank() -> int:
     """The number of this process on its machine, which is that of its device."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if launched() else 0
+    return _number("LOCAL_RANK", 0) if launched() else 0
 
 
 def local_size() -> int:
     """Processes on this machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", size()))
+    return _number("LOCAL_WORLD_SIZE", size())
 
 
 def launched() -> bool:
     """Whether torchrun (or anything that sets the same variables) started this process."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def _number(name: str, default: int) -> int:
+    """The environment variable `name`.
+
+    Raises:
+        ConfigError: it is set, and no number.
+    """
+    text = os.environ.get(name, str(default)).strip()
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(
+            name, text, "must be a whole number from 0 on: torchrun sets it", hint=f"unset {name}, or start by torchrun"
+        )
+    return int(text)

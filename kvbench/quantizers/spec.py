@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 
+#: what stands between the name of a preset and what was changed of it
+CHANGED = "+"
+
 Axis = Literal["channel", "token"]
+
+#: fields of a format that may be left out
+_DEFAULTS = {"kind": "affine"}
 
 #: bit widths that packed storage exists for (exactly bits/8 bytes an element)
 STORED_BITS = (2, 3, 4, 8)
+
+
+def preset(name: str) -> str:
+    """The preset that a quantizer's name begins with: ``int2`` of ``int2+key.group_size=64``."""
+    return name.partition(CHANGED)[0]
+
+
+def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
+    """The name that `formats` deserve: the preset's, and what of it was changed.
+
+    Args:
+        name: as it stands in the configuration.
+        formats: ``{"key": {...}, "value": {...}}``.
+        standard: those of the preset; None: there is none of that name, so it is as good as any.
+    """
+    if standard is None:
+        return name
+    changes = []
+    for side in ("key", "value"):
+        given, usual = (dict(each.get(side) or {}) for each in (formats, standard))
+        for field in (*usual, *(field for field in given if field not in usual)):
+            if given.get(field, _DEFAULTS.get(field)) != usual.get(field, _DEFAULTS.get(field)):
+                changes.append(f"{side}.{field}={given.get(field)}")
+    return preset(name) + (CHANGED + ",".join(changes) if changes else "")
 
 
 @dataclass(frozen=True, kw_only=True)

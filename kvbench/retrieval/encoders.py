@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 import socket
 import threading
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError, ModelError
+from kvbench.prerequisites import Package, exists
 from kvbench.retrieval.store import EmbeddingStore
 
 #: names with a meaning; anything else is a sentence-transformers model, by hub id or folder
@@ -284,9 +286,17 @@ def stored_name(name: str) -> str:
     return f"{os.path.realpath(name)} {hashlib.sha256(chr(10).join(seen).encode()).hexdigest()[:16]}"
 
 
+def packages(name: str) -> tuple[Package, ...]:
+    """What the encoder of that name is made with."""
+    module = {"bm25": "bm25s", "openai": "httpx"}.get(name, "sentence_transformers")
+    hint = "pip install 'kvbench[retrieval]'" if name == "bm25" else f"pip install {module.replace('_', '-')}"
+    return (Package(module, "method.encoder", name, f"{hint}, or another method.encoder"),)
+
+
 def check_name(name: str) -> None:
     """Raise ConfigError for a name that is neither known, nor a hub id (``org/model``), nor a folder."""
-    if name not in NAMED and "/" not in name and not os.path.isdir(name):
+    hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", name, flags=re.ASCII)
+    if name not in NAMED and not hub_id and not (name and exists(name, "method.encoder") and os.path.isdir(name)):
         raise ConfigError(
             "method.encoder", name, "is no encoder", allowed=[*NAMED, "ORG/MODEL or DIR of sentence-transformers"]
         )

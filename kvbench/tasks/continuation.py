@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench import data
 from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError, KvbenchError
-from kvbench.schema import bounded
+from kvbench.schema import MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample
 from kvbench.tasks.texts import DOCUMENTS, check_text
 
+if TYPE_CHECKING:
+    from kvbench.config import RunConfig
+
 #: tokens of the shortest prompt
 SHORTEST = 16
+#: most prompts that only warm up
+MOST_WARM_UP = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +54,12 @@ class Continuation:
     text: Literal["pg19", "text", "mini_text"] = "pg19"
     path: str | None = None
     source: HubSource = field(default_factory=HubSource)
-    lengths: tuple[int, ...] = (4096,)
+    lengths: tuple[int, ...] = bounded((4096,), minimum=SHORTEST, maximum=MOST_TOKENS)
     limit: int | None = bounded(10, minimum=1)
-    warm_up: int = bounded(3, minimum=0)
+    warm_up: int = bounded(3, minimum=0, maximum=MOST_WARM_UP)
     per_document: int | None = bounded(1, minimum=1)
-    skip: int = bounded(8000, minimum=0)
-    max_new_tokens: int = bounded(90, minimum=1)
+    skip: int = bounded(8000, minimum=0, maximum=MOST_TOKENS)
+    max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
     bos: bool = True
 
     def check(self) -> None:
@@ -62,6 +67,10 @@ class Continuation:
         self.source.check()
         check_lengths(self.lengths)
         check_text(self.text, self.path)
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for prompts that the model cannot take."""
+        check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
     def documents(self) -> list[str]:
@@ -157,6 +166,24 @@ class Continuation:
             known[number] = list(encoded["input_ids"]), list(encoded["offset_mapping"])
         ids, offsets = known[number]
         return list(ids), offsets
+
+
+def check_fits(config: RunConfig, lengths: tuple[int, ...], max_new_tokens: int) -> None:
+    """Raise ConfigError where prompts of exactly so many tokens, and their answers, are more than the model takes.
+
+    Such prompts are refused by the run, not cut, so that the longest decides.
+    """
+    model, new = config.model, config.decoding.max_new_tokens or max_new_tokens
+    most = min(model.max_length - new, model.prompt_limit or model.max_length)
+    if max(lengths) > most:
+        limit = f" and model.prompt_limit={model.prompt_limit}" if model.prompt_limit else ""
+        raise ConfigError(
+            "dataset.lengths",
+            list(lengths),
+            f"are more tokens than the model takes beside {new} new ones: model.max_length={model.max_length}{limit}",
+            allowed=f"{SHORTEST} to {most}" if most >= SHORTEST else "none: fewer new tokens, or another model",
+            hint=f"dataset.lengths=[{most}]" if most >= SHORTEST else "",
+        )
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:

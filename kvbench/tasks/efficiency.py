@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.schema import bounded
+from kvbench.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Efficiency:
     scorer_version: ClassVar[int] = 1
 
     name: str = "efficiency"
-    prompts: tuple[int, ...] = bounded((128, 512), minimum=SHORTEST)
-    batches: tuple[int, ...] | Literal["grow"] = bounded((1, 2, 4), minimum=1)
-    max_batch: int = bounded(4096, minimum=1)
-    bisect: int = bounded(0, minimum=0)
-    new_tokens: int = bounded(32, minimum=2)
-    repeats: int = bounded(3, minimum=1)
-    warm_up: int = bounded(8, minimum=2)
-    seed: int = bounded(0, minimum=0)
+    prompts: tuple[int, ...] = bounded((128, 512), minimum=SHORTEST, maximum=MOST_TOKENS)
+    batches: tuple[int, ...] | Literal["grow"] = bounded((1, 2, 4), minimum=1, maximum=MOST_ROWS)
+    max_batch: int = bounded(4096, minimum=1, maximum=MOST_ROWS)
+    bisect: int = bounded(0, minimum=0, maximum=32)
+    new_tokens: int = bounded(32, minimum=2, maximum=MOST_TOKENS)
+    repeats: int = bounded(3, minimum=1, maximum=1000)
+    warm_up: int = bounded(8, minimum=2, maximum=MOST_TOKENS)
+    seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
         """Raise ConfigError for a grid without points."""

@@ -17,7 +17,7 @@ from kvbench.data import HubSource, Record
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import gsm8k as metric
 from kvbench.records import FILLED_TEXT
-from kvbench.schema import bounded
+from kvbench.schema import MOST, MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample, check_shots
 
 FIELDS = {"question": FILLED_TEXT, "answer": FILLED_TEXT}
@@ -63,9 +63,9 @@ class GSM8K:
     source: HubSource = field(default_factory=HubSource)
     limit: int | None = bounded(None, minimum=1)
     shots: int = bounded(5, minimum=0, maximum=64)
-    shots_seed: int = bounded(1234, minimum=0)
+    shots_seed: int = bounded(1234, minimum=0, maximum=MOST)
     order: Literal["sampled", "first"] = "sampled"
-    max_new_tokens: int | None = bounded(None, minimum=1)
+    max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
         """Raise ConfigError for settings that could have no effect."""

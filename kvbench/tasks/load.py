@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
 from kvbench.errors import ConfigError
-from kvbench.schema import build
+from kvbench.schema import build, load_class
 from kvbench.tasks.base import Task
 
 
@@ -21,15 +21,10 @@ def load(config: Mapping[str, Any]) -> Task:
         ConfigError: no such class, an unknown key, a wrong value.
     """
     data = dict(config)
-    target = data.pop("_target_", None)
-    if not isinstance(target, str) or "." not in target:
-        raise ConfigError("dataset._target_", target, "must name a class", hint="for example kvbench.tasks.mini.Mini")
-    module, _, name = target.rpartition(".")
-    try:
-        cls = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("dataset._target_", target, f"cannot be imported ({error})") from error
-    task = build(cls, data, "dataset")
+    cls = load_class("dataset._target_", data.pop("_target_", None), "kvbench.tasks.mini.Mini")
+    if not dataclasses.is_dataclass(cls):
+        raise ConfigError("dataset._target_", config["_target_"], "is no dataclass", hint="@dataclass(kw_only=True)")
+    task: Any = build(cls, data, "dataset")
     check = getattr(task, "check", None)
     if check is not None:
         check()

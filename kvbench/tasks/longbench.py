@@ -20,8 +20,9 @@ from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import longbench as metric
 from kvbench.metrics.longbench import EXTENDED
+from kvbench.prerequisites import Package
 from kvbench.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
-from kvbench.schema import bounded
+from kvbench.schema import MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample
 
 #: tasks that the official code runs without the chat wrapper
@@ -77,9 +78,9 @@ class LongBench:
     path: str | None = None
     source: HubSource = field(default_factory=HubSource)
     limit: int | None = bounded(None, minimum=1)
-    max_new_tokens: int | None = bounded(None, minimum=1)
-    prompt_limit: int | Literal["fill"] | None = None
-    prompt_limits: dict[str, int] = field(default_factory=dict)
+    max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
+    prompt_limit: int | Literal["fill"] | None = bounded(None, minimum=16, maximum=MOST_TOKENS)
+    prompt_limits: dict[str, int] = field(default_factory=dict, metadata={"minimum": 16, "maximum": MOST_TOKENS})
     system: str | None = None
 
     def check(self) -> None:
@@ -89,12 +90,16 @@ class LongBench:
             raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
         for name in self.names:
             if name not in templates() and name not in EXTENDED:
-                raise ConfigError("dataset.tasks", name, "is no task of LongBench", allowed=allowed)
+                raise ConfigError("dataset.tasks", name, "unknown task of LongBench", allowed=allowed)
         if len(set(self.names)) < len(self.names):
             raise ConfigError("dataset.tasks", list(self.names), "names something twice")
-        if isinstance(self.prompt_limit, int) and self.prompt_limit < 16:
-            raise ConfigError("dataset.prompt_limit", self.prompt_limit, "must be at least 16")
         self.source.check()
+
+    def packages(self) -> tuple[Package, ...]:
+        """What finds words where a script has no spaces between them."""
+        chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
+        hint = "pip install 'kvbench[longbench]', or dataset=longbench_en"
+        return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from kvbench import data
 from kvbench.data import HubSource, Record
 from kvbench.errors import DataError
 from kvbench.records import FILLED_TEXT
-from kvbench.schema import bounded
+from kvbench.schema import MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample, check_shots
 
 #: fields of a question, in one form whatever file it came from
@@ -44,7 +44,7 @@ class OpenBookQA:
     source: HubSource = field(default_factory=HubSource)
     limit: int | None = bounded(None, minimum=1)
     shots: int = bounded(5, minimum=0, maximum=64)
-    max_new_tokens: int = bounded(8, minimum=1)
+    max_new_tokens: int = bounded(8, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
         """Raise ConfigError for a repository that is none."""

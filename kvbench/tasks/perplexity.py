@@ -16,14 +16,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench import data
 from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError, KvbenchError
-from kvbench.schema import bounded
+from kvbench.schema import MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample
 from kvbench.tasks.texts import DOCUMENTS, check_text
+
+if TYPE_CHECKING:
+    from kvbench.config import RunConfig
 
 #: windows that GPTQ and its heirs draw from C4
 C4_WINDOWS = 256
@@ -60,12 +63,12 @@ class Perplexity:
     path: str | None = None
     source: HubSource = field(default_factory=HubSource)
     mode: Literal["decode", "simulated", "fp16"] = "decode"
-    window: int = bounded(2048, minimum=8)
-    stride: int | None = bounded(None, minimum=1)
+    window: int = bounded(2048, minimum=8, maximum=MOST_TOKENS)
+    stride: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
     limit: int | None = bounded(None, minimum=1)
     per_document: int | None = bounded(None, minimum=1)
     skip: int = bounded(0, minimum=0)
-    prefill: int = bounded(0, minimum=0)
+    prefill: int = bounded(0, minimum=0, maximum=MOST_TOKENS)
     chunk: int = bounded(1, minimum=1)
     bos: bool = False
 
@@ -79,6 +82,19 @@ class Perplexity:
             raise ConfigError("dataset.prefill", self.prefill, f"leaves nothing to score of {self.window} tokens")
         if self.text == "c4" and self.stride not in (None, self.window):
             raise ConfigError("dataset.stride", self.stride, "c4's windows are drawn one by one: they do not slide")
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for windows longer than the model, and modes that would not measure the method."""
+        longest = config.model.max_length
+        if self.window > longest:
+            raise ConfigError(
+                "dataset.window",
+                self.window,
+                f"is longer than the model takes (model.max_length={longest})",
+                allowed=f"8 to {longest}",
+                hint=f"dataset.window={longest}",
+            )
+        config.method.alone().check_windows(self.mode, self.prefill)
 
     @cached_property
     def documents(self) -> list[str]:

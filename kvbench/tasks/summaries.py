@@ -13,16 +13,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench import data
 from kvbench.data import HubSource, Record
 from kvbench.errors import DataError, KvbenchError
 from kvbench.metrics.summary import rouge
+from kvbench.prerequisites import Package
 from kvbench.records import TEXT, TEXT_OR_NULL, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_NULL, check_record, is_text
-from kvbench.schema import bounded
+from kvbench.schema import MOST_TOKENS, bounded
 from kvbench.tasks.base import Sample
-from kvbench.tasks.continuation import check_lengths, check_warm_up, warmed
+from kvbench.tasks.continuation import MOST_WARM_UP, SHORTEST, check_fits, check_lengths, check_warm_up, warmed
+
+if TYPE_CHECKING:
+    from kvbench.config import RunConfig
 
 Kind = Literal["multi_lexsum", "infinitebench_sum"]
 
@@ -51,15 +55,23 @@ class Summaries:
     path: str | None = None
     source: HubSource = field(default_factory=HubSource)
     split: str = "test"
-    lengths: tuple[int, ...] = (8192,)
+    lengths: tuple[int, ...] = bounded((8192,), minimum=SHORTEST, maximum=MOST_TOKENS)
     limit: int | None = bounded(10, minimum=1)
-    warm_up: int = bounded(3, minimum=0)
-    max_new_tokens: int = bounded(90, minimum=1)
+    warm_up: int = bounded(3, minimum=0, maximum=MOST_WARM_UP)
+    max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
         """Raise ConfigError for prompts that are none."""
         self.source.check()
         check_lengths(self.lengths)
+
+    def packages(self) -> tuple[Package, ...]:
+        """ROUGE."""
+        return (Package("rouge_score", "dataset", self.name, "pip install rouge-score"),)
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for prompts that the model cannot take."""
+        check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
     def records(self) -> list[tuple[str, tuple[str, ...]]]:

@@ -101,7 +101,6 @@ def test_quantizers_that_are_not_atoms_are_refused():
     with pytest.raises(ConfigError, match="atom does not take this quantizer"):
         load_method("atom", quantizer="int2")
     formats = {
-        "name": "int4_token",
         "key": {"bits": 4, "group_size": 64, "axis": "token"},
         "value": {"bits": 4, "group_size": "head_dim", "axis": "token"},
     }

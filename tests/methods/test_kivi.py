@@ -172,7 +172,7 @@ def test_the_eviction_twin_keeps_the_newest_r_keys_and_values(sinks):
 def test_values_per_channel_leave_in_whole_groups(key_axis):
     """The other half of QuantSpec's Table 3: key axis by value axis."""
     form = {"bits": 2, "group_size": 32}
-    quantizer = {"name": "int2", "key": {**form, "axis": "channel"}, "value": {**form, "axis": "channel"}}
+    quantizer = {"key": {**form, "axis": "channel"}, "value": {**form, "axis": "channel"}}
     method = load_method("kivi", quantizer=quantizer, residual=64, key_axis=key_axis)
     keys, values = random_kv(300, heads=1)
     layer = new_layer(method)

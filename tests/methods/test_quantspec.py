@@ -24,7 +24,7 @@ def small(group: int, **options):
     """QuantSpec with a group of few tokens, so that flushes come often."""
     form = {"bits": 8, "kind": "hierarchical"}
     key, value = {**form, "group_size": group, "axis": "channel"}, {**form, "group_size": "head_dim", "axis": "token"}
-    return load_method("quantspec", quantizer={"name": "hierarchical", "key": key, "value": value}, **options)
+    return load_method("quantspec", quantizer={"key": key, "value": value}, **options)
 
 
 @pytest.mark.parametrize("row", BUFFER["rows"], ids=lambda row: str(row["L"]))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvbench.errors import ConfigError
-from kvbench.schema import bounded
+from kvbench.models.spec import BUNDLED
+from kvbench.schema import MOST, bounded
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini.catalogue import TASKS
 from kvbench.tasks.mini.compose import Document, compose, tails
@@ -18,6 +19,9 @@ from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.mini.scoring import SCORERS
 from kvbench.tasks.mini.templates import WRAPPERS
 from kvbench.tasks.mini.tokens import encoder, fingerprint
+
+if TYPE_CHECKING:
+    from kvbench.config import RunConfig
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -43,13 +47,11 @@ class Mini:
     name: str = "mini"
     tasks: tuple[str, ...] | str = "all"
     lengths: tuple[int, ...] = (1024, 2048, 4096)
-    limit: int = bounded(100, minimum=1)
-    seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
+    limit: int = bounded(100, minimum=1, maximum=10_000)
+    seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
         """Raise ConfigError for tasks and lengths that do not exist."""
-        if isinstance(self.tasks, str) and self.tasks != "all" and self.tasks not in TASKS:
-            raise ConfigError("dataset.tasks", self.tasks, "is no task of mini", allowed=("all", *TASKS))
         if not self.tasks or not self.lengths:
             raise ConfigError(
                 "dataset.tasks" if not self.tasks else "dataset.lengths",
@@ -59,13 +61,32 @@ class Mini:
             )
         for task in self.names:
             if task not in TASKS:
-                raise ConfigError("dataset.tasks", task, "is no task of mini", allowed=("all", *TASKS))
+                raise ConfigError("dataset.tasks", task, "unknown task of dataset mini", allowed=("all", *TASKS))
         for length in self.lengths:
             if length not in LENGTHS:
-                raise ConfigError("dataset.lengths", length, "is no length of mini", allowed=LENGTHS)
+                raise ConfigError("dataset.lengths", length, "unknown length of dataset mini", allowed=LENGTHS)
         for key, values in (("tasks", self.names), ("lengths", self.lengths)):
             if len(set(values)) < len(values):
-                raise ConfigError(f"dataset.{key}", list(values), "names something twice")
+                raise ConfigError(f"dataset.{key}", list(values), "names something twice", hint="each once")
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for lengths that the model cannot take.
+
+        Lengths are tokens of the bundled model. Another model's tokenizer makes fewer of the same text, but not half.
+        """
+        model = config.model
+        if model.weights == "random":
+            return  # its tokenizer is not known yet
+        most = model.max_length if str(model.path).startswith(BUNDLED) else 2 * model.max_length
+        if max(self.lengths) > most:
+            allowed = [length for length in LENGTHS if length <= most]
+            raise ConfigError(
+                "dataset.lengths",
+                max(self.lengths),
+                f"is more tokens than the model takes (model.max_length={model.max_length})",
+                allowed=allowed or "none: the model is too short for mini",
+                hint=f"dataset.lengths=[{allowed[-1]}]" if allowed else "another model",
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

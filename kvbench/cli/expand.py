@@ -1,0 +1,99 @@
+"""The jobs of a sweep, counted before any of them is listed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
+
+from kvbench.cli.overrides import text
+from kvbench.errors import ConfigError
+
+#: most jobs of a sweep, unless the environment variable of this name says otherwise
+MAX_JOBS = 10_000
+MAX_JOBS_NAME = "KVBENCH_MAX_JOBS"
+
+
+def limit(name: str, default: int) -> int:
+    """The limit that the environment variable `name` gives, or `default`.
+
+    Raises:
+        ConfigError: it is no whole number from 1 on.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    if not text.isdecimal() or not int(text):
+        raise ConfigError(name, text, "must be a whole number from 1 on", hint=f"{name}={default}, or unset it")
+    return int(text)
+
+
+def check_sweeps(overrides: Sequence[Override], groups: Collection[str]) -> None:
+    """Raise ConfigError for a sweep over nothing, over one value twice, or over more jobs than anyone means."""
+    most, jobs, parts = limit(MAX_JOBS_NAME, MAX_JOBS), 1, []
+    for override in overrides:
+        if not override.is_sweep_override():
+            continue
+        count = _count(override, groups)
+        if not count:
+            raise ConfigError(
+                f"{override.key_or_group}={text(override)}",
+                None,
+                "is a sweep over nothing: no choice matches, or no number lies in it",
+                hint=f"values by commas: {override.key_or_group}=a,b",
+            )
+        jobs *= count
+        parts.append(f"{override.key_or_group} has {count}")
+    if jobs > most:
+        raise ConfigError(
+            "--multirun",
+            None,
+            f"makes {jobs} jobs ({', '.join(parts)})",
+            allowed=f"at most {most}",
+            hint=f"fewer values; or raise the limit: {MAX_JOBS_NAME}={jobs} python -m kvbench ...",
+        )
+    for override in overrides:
+        _check_twice(override)
+
+
+def _count(override: Override, groups: Collection[str]) -> int:
+    sweep = override.value()
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if isinstance(sweep, RangeSweep):
+        start, stop, step = (float(number) for number in (sweep.start or 0, sweep.stop or 0, sweep.step))
+        if not step or not all(map(math.isfinite, (start, stop, step))):
+            raise ConfigError(
+                f"{override.key_or_group}={text(override)}", None, "is no range", hint="range(START, STOP, STEP)"
+            )
+        return max(0, math.ceil((stop - start) / step))
+    if isinstance(sweep, Glob):
+        if override.key_or_group not in groups:
+            shown = f"{override.key_or_group}={text(override)}"
+            raise ConfigError(shown, None, "glob() goes through a group's choices only", hint="values by commas")
+        return sum(1 for _ in override.sweep_string_iterator())
+    assert isinstance(sweep, IntervalSweep)
+    raise ConfigError(
+        f"{override.key_or_group}={text(override)}",
+        None,
+        "an interval has no values to go through",
+        hint=f"{override.key_or_group}=range({sweep.start},{sweep.end},STEP)",
+    )
+
+
+def _check_twice(override: Override) -> None:
+    """Raise ConfigError for a value that stands twice in one list: its run would be one, its rows two."""
+    sweep = override.value()
+    if not isinstance(sweep, ChoiceSweep):
+        return
+    seen = set()
+    for item in sweep.list:
+        plain: Any = item.text if isinstance(item, QuotedString) else item
+        mark = (isinstance(plain, bool), plain) if isinstance(plain, (bool, int, float, str)) else repr(plain)
+        if mark in seen:
+            key = override.key_or_group
+            raise ConfigError(key, text(override), f"names {plain} twice", hint=f"each value once: {key}=...")
+        seen.add(mark)

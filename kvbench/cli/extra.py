@@ -1,0 +1,159 @@
+"""The folder of ``--config-dir``: its files are read and refused in words before Hydra composes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench.cli.expand import limit
+from kvbench.confdir import groups, options
+from kvbench.errors import ConfigError, cut
+
+#: most values in one file, aliases counted wherever they stand; the environment variable raises it
+MAX_VALUES = 5_000
+MAX_VALUES_NAME = "KVBENCH_MAX_YAML_VALUES"
+#: most groups within groups
+MAX_DEPTH = 32
+#: most bytes of one file for each value that it may have
+BYTES_A_VALUE = 40
+
+OPTION = "--config-dir"
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder without choices, or with a file that cannot be one.
+
+    Raises:
+        ConfigError: it is no folder, holds no group's folder, or a file in it is damaged, too large, named as a choice
+            of kvbench or writes into other groups than its own.
+    """
+    try:
+        is_folder = folder.is_dir()
+    except OSError as error:
+        raise ConfigError(OPTION, folder, f"cannot be read ({error.strerror})", hint="another folder") from error
+    if not is_folder:
+        raise ConfigError(OPTION, folder, "is no folder", hint="a folder with method/foo.yaml in it")
+    known = groups()
+    if not any((folder / group).is_dir() for group in known):
+        raise ConfigError(
+            OPTION,
+            folder,
+            "has no folder that is named for a group",
+            allowed=[f"{group}/" for group in known],
+            hint=f"{folder}/method/foo.yaml makes method=foo",
+        )
+    for group in known:
+        built_in = options(group)
+        for choice, path in options(group, folder).items():
+            if folder not in path.parents:
+                continue
+            if choice in built_in:
+                raise _refusal(path, f"has the name of {group}={choice}, which kvbench brings along", "another name")
+            check_file(path, group)
+
+
+def check_file(path: Path, group: str) -> None:
+    """Refuse one choice of `group` that is damaged, too large, or changes more than its group.
+
+    Raises:
+        ConfigError: as :func:`check_folder`.
+    """
+    most = limit(MAX_VALUES_NAME, MAX_VALUES)
+    try:
+        if path.stat().st_size > most * BYTES_A_VALUE:
+            raise _too_large(path, most)
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None:
+            size = _size(node, {}, set(), 0, path)
+            if size > most:
+                raise _too_large(path, most)
+        data = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise _refusal(path, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
+    except RecursionError as error:
+        raise _refusal(path, f"has more than {MAX_DEPTH} groups within groups", "a flat file of KEY: VALUE") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        problem = cut(getattr(error, "problem", None) or str(error).splitlines()[0])
+        raise _refusal(path, f"is no YAML{where}: {problem}", "KEY: VALUE, indented by blanks, not tabs") from error
+    except (OSError, ValueError) as error:
+        raise _refusal(path, f"cannot be read: {cut(str(error))}", "see the file") from error
+    if not isinstance(data, Mapping):
+        what = "is empty" if data is None else f"holds a {type(data).__name__}"
+        raise _refusal(path, f"{what}, not keys with values", "KEY: VALUE on each line")
+    for key in data:
+        if not isinstance(key, str):
+            raise _refusal(path, f"has the key {key!r}, which is no text", "KEY: VALUE")
+    _check_scope(path, group, text, data)
+
+
+def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, path: Path) -> int:
+    """Values of a YAML tree; an alias counts as what it stands for."""
+    if id(node) in above:
+        raise _refusal(path, "has an alias that stands for a group around it", "write the values out")
+    if id(node) in sizes:
+        return sizes[id(node)]
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    above.add(id(node))
+    total = 1
+    if isinstance(node, yaml.MappingNode):
+        keys = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in keys:
+                    line = key.start_mark.line + 1
+                    raise _refusal(path, f"has the key {key.value} twice, again on line {line}", "each key once")
+                keys.add(key.value)
+            total += _size(key, sizes, above, depth + 1, path) + _size(value, sizes, above, depth + 1, path)
+    elif isinstance(node, yaml.SequenceNode):
+        total += sum(_size(item, sizes, above, depth + 1, path) for item in node.value)
+    above.discard(id(node))
+    sizes[id(node)] = total
+    return total
+
+
+def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a choice would change other groups than its own (presets of experiment/ may)."""
+    if group == "experiment":
+        return
+    package = re.search(r"^#\s*@package\s+(\S+)", text, flags=re.MULTILINE)
+    if package and package[1] not in ("_group_", group):
+        raise _refusal(
+            path,
+            f"writes to {package[1]} (# @package), but a choice of {group} sets {group} alone",
+            "without that line; a preset of several groups is a file of experiment/",
+        )
+    defaults = data.get("defaults", [])
+    if not isinstance(defaults, list):
+        raise _refusal(path, "its defaults are no list", "defaults: [_self_]")
+    for item in defaults:
+        if isinstance(item, str):  # another choice of the group
+            continue
+        for key in item if isinstance(item, Mapping) else ():
+            target = str(key).removeprefix("override ").strip().lstrip("/").partition("@")[0]
+            mine = (group == "method" and target == "quantizer") or (group == "launcher" and target == "hydra/launcher")
+            if not mine:
+                raise _refusal(
+                    path,
+                    f"chooses {target} in its defaults, but a choice of {group} sets {group} alone",
+                    "a preset of several groups is a file of experiment/",
+                )
+
+
+def _too_large(path: Path, most: int) -> ConfigError:
+    return _refusal(
+        path,
+        f"has more than {most} values (an alias counts as what it stands for)",
+        f"a smaller file; or raise the limit: {MAX_VALUES_NAME}={10 * most} python -m kvbench ...",
+    )
+
+
+def _refusal(path: Path, problem: str, hint: str) -> ConfigError:
+    return ConfigError(f"{OPTION}: {path}", None, problem, hint=hint)
