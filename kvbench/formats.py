@@ -31,6 +31,8 @@ MAX_LINE = "KVBENCH_MAX_LINE_MB"
 #: what holds where the variable is not set. The largest file of a known data set has 1.5 GB: Multi-LexSum's documents
 DEFAULT_MB = {MAX_FILE: 2048, MAX_LINE: 64}
 
+#: bytes that a record takes beside its texts, and a value of a JSON list that is read whole: both count as content
+_RECORD, _VALUE = 512, 32
 #: bytes that are unpacked at a time
 _PIECE = 1 << 20
 #: rows of a parquet file that are unpacked at a time: few, because all may point to one long text
@@ -86,7 +88,8 @@ def read_records(
 
     Args:
         found: where.
-        fields: keys that every record must have, with the kind of their values where it is a mapping.
+        fields: keys that every record must have; where it is a mapping, with the kind of their values, and nothing else
+            of a record is kept.
         problem: says what is wrong with a record whose fields are right, or None.
 
     Raises:
@@ -97,16 +100,19 @@ def read_records(
         check_record(record, fields, place)
         if problem is not None and (said := problem(record)):
             raise DataError(f"{place}: {said}.")
-        records.append(record)
+        records.append({field: record[field] for field in fields} if isinstance(fields, Mapping) else record)
     return records
 
 
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
     """Each record after its place as messages name it (file and line, or number from 0); see :func:`read_records`."""
-    empty = True
+    empty, most, total = True, limit(MAX_FILE), 0
     try:
         for place, record in _numbered(found):
             empty = False
+            total += _RECORD
+            if total > most:
+                raise _too_large(found)
             if not isinstance(record, dict):
                 raise DataError(f"{place}: is no object with fields but {type(record).__name__}.")
             yield place, record
@@ -118,7 +124,10 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
 
 def read_json(found: Found) -> Any:
     """A file as one JSON value."""
-    return _json(_utf8(found.content(), str(found)), str(found))
+    try:
+        return _whole(found.content(), found)
+    except MemoryError as error:
+        raise _no_memory(found) from error
 
 
 def read_text(found: Found) -> str:
@@ -211,7 +220,7 @@ def _read(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
 def _too_large(found: Found) -> DataError:
     most = limit(MAX_FILE) >> 20
     return DataError(
-        f"{found} holds more than {most} MiB once unpacked; more is not read.\n"
+        f"{found} holds more than {most} MiB once unpacked and parsed; more is not read.\n"
         f"  hint: {MAX_FILE}={4 * most} in the environment, if it is meant to be so large"
     )
 
@@ -227,7 +236,7 @@ def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
     if found.ending == ".parquet":
         values: Iterable[Any] = _parquet(found)
     elif found.ending == ".json" and (content := found.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-        values = _json(_utf8(content, str(found)), str(found))
+        values = _whole(content, found)
     else:
         for number, line in enumerate(_lines(found), start=1):
             place = f"{found} line {number}"
@@ -278,6 +287,13 @@ def _json(text: str, place: str) -> Any:
         raise DataError(f"{place}: not JSON ({error}).") from error
 
 
+def _whole(content: bytes, found: Found) -> Any:
+    """A file that is one JSON value, unless it has far more values than bytes of text."""
+    if _VALUE * sum(map(content.count, (b",", b"[", b"{"))) > limit(MAX_FILE):
+        raise _too_large(found)
+    return _json(_utf8(content, str(found)), str(found))
+
+
 def _parquet(found: Found) -> Iterator[Record]:
     try:
         import pyarrow  # type: ignore[import-untyped]
@@ -287,7 +303,8 @@ def _parquet(found: Found) -> Iterator[Record]:
     most, total = limit(MAX_FILE), 0
     content = io.BytesIO(found.content())
     try:
-        for batch in parquet.ParquetFile(content).iter_batches(batch_size=_ROWS, use_threads=False):
+        file = parquet.ParquetFile(content, page_checksum_verification=True)
+        for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
             for place, column in enumerate(batch.columns):
                 if pyarrow.types.is_dictionary(column.type):
                     batch = batch.set_column(place, batch.schema.names[place], column.dictionary_decode())

@@ -234,6 +234,12 @@ def test_fetch_of_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such dataset" in capsys.readouterr().err
 
 
+def test_fetch_without_anything_to_fetch_says_how(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, status in (([], 2), (["--help"], 0), (["dataset=mini", "-h"], 0)):
+        assert fetch.main(arguments) == status
+        assert "usage: python -m kvbench.fetch" in capsys.readouterr().out
+
+
 def test_fetch_of_encoders_those_of_drafts_too(capsys: pytest.CaptureFixture[str]) -> None:
     draft = ["method=quantspec", "method.draft=cocktail"]
     for asked, said in (

@@ -78,7 +78,7 @@ def test_what_unpacks_to_more_than_the_limit_is_refused_before_it_is_in_memory(t
         message = said(found, read)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert str(found) in message and "holds more than 1 MiB once unpacked" in message, found
+        assert str(found) in message and "holds more than 1 MiB once unpacked and parsed" in message, found
         assert "hint: KVBENCH_MAX_FILE_MB=4 in the environment" in message
         assert peak < 6 * MIB, found
 
@@ -115,6 +115,25 @@ def test_a_limit_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv(MAX_FILE, value)
     with pytest.raises(ConfigError, match=r"KVBENCH_MAX_FILE_MB=.*is no number of MiB"):
         read_records(Found(tmp_path / "a.jsonl"))
+
+
+def test_many_small_values_count_more_than_their_bytes(tmp_path: Path, small: None) -> None:
+    """A record of 3 bytes takes hundreds, a value of 2 bytes dozens."""
+    cases = {"a.jsonl": (b"{}\n", 2048), "b.json": (b",1", 32768)}
+    for name, (value, most) in cases.items():
+        for count in (most, most + 1):
+            content = value * count if name == "a.jsonl" else b"[1" + value * (count - 1) + b"]"
+            (tmp_path / name).write_bytes(content)
+            if count > most:
+                assert "holds more than 1 MiB once unpacked and parsed" in said(tmp_path / name)
+            elif name == "a.jsonl":
+                assert len(read_records(Found(tmp_path / name))) == most
+            else:
+                assert read_json(Found(tmp_path / name)) == [1] * most
+                assert "record 0: is no object" in said(tmp_path / name)
+    (tmp_path / "c.jsonl").write_text('{"text": "a", "more": [[], []]}')
+    assert read_records(Found(tmp_path / "c.jsonl"), {"text": TEXT}) == [{"text": "a"}]
+    assert read_records(Found(tmp_path / "c.jsonl"), ("text",)) == [{"text": "a", "more": [[], []]}]
 
 
 def test_limits_let_the_largest_known_file_through() -> None:
@@ -154,6 +173,15 @@ def test_a_file_without_records_is_refused(tmp_path: Path, name: str, content: b
 def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "a.parquet")
     assert "a.parquet holds no records" in said(tmp_path / "a.parquet")
+
+
+def test_parquet_pages_with_checksums_are_checked(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": [f"words {number}" for number in range(99)]})
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    parquet.write_table(table, tmp_path / "a.parquet", write_page_checksum=True, **plain)
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content.replace(b"words 50", b"words 51", 1))
+    assert "a.parquet cannot be read" in said(tmp_path / "a.parquet")
 
 
 def test_nesting_without_end_is_refused(tmp_path: Path) -> None:

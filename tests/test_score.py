@@ -49,6 +49,25 @@ def test_a_folder_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (report["tasks"], report["skipped"]) == (3, ["notes.jsonl"])
 
 
+def test_the_tables_say_scores_errors_numbers_and_the_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "qasper.jsonl", [ROWS[0], ROWS[1], ROWS[0]])  # .5, 0, .5: 33.33 with an error of 16.67
+    write(tmp_path / "trec_e.jsonl", [{"pred": "b", "answers": ["b"], "all_classes": ["b"], "length": 7999}])
+    write(tmp_path / "gsm8k.jsonl", [{"response": "so 7", "answer": "#### 7"}])
+    assert score.main([str(tmp_path), "--format", "markdown"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| task | score | stderr | n |",
+        "|:--|--:|--:|:--|",
+        "| gsm8k | 0.00 | - | 1  strict 0.00, flexible 100.00 |",
+        "| qasper | 33.33 | ±16.67 | 3 |",
+        "| trec_e | 100.00 | - | 1  0-4k -, 8k+ - |",
+        "| mean of 3 tasks | 44.44 |  |  |",
+    ]
+    assert score.main([str(tmp_path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:1] == [["task", "score", "stderr", "n"]]
+    assert ["qasper", "33.33", "±16.67", "3"] in lines and ["mean", "of", "3", "tasks", "44.44"] in lines
+
+
 def test_the_harness_own_logs(tmp_path: Path) -> None:
     row = {"doc": {"question": "?", "answer": "x #### 7"}, "resps": [["It is 7.\n#### 7"]], "target": "x #### 7"}
     scores, _ = score.score_path(write(tmp_path / "gsm8k.jsonl", [row]))

@@ -80,3 +80,15 @@ def test_greedy_takes_the_longest_prefix_within_each_rows_limit():
     accepted, following = accept_greedy(drafts, choices, torch.tensor([3, 3, 3, 1, 0]))
     assert accepted.tolist() == [3, 1, 0, 1, 0]
     assert following.tolist() == [4, 2, 1, 2, 1]
+
+
+def test_a_draft_is_accepted_with_probability_p_over_q_and_never_where_p_is_0():
+    """One draft of q = .5: accepted below u = p / q, not at it; a draw of exactly 0 accepts nothing impossible."""
+    drafts, draft_probs = torch.zeros(6, 1, dtype=torch.long), torch.tensor([0.5, 0.5, 0.0]).expand(6, 1, 3)
+    target = torch.tensor([[0.25, 0.25, 0.5]] * 4 + [[0.0, 0.25, 0.75]] * 2)[:, None].expand(6, 2, 3)
+    uniforms = torch.tensor([0.0, 0.4375, 0.5, 0.9375, 0.0, 0.5])[:, None]
+    accepted, rest = accept_sampled(drafts, draft_probs, target, uniforms, torch.ones(6, dtype=torch.long))
+    assert accepted.tolist() == [1, 1, 0, 0, 0, 0]
+    # after a rejection: norm(max(p - q, 0)); after an acceptance: p of the next place
+    expected = [[0.25, 0.25, 0.5]] * 2 + [[0.0, 0.0, 1.0]] * 4
+    assert rest.tolist() == expected

@@ -234,6 +234,9 @@ def test_figures_and_times_of_a_row():
     ]
     assert figures(rounds, 0) == {"rounds": 2, "drafted": 6, "accepted": 6, "tokens": 7}
     assert figures(rounds, 1) == {"rounds": 3, "drafted": 10, "accepted": 5, "tokens": 7}
+    # the end-of-sequence token was the last accepted draft: the fourth, which was refused, is not counted
+    ended = [Round(1.0, [10], [4], [3], [3])]
+    assert figures(ended, 0) == {"rounds": 1, "drafted": 3, "accepted": 3, "tokens": 3}
     assert token_seconds(rounds, 0) == [0.2] * 5 + [1.0] * 2
     assert token_seconds(rounds, 1) == [0.5] * 2 + [1.0] * 5
     assert token_seconds([], 0) == []

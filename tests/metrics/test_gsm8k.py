@@ -35,3 +35,9 @@ def test_flexible_agrees_with_all_flags_of_published_solutions() -> None:
                 agreed += right == value["is_correct"]
     assert flags == 5276
     assert agreed == flags
+
+
+def test_the_number_of_a_reference() -> None:
+    numbers = {"x #### 7": "7", "####-1,234": "-1,234", "#### 1\n#### 2.5.": "2.5", "#### $5": "$5", "a\nb #### 0": "0"}
+    assert {answer: gsm8k.gold(answer) for answer in numbers} == numbers
+    assert [gsm8k.gold(answer) for answer in ("7", "### 7", "#### seven", "#### ", "")] == [None] * 5

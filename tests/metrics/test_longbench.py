@@ -119,6 +119,44 @@ def test_recursion_steps_are_the_packages() -> None:
                 assert failed is fails, (words, spare)
 
 
+def test_the_recursion_limit_is_990_steps() -> None:
+    """A walk of so many calls still has its score; one more is the package's error, which LongBench scores 0."""
+    for words, limited in ((900, True), (989, True), (990, False), (1200, False)):
+        found = rouge_l("a" + " b" * (words - 1), "a")
+        assert found.steps == words + 1 and found.f > 0
+        assert found.limited == (found.f if limited else 0.0)
+
+
+def test_tasks_without_an_e_form_have_none() -> None:
+    assert longbench.score("qasper_e", "cat", ["cat"]) == longbench.score("qasper", "cat", ["cat"]) == 1.0
+    for name in ("narrativeqa_e", "vcsum_e", "_e", "qasper_e_e"):
+        with pytest.raises(KeyError):
+            longbench.score(name, "a", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answers", "classes", "said"),
+    [
+        ("qasper", ["a"], None, None),
+        ("qasper", [], None, "'answers' has none"),
+        ("trec", ["a"], ["a", "b"], None),
+        ("trec", ["c", "b"], ["a", "b"], None),
+        ("trec_e", ["c"], ["a", "b"], "'all_classes' has none of the answers ['c']"),
+        ("lsht", ["a"], [], "lsht is scored by its classes, and 'all_classes' has none"),
+        ("lsht", ["a"], None, "lsht is scored by its classes, and 'all_classes' has none"),
+        ("passage_count", ["7"], None, None),
+        ("passage_count_e", ["x"], None, "scored by a number, and the answers ['x'] are none"),
+        ("passage_retrieval_en", ["Paragraph 7"], None, None),
+        ("passage_retrieval_en", ["Paragraph 7", "段落7"], None, "the answer '段落7' names no paragraph"),
+        ("passage_retrieval_zh", ["段落7"], None, None),
+        ("passage_retrieval_zh", ["Paragraph 7"], None, "the answer 'Paragraph 7' names no paragraph"),
+    ],
+)
+def test_answers_that_no_prediction_can_match_are_said(dataset: str, answers: list, classes: list, said: str) -> None:
+    found = longbench.unanswerable(dataset, answers, classes)
+    assert found is None if said is None else said in str(found)
+
+
 def test_published_outputs_give_the_published_scores() -> None:
     """17 tasks of Llama-2-7B-chat: all outputs, rescored."""
     pytest.importorskip("jieba")
