@@ -20,6 +20,7 @@ import yaml
 
 from kvbench.confdir import options
 from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.formats import is_file
 from kvbench.models import checkpoint
 from kvbench.models.labels import labelled
 from kvbench.models.spec import ModelConfig
@@ -124,16 +125,17 @@ def documents(name: str) -> list[str]:
     Raises:
         DataError: there is no text.
     """
-    if name in GENERATED and not Path(name).exists():
+    there = is_file(Path(name), "--text ")
+    if name in GENERATED and there is None:
         return GENERATED[name]()
-    if not Path(name).exists():
+    if there is None:
         raise DataError(
             f"--text {name}: there is no such file or folder.\n"
             f"  hint: without a text of your own: --text {' '.join(GENERATED)}"
         )
     from kvbench.tasks.texts import files
 
-    return files(name)
+    return files(name, "calibration", "--text")
 
 
 def mini() -> list[str]:

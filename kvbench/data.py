@@ -166,25 +166,26 @@ def is_single(path: str) -> bool:
     return place.suffix != ".zip" and bool(is_file(place, "dataset.path="))
 
 
-def local(path: str, what: str) -> tuple[Path, bool]:
+def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
     """A place on this machine that exists, and whether it is a file (else a folder).
 
     Args:
         path: ``dataset.path``; ``~`` is the home folder.
         what: the data set as messages name it.
+        key: the option that names the place.
 
     Raises:
         DataError: nothing is there, or something that is neither file nor folder.
     """
     if not path:
-        raise DataError(f"{what}: dataset.path is empty.\n  hint: a file, a .zip, or a folder of files")
+        raise DataError(f"{what}: {key} is empty.\n  hint: a file, a .zip, or a folder of files")
     try:
         place = Path(path).expanduser()
     except RuntimeError as error:  # ~somebody who is not known here
-        raise DataError(f"{what}: dataset.path={path}: {error}") from error
-    kind = is_file(place, f"{what}: dataset.path=")
+        raise DataError(f"{what}: {key}={path}: {error}") from error
+    kind = is_file(place, f"{what}: {key}=")
     if kind is None:
-        raise DataError(f"{what}: dataset.path={path} does not exist.\n  hint: a file, a .zip, or a folder of files")
+        raise DataError(f"{what}: {key}={path} does not exist.\n  hint: a file, a .zip, or a folder of files")
     return place, kind
 
 

@@ -51,15 +51,15 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
     return _column(source, path, "test", "dataset pg19")
 
 
-def files(path: str | None, what: str = "dataset text") -> list[str]:
-    """A text file, or the text files of a folder in the order of their names.
+def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
+    """A text file, or the text files of a folder in the order of their names; `what` and `key` as messages say them.
 
     Raises:
         ConfigError: no path.
         DataError: nothing is there, or no text.
     """
     check_text("text", path)
-    place, single = data.local(str(path), what)
+    place, single = data.local(str(path), what, key)
     found = [place] if single else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
     if not found:
         raise DataError(f"{what}: {place} holds no text.\n  hint: a file, or a folder of {', '.join(_TEXTS)}")

@@ -145,6 +145,8 @@ def test_texts_that_need_no_file_leave_the_measured_ones_out():
     ("arguments", "message"),
     [
         (["--model", "tiny", "--text", "nowhere"], "there is no such file or folder"),
+        (["--model", "tiny", "--text", "/dev/zero"], "--text /dev/zero is no regular file but a device"),
+        (["--model", "tiny", "--text", "."], "calibration: . holds no text"),
         (["--model", "tinny", "--text", "mini"], "did you mean 'tiny'"),
         (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is no list of widths"),
         (["--model", "tiny", "--text", "mini", "python", "--sequences", "1"], "--sequences=1: is too few"),
