@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from kvbench.scoring import scored
 from kvbench.tasks.base import Sample, Task
 
 if TYPE_CHECKING:
+    from kvbench.methods.base import Method
     from kvbench.parallel.team import Team
     from kvbench.session import Session
 
@@ -295,11 +296,39 @@ class _Run:
             errors=list(self.errors),
             data={"identity": self.task.identity(), "notes": getattr(self.task, "notes", dict)()},
         )
+        metrics["untouched"] = untouched(
+            self.checked.method, [self.rows[sample.id] for sample in self.samples if sample.id in self.rows]
+        )
+        if metrics["untouched"]:
+            say(f"{self.label}: {tables.untouched(metrics)}")
         self.store.write_metrics(metrics)
         summary.pair_siblings(self.store)
         if metrics != self.before:
             self.logger.finish(metrics)
         return {**metrics, "run_dir": str(self.store.path)}
+
+
+def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """What kept every sample exact, where none was long enough for the method to pack or drop a token; else None.
+
+    Returns:
+        ``{"key", "value", "exact", "longest"}``: the hyper-parameter, up to how many tokens it leaves all exact, and
+        how many the longest sample had in the cache.
+    """
+    reach = method.reach()
+    cached = [
+        # the last token of an answer is never cached, nor is that of a text's window
+        int(row["prompt_tokens"]) - ("window" in row) + (0 if reach and reach.of_prompt else _steps(row))
+        for row in rows
+        if row.get("prompt_tokens")
+    ]
+    if reach is None or not cached or max(cached) > reach.tokens:
+        return None
+    return {"key": reach.key, "value": reach.value, "exact": reach.tokens, "longest": max(cached)}
+
+
+def _steps(row: Row) -> int:
+    return max(0, len(row.get("tokens") or ()) - 1)
 
 
 def _check_ids(samples: list[Sample]) -> None:

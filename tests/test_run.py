@@ -13,6 +13,7 @@ import torch
 
 from kvbench import run as run_module
 from kvbench.errors import ConfigError, KvbenchError, ModelError
+from kvbench.methods import load_method
 from kvbench.results import samples
 from kvbench.results.samples import DiskError, outputs
 from kvbench.run import run
@@ -327,3 +328,56 @@ def test_what_a_method_lacks_is_said_before_the_model_is_loaded(tmp_path, monkey
         run(config(tmp_path))
     (metrics,) = tmp_path.glob("*/metrics.json")
     assert json.loads(metrics.read_text())["status"] == "error"
+
+
+def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, capsys):
+    broken(monkeypatch, RuntimeError("a broken kernel\nits second line"))
+    metrics = run(config(tmp_path, dataset={"limit": 6}))
+    said = capsys.readouterr().err
+    assert said.count("a broken kernel") == 1
+    assert "2 more failed as second/1 did: first/" in said or "2 more failed as first/" in said
+    assert len(metrics["errors"]) == 3
+    names = iter("abc")
+    monkeypatch.undo()
+    broken(monkeypatch, lambda: None)
+    from kvbench.session import Session
+
+    def differently(self, batch):
+        raise RuntimeError(f"kernel {next(names)}")
+
+    monkeypatch.setattr(Session, "rows", differently)
+    run(config(tmp_path / "other", dataset={"limit": 6}))
+    said = capsys.readouterr().err
+    assert [said.count(f"kernel {name}") for name in "abc"] == [1, 1, 1]
+    assert "more failed as" not in said
+
+
+def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):
+    from kvbench.results import tables
+
+    quiet = run(config(tmp_path, method={"residual": 256}))
+    longest = quiet["samples"]["prompt_tokens"]["max"] + 3
+    expected = {"key": "method.residual", "value": 256, "exact": 255, "longest": longest}
+    assert on_disk(quiet)["untouched"] == expected
+    assert quiet["kv_bytes"]["used"]["codes"] == 0
+    words = f"the longest sample had {longest} tokens in the cache, and method.residual=256 leaves up to 255 exact"
+    assert words in capsys.readouterr().err
+    assert any(words in note for note in tables.notes([quiet]))
+    packed = run(config(tmp_path))
+    assert on_disk(packed)["untouched"] is None
+    assert packed["kv_bytes"]["used"]["codes"] > 0
+    assert not any("nothing was packed" in note for note in tables.notes([packed]))
+    assert "nothing was packed" not in capsys.readouterr().err
+
+
+def test_one_sample_that_was_touched_is_enough():
+    method = load_method("kivi", residual=32)
+    row = {"prompt_tokens": 20, "tokens": [1] * 12}
+    assert run_module.untouched(method, [row])["longest"] == 31
+    assert run_module.untouched(method, [row, {"prompt_tokens": 20, "tokens": [1] * 13}]) is None
+    assert run_module.untouched(method, []) is None
+    assert run_module.untouched(load_method("fp16"), [row]) is None
+    assert run_module.untouched(load_method("snapkv", budget=40), [{"prompt_tokens": 40, "tokens": [1] * 99}])
+    assert run_module.untouched(load_method("snapkv", budget=40), [{"prompt_tokens": 41, "tokens": []}]) is None
+    window = {"prompt_tokens": 32, "tokens": [], "window": {}}
+    assert run_module.untouched(method, [window])["longest"] == 31

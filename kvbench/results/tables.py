@@ -176,11 +176,21 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")
     if any(run.get("speculation") for run in runs):
         lines.append("accepted: drafts accepted of those made, and tokens a round; speed-up: fp16's TPOT to this one")
+    lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
         lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
     devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
     return [*lines, "device: " + ("; ".join(devices) or "unknown")]
+
+
+def untouched(run: Metrics) -> str:
+    """That a method packed and dropped nothing in a run, and why."""
+    found = run["untouched"]
+    return (
+        f"nothing was packed or dropped: the longest sample had {found['longest']} tokens in the cache, and "
+        f"{found['key']}={found['value']} leaves up to {found['exact']} exact"
+    )
 
 
 def reread(run: Metrics) -> Metrics:

@@ -151,7 +151,9 @@ def test_rows_tables_and_pairs(tmp_path: Path, text: Path):
 def test_a_window_longer_than_the_model_is_refused(tmp_path: Path, text: Path):
     made = config(tmp_path, "fp16")
     made["dataset"] = settings(text, window=600, limit=1)
-    assert "longer than the model takes" in run(made)["error"]
+    with pytest.raises(ConfigError, match="longer than the model takes"):
+        run(made)
+    assert not list(tmp_path.glob("*-*"))
 
 
 def test_fp16_mode_equals_decode(tmp_path: Path, text: Path):
@@ -220,3 +222,28 @@ def test_real_texts():
     assert task.documents[0].lstrip().startswith("= Robert Boulter =")
     books = Perplexity(text="pg19", path=str(data_dir("pg19")))
     assert len(books.documents) == 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"first": 1, "prompt": 20}, "first=1: scored tokens come behind the prompt of 20"),
+        ({"first": 19, "prompt": 20}, "20 to 39"),
+        ({"first": 0}, "1 to 39"),
+        ({"first": 40}, "1 to 39"),
+        ({"first": 5, "prompt": -1}, "prompt=-1"),
+        ({"first": 5, "prompt": 41}, "prompt=41"),
+        ({"first": 5, "chunk": 0}, "chunk=0"),
+    ],
+)
+def test_tokens_that_would_not_be_scored_are_not_asked_for_in_silence(model, ids, settings, said):
+    ids, method = ids[:, :40], kvbench.load_method("fp16")
+    with pytest.raises(ValueError, match=said):
+        decoded(model, ids, method, **settings)
+    if set(settings) == {"first"}:
+        for sums in (forward_nll, lambda *given: simulated_nll(given[0], method.new_cache(model), *given[1:])):
+            with pytest.raises(ValueError, match=f"first={settings['first']}: of 40 tokens 1 to 39"):
+                sums(model, ids, settings["first"])
+    most, least = (decoded(model, ids, method, first=first, prompt=20) for first in (20, 39))
+    assert (most > least).all()
+    assert (least > 0).all()

@@ -1,0 +1,130 @@
+"""Up to how many tokens a method leaves all exact: what it says, and what its cache does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.errors import ConfigError
+from kvbench.methods import load_method
+from kvbench.models.random_weights import hf_config, random_model
+from kvbench.models.spec import ModelConfig
+from kvbench.schema import build
+from tests.run_support import ARCHITECTURE
+
+#: QuantSpec's formats with small groups
+NIBBLES = {
+    "key": {"bits": 8, "group_size": 16, "axis": "channel", "kind": "hierarchical"},
+    "value": {"bits": 8, "group_size": "head_dim", "axis": "token", "kind": "hierarchical"},
+}
+
+#: method, options, tokens that all stay exact
+CASES: list[tuple[str, dict[str, Any], int]] = [
+    ("kivi", {"residual": 32}, 31),
+    ("kivi", {"residual": 32, "sinks": 3}, 34),
+    ("kivi", {"residual": 32, "sinks": 3, "evict": True}, 35),
+    ("logquant", {"window": 10, "quantizer": "int2"}, 29),
+    ("logquant", {"reserved": 36, "sinks": 2, "quantizer": "int2"}, 37),
+    ("partial_logquant", {"window": 10, "quantizer": "int2"}, 10),
+    ("partial_logquant", {"window": 10, "sinks": 2, "value_window": "released", "quantizer": "int2"}, 11),
+    ("snapkv", {"budget": 40, "window": 4}, 40),
+    ("h2o", {"budget": 40}, 40),
+    ("h2o", {"budget": 40, "evict": "prefill"}, 40),
+    ("streamingllm", {"budget": 40}, 40),
+    ("quantspec", {"gamma": 0, "quantizer": NIBBLES}, 31),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    made = {"name": "toy", "weights": "random", "max_length": 512, "architecture": ARCHITECTURE}
+    return random_model(hf_config(build(ModelConfig, made, "model")), torch.float32, torch.device("cpu"), 0).eval()
+
+
+def touched(model: Any, method: Any, count: int) -> bool:
+    """Whether a prompt of `count` tokens has a token that is packed or dropped."""
+    cache = method.new_cache(model)
+    with torch.inference_mode():
+        model(torch.arange(count)[None] % 50, past_key_values=cache, use_cache=True)
+    layer = cache.layers[0]
+    exact = [
+        sum(segment.length(slice(0, 1)) for segment in store.segments if not segment.packed) for store in layer.stores()
+    ]
+    return min(exact) < count
+
+
+@pytest.mark.parametrize(("name", "options", "exact"), CASES, ids=[f"{name} {i}" for i, (name, *_) in enumerate(CASES)])
+def test_a_method_does_what_it_says(model: Any, name: str, options: dict[str, Any], exact: int) -> None:
+    method = load_method(name, **options)
+    reach = method.reach()
+    assert reach is not None
+    assert reach.tokens == exact
+    assert reach.value == (options.get(reach.key.removeprefix("method.")) or method.quantizer.key.group_size)
+    assert not touched(model, method, exact)
+    late = name == "quantspec"  # a prompt of two groups is left to the first step
+    assert touched(model, method, exact + 1 + late)
+
+
+def test_a_context_in_which_nothing_would_be_packed_is_refused() -> None:
+    method = load_method("kivi", residual=128)
+    method.check_reach(129)  # 128 tokens are cached, and the keys leave the window
+    with pytest.raises(ConfigError, match=r"method\.residual=128: nothing would be packed .* model\.max_length=128"):
+        method.check_reach(128)
+    for name in ("fp16", "atom", "kvquant"):
+        load_method(name).check_reach(2)
+    load_method("quantspec", target="fp16", draft="kivi").check_reach(16)
+
+
+@pytest.mark.parametrize("key", ["residual", "value_residual"])
+def test_a_window_that_never_fills(key: str) -> None:
+    method = load_method("hf_quantized", **{key: 300})
+    method.check_reach(301)
+    with pytest.raises(ConfigError, match=f"method.{key}=300: no generated token would be packed"):
+        method.check_reach(300)
+
+
+def test_shares_reach_as_far_as_what_they_must_hold() -> None:
+    assert load_method("h2o", budget=0.2).reach().tokens == 2
+    assert load_method("h2o", budget=0.2, recent=7).reach().tokens == 8
+    assert load_method("streamingllm", budget=0.25, sinks=4).reach().tokens == 5
+    assert load_method("snapkv", budget=0.25, window=8).reach().tokens == 8
+    assert load_method("hf_quantized").reach() is None
+    assert load_method("hf_quantized", sinks=2, recent=5).reach().tokens == 7
+    assert load_method("kvquant", first_tokens=5).reach().tokens == 5
+    assert load_method("cocktail", chunk_size=16).reach().tokens == 15
+
+
+@pytest.mark.parametrize("name", ["kivi", "logquant", "partial_logquant", "atom", "quantspec"])
+def test_a_packing_method_cannot_do_without_a_format(name: str) -> None:
+    made = type(load_method(name))(takes=("none",))
+    with pytest.raises(ConfigError, match="packs keys and values, and needs their format"):
+        made.check()
+
+
+def test_a_quantizer_is_called_what_it_is() -> None:
+    def formats(group: int, **name: str) -> dict[str, Any]:
+        return {
+            **name,
+            "key": {"bits": 2, "group_size": group, "axis": "channel"},
+            "value": {"bits": 2, "group_size": group, "axis": "token"},
+        }
+
+    with pytest.raises(ConfigError, match=r"quantizer\.name=int2_g64: is not what these formats are") as caught:
+        load_method("logquant", quantizer=formats(32, name="int2_g64"))
+    assert "quantizer.name='int2_g64+key.group_size=32,value.group_size=32'" in str(caught.value)
+    with pytest.raises(ConfigError, match="is not what these formats are"):
+        load_method("kivi", quantizer=formats(32, name="int2+key.group_size=64"))
+    assert load_method("kivi", quantizer=formats(32, name="int2")).quantizer.name == "int2"
+    kinds = formats(32, name="int2")
+    kinds["key"] = {**kinds["key"], "kind": "affine"}  # the default, spelled out
+    assert load_method("kivi", quantizer=kinds).quantizer.name == "int2"
+    right = "int2+key.group_size=64,value.group_size=64"
+    assert load_method("kivi", quantizer=formats(64, name=right)).quantizer.name == right
+    assert load_method("kivi", quantizer=formats(64)).quantizer.name == right
+    assert load_method("kivi", quantizer=formats(32)).quantizer.name == "int2"
+    mine = load_method("kivi", quantizer=formats(64, name="mine"), takes=["mine"])
+    assert mine.quantizer.name == "mine"
+    with pytest.raises(ConfigError, match="does not take this quantizer"):
+        load_method("kivi", quantizer=formats(64, name="int2_g64"))
