@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvbench.cli.main import main
+from kvbench.errors import ConfigError
 from tests.effort import effort
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,6 +233,33 @@ def test_a_failure_of_the_disk_is_said_in_a_line(
     monkeypatch.setattr("kvbench.cli.main._hydra", full)
     assert main(["method=kivi"]) == 1
     assert capsys.readouterr().err.startswith("error: results/sweeps/x: No space left on device.")
+
+
+def test_a_sweeps_folder_that_cannot_be_made(
+    started: list[Mapping[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for folder in ("/proc/nothing/here", "file", "x" * 256, "s3://bucket/x"):
+        assert main(["-m", "method=fp16,kivi", f"hydra.sweep.dir={folder}"]) in (1, 2)
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert "Traceback" not in said
+    assert not started
+    assert main(["-m", "method=fp16,kivi", "hydra.sweep.dir='mine'"]) == 0
+    assert sorted(path.name for path in (tmp_path / "mine").glob("job-*")) == ["job-0000.json", "job-0001.json"]
+
+
+def test_a_run_that_is_refused_late_keeps_its_exit_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(config: Mapping[str, Any]) -> dict[str, Any]:
+        raise ConfigError("runtime.device", "cuda:7", "does not exist on this machine")
+
+    monkeypatch.setattr("kvbench.run.run", refuse)
+    monkeypatch.chdir(tmp_path)
+    assert main(["method=kivi"]) == 2
+    assert "does not exist on this machine" in capsys.readouterr().err
+    assert main(["-m", "method=kivi,atom"]) == 1  # a sweep failed, its command line was right
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

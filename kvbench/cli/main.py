@@ -124,6 +124,7 @@ def _main(argv: list[str]) -> int:
         named = [text.split("=", 1)[1].strip("'\"") for text in overrides if text.startswith("hydra.sweep.dir=")]
         if named:
             check_writable(named[-1], "hydra.sweep.dir")
+            Path(named[-1]).mkdir(parents=True, exist_ok=True)
         folder = Path(named[-1]) if named else sweep.new_folder()
         if launch.rank() > 0:  # rank 0 keeps the record
             folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
