@@ -137,7 +137,8 @@ def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> P
             hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
         return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise _missing(source, name, what, str(error).splitlines()[0], remedy) from error
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _missing(source, name, what, said, remedy) from error
 
 
 def probe(url: str) -> int | str:
