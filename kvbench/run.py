@@ -12,6 +12,7 @@ from kvbench import loggers, ranks, tasks
 from kvbench.config import RunConfig, check
 from kvbench.errors import KvbenchError
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
+from kvbench.methods.load import true_name
 from kvbench.models.locate import locate
 from kvbench.prerequisites import check_here
 from kvbench.progress import Progress, say
@@ -64,6 +65,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     if hasattr(task, "setting"):  # a task that measures the machine: on another one it is another run
         data["setting"] = task.setting(checked.runtime, _machine(checked))
     material = identity(settled(config, checked), data, checked.model.folder())
+    config = fitted(config, checked)
     store = RunStore(checked.runtime.results_dir, run_id(material), say)
     with ranks.terminated_as_interrupt(), ranks.joined(checked, task) as team:
         if team is not None and team.rank > 0:
@@ -85,6 +87,33 @@ def _machine(checked: RunConfig) -> str:
     devices = homes(checked.runtime)
     name = device_name(devices[0]) or cpu_name()
     return name if len(devices) == 1 else f"{len(devices)} x {name} (device_map)"
+
+
+def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
+    """The configuration for the record, with the groups that the model's heads ask for in place of a preset's.
+
+    The quantizer's name says so: ``int2+value.group_size=16``.
+    """
+    head_dim, made = checked.model.head_dim(), dict(config)
+    groups = checked.method.fitted(head_dim) if head_dim else {}
+    for key, size in groups.items():
+        group, *path = key.split(".")
+        made[group] = _with(made[group], path, size)
+    if groups:
+        name = true_name(made["quantizer"])
+        if name == "none":  # the method's own formats
+            name = ",".join(f"{key.partition('.')[2]}={size}" for key, size in groups.items())
+        made["quantizer"] = {**made["quantizer"], "name": name}
+        say(
+            f"{short_name(made)}: groups of the default do not divide the model's {head_dim} channels a head; fitted: "
+            + ", ".join(f"{key}={size}" for key, size in groups.items())
+        )
+    return made
+
+
+def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """A copy of nested `group` with the key at `path` set."""
+    return {**group, path[0]: value if len(path) == 1 else _with(group[path[0]], path[1:], value)}
 
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:

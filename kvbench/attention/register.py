@@ -21,6 +21,7 @@ from kvbench.attention.logits import Logits, hands_over, logits_of
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError
+from kvbench.models.served import INSTEAD, unserved
 
 NAME = "kvbench"
 
@@ -53,9 +54,15 @@ def attention(
         ``[B, q, Hq, D]`` and None (no attention weights).
 
     Raises:
-        CacheError: the model needs something that the stores cannot serve, or padding is not on the left.
+        CacheError: the model needs something that the stores cannot serve, attention weights are asked for, or padding
+            is not on the left.
     """
     before = pre_rope.take(module)
+    if kwargs.get("output_attentions"):
+        raise CacheError(
+            "output_attentions=True: kvbench's attention makes no matrix of weights that it could return.\n"
+            "  hint: method.detach(model), then model.set_attn_implementation('eager') and a cache of transformers"
+        )
     if not isinstance(key, Handle):
         assert not isinstance(value, Handle)
         return prefill.attend(module, query, key, value, attention_mask, scaling, kwargs)[0], None
@@ -165,6 +172,41 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
+def check_served(model: PreTrainedModel) -> None:
+    """Raise ModelError where kvbench has no attention for `model`, with what speaks against it."""
+    config, name = model.config.get_text_config(decoder=True), type(model).__name__
+    if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
+        raise ModelError(f"{name} has no attention heads, so no keys and values to hold: {INSTEAD}")
+    reason = unserved(config, name)
+    if not reason and getattr(model.config, "is_encoder_decoder", False):
+        reason = f"{name} is an encoder and a decoder, whose attention to each other kvbench does not hold: {INSTEAD}"
+    if not reason and not getattr(model, "_supports_attention_backend", False):
+        reason = f"{name} does not read its attention from transformers' attention interface: {INSTEAD}"
+    if not reason and any(sees_later_tokens(module) for module in model.modules()):
+        reason = f"{name} attends to later tokens too, so that a cache of earlier ones is not enough: {INSTEAD}"
+    if not reason and not one_size(config):
+        reason = f"{name} has heads of different sizes or numbers in its layers: {INSTEAD}"
+    classes = {type(module) for module in model.modules()} if not reason else ()
+    asked = {each for kind in classes for each in UNSERVED if hands_over(kind, each)}
+    if asked:
+        reason = f"{name} hands '{min(asked)}' to its attention, which kvbench's stores cannot serve: {INSTEAD}"
+    if reason:
+        raise ModelError(reason)
+
+
+def sees_later_tokens(module: torch.nn.Module) -> bool:
+    """Whether a layer's attention is not causal (BERT and its kin, unless they are told to be decoders)."""
+    return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
+
+
+def one_size(config: Any) -> bool:
+    """Whether all layers have as many heads of one size: a configuration by layers refuses to say one for all."""
+    try:
+        return isinstance(getattr(config, "head_dim", None) or 1, int) and isinstance(config.num_attention_heads, int)
+    except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError
+        return False
+
+
 def attach(model: PreTrainedModel) -> None:
     """Switch `model` to kvbench's attention and remember what it had.
 
@@ -172,27 +214,8 @@ def attach(model: PreTrainedModel) -> None:
         ModelError: the model's layers are not all softmax attention with a plain key-value cache.
     """
     register()
+    check_served(model)
     config = model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        raise ModelError(
-            f"{type(model).__name__} has layers of type {', '.join(sorted(kinds))}: kvbench serves models whose layers "
-            "are all full or sliding-window attention"
-        )
-    reason = ""
-    if not getattr(model, "_supports_attention_backend", False):
-        reason = "does not read its attention from transformers' attention interface"
-    elif getattr(config, "kv_lora_rank", None):
-        reason = "has latent attention (MLA), whose keys and values kvbench's stores do not hold"
-    else:
-        classes = {type(module) for module in model.modules()}
-        asked = {name for kind in classes for name in UNSERVED if hands_over(kind, name)}
-        if asked:
-            reason = f"hands '{min(asked)}' to its attention, which kvbench's stores cannot serve"
-    if reason:
-        raise ModelError(
-            f"{type(model).__name__} {reason}: choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
-        )
     if config._attn_implementation != NAME:
         model._kvbench_previous_attention = config._attn_implementation  # type: ignore[assignment]
         model.set_attn_implementation(NAME)

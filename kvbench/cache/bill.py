@@ -43,16 +43,18 @@ class Bill:
         used: bytes of the tokens that are held: the formulas of each method, to the byte.
         reserved: bytes of the storages of the buffers that hold them.
         fp16_equivalent: 2 bytes an element for every key and value of the tokens seen, in all layers.
+        width: bytes of an element of the model's own dtype.
     """
 
     used: Parts
     reserved: Parts
     fp16_equivalent: int
+    width: int = 2
 
     @property
     def ratio(self) -> float:
-        """How many times smaller than fp16 the used bytes are."""
-        return self.fp16_equivalent / self.used.total if self.used.total else float("nan")
+        """How many times smaller the used bytes are than method=fp16's, which are of the model's own dtype."""
+        return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:
         """JSON form, as in ``metrics.json``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -45,6 +47,8 @@ class KVCache(Cache):
         self.notes: list[dict[str, Any]] | None = None
         #: a draft's own cache, which is handed the same prompt (:meth:`lead`)
         self.follower: KVCache | None = None
+        #: whether a warning has said that transformers' own generate() does not speculate
+        self.said_slow = False
         super().__init__(layers=[KVLayer(method, index, self.progress) for index in range(layers)])
 
     # -- a draft's own cache ----------------------------------------------------------------------------------------
@@ -106,6 +110,21 @@ class KVCache(Cache):
             layer.seal()
 
     # -- what transformers asks -------------------------------------------------------------------------------------
+
+    @property
+    def is_compileable(self) -> bool:
+        """No: the stores grow. Transformers' own loops ask this step by step, and know nothing of speculation."""
+        speculation = self.method.speculation
+        asking = sys._getframe(1).f_globals.get("__name__") if speculation is not None else None
+        if speculation is not None and asking == "transformers.generation.utils" and not self.said_slow:
+            self.said_slow = True
+            warnings.warn(
+                "transformers' own generate() does not speculate: it takes one token a step, where this cache's method "
+                f"drafts {speculation.gamma} a round. With `from kvbench.decoding.custom import custom_generate`: "
+                "model.generate(..., past_key_values=cache, custom_generate=custom_generate)",
+                stacklevel=2,
+            )
+        return False
 
     def crop(self, max_length: int) -> None:
         """``crop(-k)`` takes back the newest k tokens (``crop(n)`` keeps n, as transformers 5.17 has it)."""
@@ -226,7 +245,8 @@ class KVCache(Cache):
             for mine, theirs in ((used, other.used), (reserved, other.reserved)):
                 for part, count in asdict(theirs).items():
                     mine.add(part, count)
-        return Bill(used, reserved, equivalent)
+        widths = [layer.dtype.itemsize for layer in self.layers if layer.is_initialized]
+        return Bill(used, reserved, equivalent, max(widths, default=2))
 
     def clone(self) -> KVCache:
         """An independent copy: the same prompt continued in two ways."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -73,6 +74,17 @@ def main(argv: Sequence[str]) -> int:
         return _left(INTERRUPTED)
 
 
+def _check_launcher(overrides: Sequence[str]) -> None:
+    """Raise ConfigError where jobs would go to a SLURM that is not there: submitit itself says it as a traceback."""
+    if "launcher=submitit" in overrides and shutil.which("srun") is None:
+        raise ConfigError(
+            "launcher",
+            "submitit",
+            "hands the jobs to SLURM, and this machine has none (no srun)",
+            hint="start it on the cluster's login node; here launcher=local, or launcher=joblib",
+        )
+
+
 def _left(status: int) -> int:
     """Let the other processes of a tensor-parallel run go; where one of them was lost, end here and now."""
     if launch.launched() and "kvbench.parallel.team" in sys.modules:
@@ -115,6 +127,8 @@ def _main(argv: list[str]) -> int:
     if arguments.hydra_help:
         return _hydra(arguments.argv(overrides))
     multirun = arguments.multirun
+    if multirun:
+        _check_launcher(overrides)
     jobs = composer.check(overrides, multirun, here=not (arguments.cfg or arguments.info))
     if arguments.cfg or arguments.info:
         return _hydra(arguments.argv(overrides))

@@ -8,10 +8,11 @@ configuration is checked in a moment.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import ConfigError, ModelError
+from kvbench.errors import ConfigError
 from kvbench.methods.speculation import Speculation
 from kvbench.prerequisites import Package
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, preset
@@ -216,6 +217,15 @@ class Method:
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
 
+    def fitted(self, head_dim: int) -> dict[str, int]:
+        """Group sizes that a head of `head_dim` channels asks for in place of defaults, by the configuration's key.
+
+        Empty: all are as given. A row and its label name them (``kivi int2+value.group_size=16``).
+        """
+        return (
+            {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
+        )
+
     def prepare(self, model: ModelConfig) -> None:
         """Told the model's configuration, after :meth:`check` and before anything is loaded; may raise ConfigError."""
 
@@ -253,14 +263,16 @@ class Method:
             ConfigError: a group does not divide the model's head dimension.
             ModelError: the model has layers that are no softmax attention.
         """
-        from kvbench.attention.register import attach
+        from kvbench.attention.register import attach, check_served
         from kvbench.cache import KVCache
 
+        check_served(model)  # before anything is said of groups, which such a model has no use for
         config = model.config.get_text_config(decoder=True)
-        if not hasattr(config, "num_attention_heads"):
-            raise ModelError(f"{type(model).__name__} has no attention heads, so no keys and values to hold")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.check(head_dim)
+        try:
+            self.check(head_dim)
+        except ConfigError as error:
+            raise for_python(error, self) from error
         attach(model)
         cache = KVCache(self, config.num_hidden_layers, prompts, max_length)
         if self.keys_before_rope:
@@ -309,11 +321,34 @@ class Method:
         )
 
 
-def affine(spec: FormatSpec) -> AffineQuantizer:
-    """The quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles."""
+def for_python(error: ConfigError, method: Method) -> ConfigError:
+    """A refusal with a hint that can be typed as arguments of ``kvbench.load_method``."""
+    side, _, last = error.key.removeprefix("quantizer.").partition(".")
+    group = error.hint.partition("=")[2]
+    if not error.key.startswith("quantizer.") or last != "group_size" or method.quantizer is None or not group:
+        hint = re.sub(r"\b(?:method|quantizer)\.(\w+=)", r"\1", error.hint)
+    else:
+        forms = {}
+        for name, form in (("key", method.quantizer.key), ("value", method.quantizer.value)):
+            size = (int(group) if group.isdecimal() else group) if name == side else form.group_size
+            forms[name] = {"bits": form.bits, "group_size": size, "axis": form.axis}
+            if form.kind != "affine":
+                forms[name]["kind"] = form.kind
+        hint = f"{error.hint}; in Python: quantizer={forms}"
+    return ConfigError(error.key, error.value, error.problem, allowed=error.allowed, hint=hint)
+
+
+def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
+    """The quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles.
+
+    Args:
+        channels: of a head, to which a preset's group of channels is fitted; None: it is taken as it is.
+    """
     from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 
     group = None if spec.group_size == "head_dim" else int(spec.group_size)
+    if group is not None and channels is not None and spec.axis == "token":
+        group = spec.channels_per_group(channels)
     if spec.kind == "hierarchical":
         return HierarchicalQuantizer(group, spec.axis)
     return AffineQuantizer(spec.bits, group, spec.axis)

@@ -134,7 +134,7 @@ def _(method: Cocktail, at: Setting) -> KVBytes:
     found, rest = KVBytes(), at.tokens
     for bits, chunks in zip((2, 4), chunk_counts(method, at), strict=True):
         count = chunks * method.chunk_size
-        value = FormatSpec(bits=bits, group_size=method.value_group_size or min(64, at.channels), axis="token")
+        value = FormatSpec(bits=bits, group_size=method.value_group(at.channels), axis="token")
         key = FormatSpec(bits=bits, group_size=method.key_group, axis="channel")
         found += at.packed(count, key if method.key_axis == "channel" else value) + at.packed(count, value)
         rest -= count

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvbench.errors import CacheError, CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.prerequisites import Package
+from kvbench.quantizers.spec import fitting
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +53,8 @@ class ChunkPlan:
         return made
 
 
+#: channels of a value group where none is given
+VALUE_GROUP = 64
 #: bytes of indices that are kept for the layers to come: all rows of a batch, as far as they fit
 KEPT = 32 << 20
 _kept: OrderedDict[tuple[ChunkPlan, int, torch.device], list[torch.Tensor]] = OrderedDict()
@@ -92,7 +95,8 @@ class Cocktail(Method):
         split: shares of FP16, INT4 and INT2 chunks by rank instead of thresholds (comparisons at equal bytes).
         key_axis: ``channel`` or ``token`` (ablation).
         group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
-        value_group_size: channels of a value group; None: the smaller of 64 and the head.
+        value_group_size: channels of a value group; None: the smaller of 64 and the head, or the largest power of two
+            below 64 that divides the head (16 of 80).
         seed: of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
     """
 
@@ -142,18 +146,14 @@ class Cocktail(Method):
             raise ConfigError(
                 "method.value_group_size", self.value_group_size, "must be positive", allowed="16, 32, 64"
             )
-        if head_dim and self.value_group_size and head_dim % self.value_group_size:
-            raise ConfigError(
-                "method.value_group_size", self.value_group_size, f"does not divide the model's head_dim {head_dim}"
-            )
-        if head_dim and self.value_group_size is None and head_dim % min(64, head_dim):
-            groups = [g for g in (16, 32) if head_dim % g == 0]
+        if head_dim and head_dim % self.value_group(head_dim):
+            groups = [g for g in (8, 16, 32, 64, 128) if head_dim % g == 0] or [head_dim]
             raise ConfigError(
                 "method.value_group_size",
-                None,
-                f"means 64 channels, which do not divide the model's head_dim {head_dim}",
-                allowed=[*groups, head_dim],
-                hint=f"method.value_group_size={groups[-1] if groups else head_dim}",
+                self.value_group(head_dim),
+                f"does not divide the model's head_dim {head_dim}",
+                allowed=[*groups, "null"],
+                hint=f"method.value_group_size={groups[-1]}",
             )
         from kvbench.retrieval.encoders import check_name
 
@@ -180,6 +180,18 @@ class Cocktail(Method):
         from kvbench.retrieval.encoders import encoder
 
         encoder(self.encoder).ready()
+
+    def value_group(self, channels: int) -> int:
+        """Channels of a value group in a head of `channels`."""
+        if self.value_group_size is not None:
+            return self.value_group_size
+        return channels if channels <= VALUE_GROUP else fitting(VALUE_GROUP, channels) or VALUE_GROUP
+
+    def fitted(self, head_dim: int) -> dict[str, int]:
+        """The value group, where neither 64 channels nor the whole head."""
+        group = self.value_group(head_dim)
+        plain = self.value_group_size is not None or group == min(VALUE_GROUP, head_dim)
+        return {} if plain else {"method.value_group_size": group}
 
     @property
     def key_group(self) -> int:
@@ -242,7 +254,7 @@ class Cocktail(Method):
 
         if side == "key" and self.key_axis == "channel":
             return AffineQuantizer(bits, self.key_group, "channel")
-        return AffineQuantizer(bits, self.value_group_size or min(64, channels), "token")
+        return AffineQuantizer(bits, self.value_group(channels), "token")
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """INT2 chunks, INT4 chunks, and the exact rest with the answer behind it (Algorithm 1)."""

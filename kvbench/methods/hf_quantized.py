@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from kvbench.errors import ConfigError, ModelError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.prerequisites import Package
+from kvbench.quantizers.spec import fitting
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +97,12 @@ class HFQuantized(Method):
         # only quanto's other axis has its groups along the tokens
         inside = self.backend == "hqq" or 0 in (self.axis_key, self.axis_value)
         if self.group_size < 1 or (head_dim and inside and head_dim % self.group_size):
-            raise ConfigError("method.group_size", self.group_size, f"does not divide the model's head_dim {head_dim}")
+            raise ConfigError(
+                "method.group_size",
+                self.group_size,
+                f"does not divide the model's head_dim {head_dim}" if head_dim else "must be positive",
+                hint=f"method.group_size={fitting(64, head_dim) or head_dim}" if head_dim else "method.group_size=64",
+            )
 
     def packages(self) -> tuple[Package, ...]:
         """The backend's."""

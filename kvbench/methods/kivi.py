@@ -79,10 +79,13 @@ class Kivi(Method):
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Sinks, packed tokens, window."""
         key, value = self.formats()
-        room = max(layer.expected_length() - self.sinks, 0)
+        room, channels = (
+            max(layer.expected_length() - self.sinks, 0),
+            layer.key_dim if side == "key" else layer.value_dim,
+        )
         made = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
-            made.append(self.packed(layer, side, affine(key if side == "key" else value), capacity=room))
+            made.append(self.packed(layer, side, affine(key if side == "key" else value, channels), capacity=room))
         return [*made, self.full(layer, side, capacity=self.residual + 16, slack=16)]
 
     def place(

@@ -40,9 +40,12 @@ def load_method(
         quantizer = default or "none"
     formats = dict(quantizer) if isinstance(quantizer, Mapping) else _read("quantizer", quantizer)
     formats.pop("defaults", None)
-    if "name" not in formats:  # the method's own preset, and what is different
+    nameless = "name" not in formats  # the method's own preset, and what is different
+    if nameless:
         formats["name"] = true_name({"name": default, **formats})
     method = method_from_config({**data, **overrides}, formats)
+    if nameless and method.quantizer is not None:  # every group was typed
+        method.quantizer = method.quantizer.as_default(None)
     method.check()
     return method
 
@@ -66,6 +69,10 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
                 f"is not what these formats are: {_formats(made.quantizer)}",
                 hint=f"quantizer.name='{right}', or from Python a dict without a name",
             )
+        path = options("quantizer").get(preset(made.quantizer.name))
+        if path is not None:  # a preset's groups are fitted to the model's heads, a person's are not
+            standard = {k: v for k, v in yaml.safe_load(path.read_text(encoding="utf-8")).items() if k != "defaults"}
+            made.quantizer = made.quantizer.as_default(build(QuantizerSpec, standard, "quantizer"))
     return made
 
 

@@ -128,7 +128,7 @@ class LogQuant(Method):
             return replace(self.quantizer.value, bits=self.quantizer.key.bits)
         return self.quantizer.key
 
-    def make_quantizer(self, side: Side) -> AffineQuantizer:
+    def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
         """Keys in groups of the W tokens that one flush demotes (cut at the group size), values per token."""
         from kvbench.quantizers.windowed import WindowedQuantizer
 
@@ -136,14 +136,15 @@ class LogQuant(Method):
         spec = self.key_format() if side == "key" else self.quantizer.value
         if spec.axis == "channel":
             return WindowedQuantizer(spec.bits, self.W, int(spec.group_size))
-        return affine(spec)
+        return affine(spec, channels)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Sinks (where asked for), demoted tokens in the order of demotion (unless evicted), exact tokens."""
         made = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
             room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
-            made.append(self.packed(layer, side, self.make_quantizer(side), capacity=room))
+            channels = layer.key_dim if side == "key" else layer.value_dim
+            made.append(self.packed(layer, side, self.make_quantizer(side, channels), capacity=room))
         return [*made, self.full(layer, side, capacity=3 * self.W + 16, slack=16)]
 
     def place(

@@ -230,7 +230,7 @@ class QuantSpec(Method):
         form = self.quantizer.key if side == "key" else self.quantizer.value
         room = max(layer.expected_length() - self.G, 0) // self.G * self.G
         return [
-            self.packed(layer, side, affine(form), capacity=room),
+            self.packed(layer, side, affine(form, layer.key_dim if side == "key" else layer.value_dim), capacity=room),
             self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0),
         ]
 

@@ -9,6 +9,15 @@ from typing import Any
 KINDS = frozenset({"full_attention", "sliding_attention"})
 #: what to choose instead
 INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
+_RECURRENT = "has no softmax attention in some of its layers, so no keys and values to hold"
+#: architectures whose configuration does not say by itself why their keys and values cannot be held
+ODD = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "xlstm"), _RECURRENT),
+    "diffllama": "splits the cached values itself (differential attention), which packed stores do not allow",
+    "doge": "makes its mask of the cached values, which packed stores do not allow",
+    "jetmoe": "repeats the cached keys for its experts itself, which packed stores do not allow",
+    "hrm_text": "runs its layers several times over one text, each time with keys and values of its own",
+}
 #: numbers that say that an architecture has layers or keys of another kind, and what they are
 OTHER = {
     "kv_lora_rank": "has latent attention (MLA), whose keys and values kvbench's stores do not hold",
@@ -32,6 +41,8 @@ def unserved(config: Any, architecture: str = "") -> str:
         return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
     name = architecture or next(iter(get("architectures") or ()), None) or str(get("model_type") or "the model")
+    if str(get("model_type")) in ODD:
+        return f"{name} {ODD[str(get('model_type'))]}: {INSTEAD}"
     for key, reason in OTHER.items():
         if get(key):
             return f"{name} {reason}: {INSTEAD}"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
+from kvbench.models.served import unserved
 from kvbench.prerequisites import Package, exists
 from kvbench.schema import MOST_TOKENS, bounded
 
@@ -154,6 +155,10 @@ class ModelConfig:
                 allowed="OWNER/NAME",
                 hint="an address or a token has no place here: model.hub_id=Qwen/Qwen3-8B, and `hf auth login`",
             )
+        reason = unserved(self._numbers()) if folder is not None or self.hub_id else ""
+        if reason:
+            key = "model.path" if folder is not None else "model.hub_id"
+            raise ConfigError(key, self.path if folder is not None else self.hub_id, f"cannot be served: {reason}")
         if folder is None and self.weights == "pretrained" and not self.hub_id:
             raise ConfigError(
                 "model.hub_id",

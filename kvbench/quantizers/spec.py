@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError
@@ -18,6 +18,16 @@ _DEFAULTS = {"kind": "affine"}
 
 #: bit widths that packed storage exists for (exactly bits/8 bytes an element)
 STORED_BITS = (2, 3, 4, 8)
+#: channels that a group has at least where a default is made to fit a head
+LEAST_GROUP = 8
+
+
+def fitting(most: int, head_dim: int) -> int | None:
+    """The largest power of two up to `most` channels that divides a head (16 of 80, 32 of 96); None below 8."""
+    group = 1 << (most.bit_length() - 1)
+    while group >= LEAST_GROUP and head_dim % group:
+        group //= 2
+    return group if group >= LEAST_GROUP else None
 
 
 def preset(name: str) -> str:
@@ -38,9 +48,9 @@ def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any]
     changes = []
     for side in ("key", "value"):
         given, usual = (dict(each.get(side) or {}) for each in (formats, standard))
-        for field in (*usual, *(field for field in given if field not in usual)):
-            if given.get(field, _DEFAULTS.get(field)) != usual.get(field, _DEFAULTS.get(field)):
-                changes.append(f"{side}.{field}={given.get(field)}")
+        for part in (*usual, *(each for each in given if each not in usual)):
+            if given.get(part, _DEFAULTS.get(part)) != usual.get(part, _DEFAULTS.get(part)):
+                changes.append(f"{side}.{part}={given.get(part)}")
     return preset(name) + (CHANGED + ",".join(changes) if changes else "")
 
 
@@ -54,12 +64,15 @@ class FormatSpec:
         axis: ``"channel"``: a group is `group_size` consecutive tokens of one channel (KIVI's keys);
             ``"token"``: a group is `group_size` consecutive channels of one token (KIVI's values).
         kind: ``"affine"``, or ``"hierarchical"``: two nibbles, a draft reads the upper one (QuantSpec).
+        default: `group_size` is a preset's, not a person's: of a head that it does not divide (axis ``token``) the
+            largest power of two below it that does is taken.
     """
 
     bits: int
     group_size: int | Literal["head_dim"]
     axis: Axis
     kind: Literal["affine", "hierarchical"] = "affine"
+    default: bool = field(default=False, compare=False, repr=False)
 
     def check(self, key: str) -> None:
         """Raise ConfigError when no storage exists for this format; `key` is the dotted prefix for the message."""
@@ -80,8 +93,11 @@ class FormatSpec:
             )
 
     def channels_per_group(self, head_dim: int) -> int:
-        """Channels that share a scale (axis ``token``), with ``"head_dim"`` resolved."""
-        return head_dim if self.group_size == "head_dim" else int(self.group_size)
+        """Channels that share a scale (axis ``token``), with ``"head_dim"`` resolved and a default made to fit."""
+        if self.group_size == "head_dim":
+            return head_dim
+        group = int(self.group_size)
+        return (fitting(group, head_dim) or group) if self.default and head_dim % group else group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +107,24 @@ class QuantizerSpec:
     name: str
     key: FormatSpec
     value: FormatSpec
+
+    def as_default(self, standard: QuantizerSpec | None) -> QuantizerSpec:
+        """These formats with the group sizes that are those of the preset `standard` marked as defaults; None: none."""
+        usual = (None, None) if standard is None else (standard.key, standard.value)
+        pairs: list[tuple[FormatSpec, FormatSpec | None]] = list(zip((self.key, self.value), usual, strict=True))
+        key, value = (
+            replace(mine, default=its is not None and (mine.group_size, mine.axis) == (its.group_size, its.axis))
+            for mine, its in pairs
+        )
+        return replace(self, key=key, value=value)
+
+    def fitted(self, head_dim: int) -> dict[str, int]:
+        """Group sizes that a head asks for in place of defaults, by ``side.group_size``; empty: all are as given."""
+        return {
+            f"{side}.group_size": form.channels_per_group(head_dim)
+            for side, form in (("key", self.key), ("value", self.value))
+            if form.axis == "token" and form.group_size not in ("head_dim", form.channels_per_group(head_dim))
+        }
 
     def check(self, prefix: str = "quantizer", head_dim: int | None = None) -> None:
         """Raise ConfigError for widths or groups that cannot be stored, or (head_dim known) do not divide the head."""

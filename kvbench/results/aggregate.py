@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from kvbench.results.points import points
+from kvbench.results.points import halves, points
 from kvbench.results.samples import Row
 
 PARTS = ("codes", "scales", "window", "index")
@@ -125,7 +125,8 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     """Bytes of the cache of one sequence at the end of its answer, averaged over the samples, by part.
 
-    ``ratio`` is fp16's bytes for the same tokens over the bytes used (4 means a quarter of the memory).
+    ``ratio`` is what method=fp16 holds of the same tokens, in the model's own dtype, over the bytes used (4 means a
+    quarter of the memory; 1 for method=fp16 itself, of a float32 model too). ``fp16_equivalent`` is 16 bits an element.
     """
     held = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     result: dict[str, Any] = {}
@@ -135,7 +136,8 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
         result[kind] = {"total": total, **parts}
     result["fp16_equivalent"] = _mean_int([bill["fp16_equivalent"] for bill in held])
     used = sum(bill["used"]["total"] for bill in held)
-    result["ratio"] = sum(bill["fp16_equivalent"] for bill in held) / used if used else None
+    whole = sum(row["kv_bytes"]["fp16_equivalent"] * halves(row) for row in rows if row.get("kv_bytes"))
+    result["ratio"] = whole / used if used else None
     return result
 
 

@@ -114,7 +114,7 @@ def _figures(row: Row, other: Row | None) -> Figures:
     if row["status"] == "ok":
         made |= {f"kv_{kind}": point[f"kv_{kind}"]["total"] for kind in ("used", "reserved")}
         made |= {f"peak_{phase}": point["peak"][phase] for phase in ("prefill", "decode")}
-        made["kv_ratio"] = _ratio(point["kv_fp16"], made["kv_used"])
+        made["kv_ratio"] = _ratio(point["kv_fp16"] * halves(row), made["kv_used"])
         if other is not None and other.get("status") == "ok":
             theirs = other[MEASURED]["point"]
             made["vs_fp16"] = {
@@ -124,6 +124,11 @@ def _figures(row: Row, other: Row | None) -> Figures:
                 "peak_decode": _ratio(point["peak"]["decode"], theirs["peak"]["decode"]),
             }
     return made
+
+
+def halves(row: Row) -> int:
+    """16-bit words in an element of the model's own dtype: 2 of float32, else 1."""
+    return 2 if row.get(MEASURED, {}).get("dtype") == "float32" else 1
 
 
 def _ratio(mine: float | None, theirs: float | None) -> float | None:

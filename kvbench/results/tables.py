@@ -168,9 +168,11 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         "cuda_allocator": "CUDA allocator, weights included",
     }
     for kind in sorted(kinds):
-        lines.append(f"KV: bytes of a sequence's cache in use; ratio: fp16's bytes to them; peak: {described[kind]}")
+        lines.append(
+            f"KV: bytes of a sequence's cache in use; ratio: method=fp16's bytes to them; peak: {described[kind]}"
+        )
     if any(run["env"].get("dtype") == "float32" for run in runs):
-        lines.append("the model runs in float32: what a method leaves in full precision takes 4 bytes, so fp16 is 0.5x")
+        lines.append("the model runs in float32: method=fp16 holds 4 bytes an element, and ratios are to that")
     modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
     if modes:
         lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")

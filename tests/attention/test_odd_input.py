@@ -1,5 +1,7 @@
 """Odd input: order of reading, a reset while open, where a NaN was, models without attention."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -10,8 +12,9 @@ from kvbench.cache import Prompts
 from kvbench.cache.segments import FullSegment
 from kvbench.cache.store import Store
 from kvbench.decoding import generate
-from kvbench.errors import ConfigError, ModelError, NonFiniteError
+from kvbench.errors import CacheError, ConfigError, ModelError, NonFiniteError
 from kvbench.methods import load_method
+from tests import zoo
 from tests.zoo import feed, model, new_layer, padded_batch, random_kv
 
 
@@ -74,13 +77,11 @@ def test_a_model_without_attention_is_refused():
 
 
 def test_cocktails_value_groups_are_checked_before_the_prompt_runs():
-    """phi3-mini has heads of 96 channels, which the default groups of 64 do not divide."""
-    method = load_method("cocktail", encoder="bm25")
+    """phi3-mini has heads of 96 channels, which groups of 64 do not divide; where none is given one of 32 is taken."""
     with pytest.raises(ConfigError, match=r"method\.value_group_size=32"):
-        method.check(head_dim=96)
-    load_method("cocktail", encoder="bm25", value_group_size=32).check(head_dim=96)
-    for channels in (32, 64, 128):
-        method.check(head_dim=channels)
+        load_method("cocktail", encoder="bm25", value_group_size=64).check(head_dim=96)
+    for channels in (32, 64, 96, 128):
+        load_method("cocktail", encoder="bm25").check(head_dim=channels)
 
 
 def test_selected_rows_keep_where_their_windows_begin():
@@ -108,3 +109,75 @@ def test_models_whose_attention_the_stores_cannot_serve_are_refused_at_once(name
     with pytest.raises(ModelError, match=reason):
         load_method("fp16").new_cache(model)
     assert model.config._attn_implementation != "kvbench"
+
+
+@pytest.mark.parametrize("method", ["kivi", "logquant", "atom", "fp16"])
+def test_latent_attention_is_said_before_anything_about_groups(method):
+    """DeepSeek's head_dim is that of its rotary part: no group that would fit it would help."""
+    settings = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+    config = transformers.DeepseekV3Config(
+        vocab_size=64, hidden_size=60, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, **settings
+    )
+    with pytest.raises(ModelError, match=r"latent attention \(MLA\)"):
+        load_method(method).new_cache(transformers.DeepseekV3ForCausalLM(config))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("bert", "attends to later tokens"),
+        ("diffllama", "differential attention"),
+        ("gemma3n_text", "another layer's keys and values"),
+        ("gemma4_text", "heads of different sizes"),
+        ("hrm_text", "several times over one text"),
+    ],
+)
+def test_a_kind_that_is_not_served_is_named_before_a_token_is_run(kind, reason):
+    """Without the refusal: logits that are wrong by thousandths (BERT), or errors of shapes from inside the model."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind))
+    with pytest.raises(ModelError, match=reason):
+        load_method("kivi").new_cache(model)
+
+
+def test_a_bert_that_is_a_decoder_is_served():
+    numbers = {"vocab_size": 97, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = transformers.BertConfig(**numbers, intermediate_size=32, is_decoder=True)
+    bert, ids = transformers.BertLMHeadModel(config).eval(), torch.arange(3, 40)[None]
+    with torch.inference_mode():
+        stock = bert(ids).logits
+        cache = load_method("fp16").new_cache(bert)
+        parts = [bert(part, past_key_values=cache).logits for part in (ids[:, :30], ids[:, 30:36], ids[:, 36:])]
+    assert torch.allclose(torch.cat(parts, 1), stock, atol=1e-5)
+
+
+def test_what_a_configuration_alone_tells_is_refused_from_it(tmp_path):
+    """A folder's config.json is enough: no weight is looked for."""
+    from kvbench.models.spec import ModelConfig
+
+    for numbers, reason in (
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "MLA"),
+        ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 15}}, "another layer's keys"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "no softmax attention"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 4, **numbers}))
+        for weights in ("pretrained", "random"):
+            with pytest.raises(ConfigError, match=reason):
+                ModelConfig(name="x", path=str(tmp_path), weights=weights, max_length=64).check()
+
+
+def test_attention_weights_are_refused_and_not_left_out_in_silence():
+    model, ids = zoo.model(), torch.arange(3, 20)[None]
+    cache = load_method("fp16").new_cache(model)
+    with pytest.raises(CacheError, match="output_attentions=True"):
+        model(ids, past_key_values=cache, output_attentions=True)
+    with pytest.raises(CacheError, match="output_attentions=True"):
+        model.generate(
+            ids,
+            past_key_values=load_method("fp16").new_cache(model),
+            output_attentions=True,
+            return_dict_in_generate=True,
+            max_new_tokens=2,
+        )
+    assert model(ids, past_key_values=load_method("fp16").new_cache(model)).logits.shape[1] == 17

@@ -1,5 +1,7 @@
 """kvbench's loops inside transformers' generate."""
 
+import warnings
+
 import pytest
 import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
@@ -89,3 +91,24 @@ def test_what_the_loops_do_not_have_is_refused(kwargs):
         model.generate(ids, max_new_tokens=4, past_key_values=cache, custom_generate=custom_generate, **kwargs)
     with pytest.raises(ModelError, match="kvbench cache"):
         model.generate(ids, max_new_tokens=4, custom_generate=custom_generate)
+
+
+def test_a_loop_that_does_not_speculate_says_so_once_and_names_the_one_that_does():
+    model, ids = zoo.model(), torch.arange(3, 40)[None]
+    method = load_method("quantspec", gamma=4)
+    with pytest.warns(
+        UserWarning, match="does not speculate.*drafts 4 a round.*custom_generate=custom_generate"
+    ) as said:
+        plain = model.generate(ids, past_key_values=method.new_cache(model), max_new_tokens=8, do_sample=False)
+    assert len([each for each in said if "speculate" in str(each.message)]) == 1
+    for silent, arguments in (
+        (method, {"custom_generate": custom_generate}),
+        (load_method("quantspec", gamma=0), {}),
+        (load_method("kivi"), {}),
+    ):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*speculate.*")
+            cache = silent.new_cache(model)
+            out = model.generate(ids, past_key_values=cache, max_new_tokens=8, do_sample=False, **arguments)
+        if silent is method:
+            assert torch.equal(out, plain)

@@ -161,3 +161,18 @@ def test_cocktails_chunks_are_given_or_shares_say_them():
 def test_a_method_from_outside_has_no_formula():
     with pytest.raises(ConfigError, match=r"read cache\.bill\(\)"):
         kv_bytes(Method(), 10, **SHAPE)
+
+
+@pytest.mark.parametrize(("dtype", "full"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_the_ratio_is_to_what_full_precision_holds_in_the_models_dtype(dtype, full):
+    model, ids = zoo.model(dtype=dtype), torch.arange(300)[None] % 90 + 3
+    bills = {}
+    for name in ("fp16", "kivi"):
+        cache = load_method(name).new_cache(model)
+        with torch.inference_mode():
+            model(ids, past_key_values=cache)
+        bills[name] = cache.bill()
+    assert bills["fp16"].used.total == 300 * 2 * 2 * 2 * 64 * full
+    assert bills["fp16"].fp16_equivalent == 300 * 2 * 2 * 2 * 64 * 2
+    assert bills["fp16"].ratio == 1.0
+    assert bills["kivi"].ratio == pytest.approx(bills["fp16"].used.total / bills["kivi"].used.total)

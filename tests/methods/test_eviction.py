@@ -11,6 +11,7 @@ from kvbench.attention import observe, reference
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
 from kvbench.windows import check_mode
+from tests import zoo
 from tests.data_support import GOLDEN
 from tests.zoo import feed, new_layer, random_kv
 
@@ -304,3 +305,15 @@ def test_text_that_comes_token_by_token_would_not_be_evicted():
         check_mode(load_method("snapkv"), "decode", 0)
     with pytest.raises(CacheError, match="none was observed"):
         feed(new_layer(load_method("snapkv", budget=40)), *marked(50))
+
+
+@pytest.mark.parametrize(
+    ("share", "prompt", "kept"), [(0.29, 100, 29), (0.57, 100, 57), (0.58, 50, 29), (0.25, 99, 24)]
+)
+def test_a_share_of_the_context_is_what_a_person_counts(share, prompt, kept):
+    """0.29 * 100 is 28.999999999999996 in binary: 29 tokens, as typed; and 24.75 is 24."""
+    model = zoo.model()
+    cache = load_method("snapkv", budget=share, window=8).new_cache(model)
+    with torch.inference_mode():
+        model(torch.arange(prompt)[None] % 90 + 3, past_key_values=cache)
+    assert cache.bill().used.window == kept * 2 * 2 * 2 * 64 * 4  # layers, sides, heads, channels, bytes

@@ -86,6 +86,16 @@ def test_bytes_by_part():
     assert aggregate.kv_bytes([])["used"]["total"] is None
 
 
+def test_the_ratio_of_a_float32_model_is_to_what_its_full_precision_cache_holds():
+    """The same counts in twice the bytes; fp16_equivalent is 16 bits an element whatever the model's dtype."""
+    full = {**made(0, 1.0, dtype="float32")}
+    full["kv_bytes"] = {**full["kv_bytes"], "used": {**full["kv_bytes"]["used"], "total": 240}}
+    assert aggregate.kv_bytes([full])["ratio"] == pytest.approx(1.0)
+    assert aggregate.kv_bytes([full])["fp16_equivalent"] == 120
+    assert aggregate.kv_bytes([made(0, 1.0, dtype="float32")])["ratio"] == pytest.approx(8.0)
+    assert aggregate.kv_bytes([made(0, 1.0, dtype="bfloat16")])["ratio"] == pytest.approx(4.0)
+
+
 def test_timings_leave_out_warm_up_and_first_steps():
     rows = [made(0, 1.0, warm_up=True, ttft_s=99.0), made(1, 1.0), made(2, 1.0, device="gpu", ttft_s=0.1)]
     times = aggregate.timings(rows)

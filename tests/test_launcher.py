@@ -1,0 +1,19 @@
+"""Launchers that this machine cannot serve."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from kvbench.cli.main import main
+
+
+def test_slurm_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Submitit itself ends in a traceback of 25 lines, after the sweep's folder was made."""
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert main(["--multirun", "launcher=submitit", "method=fp16,kivi"]) == 2
+    said = capsys.readouterr().err
+    assert "launcher=submitit: hands the jobs to SLURM, and this machine has none (no srun)" in said
+    assert "launcher=local" in said
+    assert "Traceback" not in said
