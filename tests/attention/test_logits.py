@@ -182,10 +182,16 @@ def test_a_padded_row_equals_the_row_alone_and_chunks_equal_one_shot(model, name
         assert chunked.answer_nll[row][0] == pytest.approx(together.answer_nll[row][0], rel=1e-4)
 
 
-@pytest.mark.parametrize("pieces", [[110], [50, 31, 29], [60, 3, 30, 17]])
+@pytest.mark.parametrize(
+    ("pieces", "most"), [([110], 1 << 22), ([110], 1), ([50, 31, 29], 9000), ([60, 3, 30, 17], 1 << 22)]
+)
 @pytest.mark.parametrize(("name", "last"), [("snapkv", 40), ("h2o", 110)])
-def test_methods_see_the_probabilities_that_the_model_uses(model, name, last, pieces, monkeypatch):
-    """Whole and in chunks, some shorter than the window: against the weights that stock's eager attention returns."""
+def test_methods_see_the_probabilities_that_the_model_uses(model, name, last, pieces, most, monkeypatch):
+    """Whole and in chunks, some shorter than the window, and with few scores at a time, down to one query of a KV head.
+
+    Against the weights that stock's eager attention returns.
+    """
+    monkeypatch.setitem(observe.SCORES, "cpu", most)
     settings = {"snapkv": {"budget": 100, "window": last}, "h2o": {"budget": 100}}[name]
     method, seen = load_method(name, **settings), []
     place = type(method).place
