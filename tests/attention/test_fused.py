@@ -1,9 +1,13 @@
 """Which kernel serves a step, and that a served step is the reference path's."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from kvbench.attention import fused, reference
+from kvbench.attention.logits import Logits
 from kvbench.attention.phases import NotServed, pairs_of_row, part, window_of
 from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
@@ -74,6 +78,56 @@ def test_a_mask_is_plain_when_it_hides_padding_and_the_future_alone(count):
     window = mask.clone()
     window[..., 4] = False
     assert not fused.plain(Layer(starts, width), window, count)
+
+
+def test_a_mask_is_looked_at_again_when_the_rows_or_the_step_are_others():
+    """The answer of a mask is remembered for the layers of a step, not for another mask or number of tokens."""
+    layer, width = Layer([0], 12), 12
+    plain = torch.ones(1, 1, 1, width, dtype=torch.bool)
+    assert fused.plain(layer, plain, 1) and fused.plain(layer, plain, 1)
+    hiding = plain.clone()
+    hiding[..., 5] = False
+    assert not fused.plain(layer, hiding, 1) and fused.plain(layer, plain, 1)
+    layer.seen = 13  # the same tensor, changed in place for the next step
+    plain[..., 2] = False
+    assert not fused.plain(layer, plain, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "count", "reason"),
+    [
+        ("h2o", {"budget": 40}, 1, "h2o observes attention"),
+        ("atom", {"prefill": "quantized"}, 1, None),
+        ("atom", {"prefill": "quantized"}, 2, "several new tokens, packed before they attend"),
+        ("kivi", {"residual": 32}, 5, None),
+    ],
+)
+def test_what_a_method_does_is_no_plain_attention(name, settings, count, reason):
+    layer = zoo.new_layer(load_method(name, **settings))
+    if reason is None:
+        fused.check(layer, None, count)
+        return
+    with pytest.raises(NotServed, match=reason):
+        fused.check(layer, None, count)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "triton"])
+@pytest.mark.parametrize("logits", [Logits(), Logits(5.0), Logits(None, torch.zeros(4))], ids=["plain", "cap", "sinks"])
+def test_exact_stores_are_left_to_sdpa_where_sdpa_serves_them(logits, wanted, monkeypatch):
+    """As a GPU is asked: SDPA has neither caps nor sinks."""
+    layer = zoo.new_layer(load_method("fp16"))
+    zoo.feed(layer, *(x.half() for x in zoo.random_kv(20)))
+    seen = []
+    kernel = SimpleNamespace(attend=lambda query, work, scaling: seen.append(work.logits))
+    monkeypatch.setattr(fused, "pick", lambda query, described, wanted: ("triton", kernel))
+    monkeypatch.setattr(torch.cuda, "device_of", lambda query: nullcontext())
+    query = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(1, 4, 1, 32))
+    fused.choose(wanted)
+    try:
+        fused.attend(layer, query, None, 0.2, logits)
+    finally:
+        fused.choose("auto")
+    assert seen == ([] if wanted == "auto" and logits.plain else [logits])
 
 
 def test_the_reason_is_said_when_no_kernel_is_left():

@@ -286,7 +286,10 @@ def test_long_padded_prompts_need_no_mask(logits, monkeypatch):
     module, kwargs = torch.nn.Module(), {"softcap": logits.softcap, "s_aux": logits.sinks}
     module.num_key_value_groups = 2
     short, name = prefill.attend(module, q, k, v, real, 0.2, kwargs)
-    full = prefill.rows_of(real, 0, 40, 40)
+    full = torch.ones(40, 40, dtype=torch.bool).tril() & real[:, None, None, :]
+    for first, last in ((0, 40), (0, 9), (11, 30), (39, 40)):
+        assert torch.equal(prefill.rows_of(real, first, last, 40), full[:, :, first:last])
+        assert torch.equal(prefill.rows_of(full, first, last, 40), full[:, :, first:last])
     masked, _ = prefill.attend(module, q, k, v, full, 0.2, kwargs)
     torch.testing.assert_close(short[real], masked[real], rtol=1e-5, atol=1e-6)
     assert name == ("capped" if logits.softcap else "sdpa+sinks")

@@ -167,6 +167,19 @@ def test_rows_turned_by_numbers_of_their_own_are_rows_turned_alone(name):
             assert torch.equal(joint[row], alone[0])
 
 
+@pytest.mark.parametrize("name", ["llama", "Phi", "Glm", "GptOss", "gpt_neox", "cohere", "yarn", "longrope"])
+def test_the_inverse_gives_back_the_keys_before_rope(name):
+    """Scaled cosines and sines, too, which scale keys on the way there."""
+    model = zoo.model(name) if name in zoo.MODELS else architecture(name) if name in LAYOUTS else other(name)
+    config = model.config
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    keys = torch.randn(2, 3, 5, size, generator=torch.Generator().manual_seed(2))
+    positions = torch.tensor([[0, 1, 2, 700, 701], [5, 6, 7, 8, 9]])
+    there = rotary(model).rotate(keys, positions)
+    assert not torch.allclose(there, keys, atol=0.1)
+    torch.testing.assert_close(rotary(model).rotate(there, positions, inverse=True), keys, rtol=1e-4, atol=1e-4)
+
+
 def test_turning_does_not_touch_the_models_frequencies():
     model = other("longrope")
     keys = keys_at(model, torch.full((1, 4), 7), 100)
