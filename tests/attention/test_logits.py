@@ -404,3 +404,20 @@ def test_probabilities_of_a_row_sum_to_what_its_sink_leaves():
     weights = torch.cat([scores, SINKS.view(1, 4, 1, 1).expand(1, 4, 12, 1)], -1).softmax(-1)
     torch.testing.assert_close(found, weights[..., :-1])
     torch.testing.assert_close(1 - found.sum(-1), weights[..., -1])
+
+
+@pytest.mark.parametrize("logits", [Logits(2.0), Logits(None, SINKS), Logits(2.0, SINKS)])
+@pytest.mark.parametrize("said", [True, False])
+def test_attention_in_both_directions_stays_so(said, logits, monkeypatch):
+    """A module, or a call, that is not causal sees all tokens where there is no mask."""
+    monkeypatch.setitem(capped.SCORES, "cpu", 100)
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, heads, 11, 16, generator=generator) for heads in (4, 2, 2))
+    module = torch.nn.Module()
+    module.num_key_value_groups, module.is_causal = 2, said
+    found = prefill.exact(module, q, k, v, None, 0.3, logits, {"is_causal": False} if said else {})
+    everything = torch.ones(1, 1, 11, 11, dtype=torch.bool)
+    wanted = prefill.exact(module, q, k, v, everything, 0.3, logits)
+    torch.testing.assert_close(found, wanted)
+    module.is_causal = True
+    assert not torch.allclose(prefill.exact(module, q, k, v, None, 0.3, logits), wanted, atol=1e-2)
