@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: of names that hold what is not whole yet
 ENDING = ".partial"
-#: characters of a file's own name in them (a name has room for 255 bytes)
-KEPT = 40
+#: characters of a file's own name, and of the machine's, in them (a name has room for 255 bytes)
+KEPT, HOST = 40, 20
+#: seconds after which what another machine left behind is taken for abandoned
+ABANDONED_S = 24 * 3600.0
+
+_WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDING)}$")
 
 
 @contextmanager
@@ -20,14 +27,16 @@ def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path` to write to; at the end of the block it takes the place of `path`.
 
     The name belongs to this thread alone: two writers that shared one would empty each other's file, and the first to
-    finish would put the other's half in place. Where the block fails, `path` is as it was and nothing is left beside.
+    finish would put the other's half in place. Where the block fails, `path` is as it was and nothing is left beside;
+    what a killed writer of `path` left there is removed.
 
     Raises:
         OSError: `path` is a folder, or cannot be replaced.
     """
     if not path.name:  # "." and "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    partial = path.with_name(f".{path.name[:KEPT]}.{os.getpid()}.{threading.get_ident()}{ENDING}")
+    _sweep(path)
+    partial = path.with_name(f"{_beginning(path)}{_host()}.{os.getpid()}.{threading.get_ident()}{ENDING}")
     try:
         yield partial
         os.replace(partial, path)
@@ -50,3 +59,41 @@ def write(path: Path, data: bytes) -> None:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
+
+
+def _beginning(path: Path) -> str:
+    return f".{path.name[:KEPT]}."
+
+
+def _host() -> str:
+    return re.sub(r"[^\w-]", "-", socket.gethostname(), flags=re.ASCII)[:HOST]
+
+
+def _sweep(path: Path) -> None:
+    """Remove partial files of `path` whose writers are gone."""
+    beginning = _beginning(path)
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(beginning) and name.endswith(ENDING) and _abandoned(path.with_name(name), beginning):
+            with suppress(OSError):
+                path.with_name(name).unlink()
+
+
+def _abandoned(partial: Path, beginning: str) -> bool:
+    """Whether nobody writes to `partial` any more: its process is gone, or, elsewhere, it is a day old."""
+    writer = _WRITER.fullmatch("." + partial.name.removeprefix(beginning))
+    if writer is not None and writer["host"] == _host():
+        try:
+            os.kill(int(writer["process"]), 0)
+        except (ProcessLookupError, OverflowError):
+            return True
+        except OSError:
+            pass  # another user's
+        return False
+    try:
+        return time.time() - partial.stat().st_mtime > ABANDONED_S
+    except OSError:
+        return False

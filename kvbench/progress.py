@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 
 def interactive() -> bool:
@@ -15,8 +15,25 @@ def interactive() -> bool:
 
 
 def say(line: str) -> None:
-    """One line for the user, on standard error (standard output is for tables)."""
-    print(line, file=sys.stderr, flush=True)
+    """One line for the user, on standard error (standard output is for tables); nobody who listens ends no run."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except BrokenPipeError:  # `... 2>&1 | head` has seen enough
+        silence(sys.stderr)
+
+
+def show(text: str) -> None:
+    """Text on standard output; where its reader has gone, as `head` does, nothing more is written there."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        silence(sys.stdout)
+
+
+def silence(stream: IO[str]) -> None:
+    """Send what is left in a stream's buffer, and all that follows, nowhere."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 class Progress:

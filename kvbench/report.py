@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,14 @@ from rich.table import Table
 
 from kvbench.errors import KvbenchError, nearest
 from kvbench.prerequisites import exists
-from kvbench.results import compare, tables
+from kvbench.results import compare, ranking, summary, tables
 from kvbench.results.points import has_points
 from kvbench.results.store import RunStore, find_runs
+
+#: status of a run that has no `metrics.json`
+UNFINISHED = "unfinished"
+#: groups of a configuration that a line of the list is made of
+GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     exists(str(arguments.results), "--results")
-    stores = find_runs(arguments.results)
+    stores = [store for store in find_runs(arguments.results) if not _said(store)]
     if not stores:
         raise KvbenchError(
             f"no runs under {arguments.results}.\n  hint: --results DIR, or make one: python -m kvbench method=kivi"
@@ -70,6 +75,14 @@ def _main(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _said(store: RunStore) -> bool:
+    """Whether a run cannot be shown; the reason is printed."""
+    problem = store.problem()
+    if problem:
+        print(f"skipped: {problem}", file=sys.stderr)
+    return problem is not None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvbench.report", description="Runs on disk, as tables.")
     parser.add_argument("--results", type=Path, default=Path("results/runs"), help="directory of runs")
@@ -97,29 +110,47 @@ def _find(stores: Sequence[RunStore], name: str) -> RunStore:
 
 
 def _list(stores: Sequence[RunStore]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("run", "method", "model", "data", "status", "samples", "score", "KV"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("run", "method", "model", "data", "status", "samples", "score", "KV", "code"):
         words = name in ("method", "model", "data")  # these take another line where the screen is narrow; figures never
         table.add_column(name, no_wrap=not words, overflow="fold")
-    for store in stores:
-        metrics = store.metrics()
-        if metrics is None:
-            config = store.config() or {}
-            model, data = (str((config.get(group) or {}).get("name", "?")) for group in ("model", "dataset"))
-            table.add_row(store.run_id, "?", model, data, "unfinished", str(len(store.samples().rows)), "-", "-")
+    shown = [(store, store.metrics() or _begun(store)) for store in stores]
+    names = tables.labels([run for _, run in shown], beside=("model", "dataset"))
+    for (store, run), name in zip(shown, names, strict=True):
+        count, score = run["samples"], run["mean"]["score"]
+        told = (name, *(str(run["config"][key] or "?") for key in ("model", "dataset")), run["status"])
+        if run["status"] == UNFINISHED:
+            table.add_row(store.run_id, *told, str(count["done"]), "-", "-", _codes(run))
             continue
-        count, score = metrics["samples"], metrics["mean"]["score"]
         table.add_row(
             store.run_id,
-            metrics["label"],
-            str(metrics["config"]["model"]),
-            str(metrics["config"]["dataset"]),
-            metrics["status"],
+            *told,
             f"{count['done']}/{count['requested']}",
-            _unscored(metrics) if score is None else f"{score:.3f}",
-            tables.size(metrics["kv_bytes"]["used"]["total"]),
+            _unscored(run) if score is None else f"{score:.3f}",
+            tables.size(run["kv_bytes"]["used"]["total"]),
+            _codes(run),
         )
     Console(highlight=False).print(table)
+
+
+def _begun(store: RunStore) -> dict[str, Any]:
+    """What there is to say of a run without `metrics.json`."""
+    written = store.config() or {}
+    config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
+    try:
+        rows = list(store.samples().rows.values())
+    except KvbenchError as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        rows = []
+    run = ranking.failed(config, "")
+    done = {"samples": {"done": len(rows), "requested": None, "truncated": 0}, "code": summary.codes(rows)}
+    return {**run, "status": UNFINISHED, **done}
+
+
+def _codes(run: Mapping[str, Any]) -> str:
+    """The version of the method's code that made the samples, or how many there are."""
+    found = list(run.get("code") or ())
+    return found[0][:6] if len(found) == 1 else f"{len(found)} kinds" if found else "-"
 
 
 def _unscored(metrics: dict[str, Any]) -> str:
@@ -153,8 +184,11 @@ def _details(store: RunStore) -> None:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} to fp16" if pair else ""
             print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
-    print(f"  made with   kvbench {environment['kvbench']} ({environment['commit'] or 'no commit'})")
-    print(f"              torch {environment['torch']}, transformers {environment['transformers']}")
+    code = metrics.get("code")
+    if code:
+        print(f"  code        {', '.join(f'{version} ({count} samples)' for version, count in code.items())}")
+    print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
+    print(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
     if found.damaged:
         print(f"  damaged     {len(found.damaged)} lines of samples.jsonl; the same command does their samples again")
     if metrics["error"]:

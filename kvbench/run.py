@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from kvbench import loggers, ranks, tasks
+from kvbench import loggers, ranks, sources, tasks
 from kvbench.config import RunConfig, check
-from kvbench.errors import KvbenchError
+from kvbench.errors import DataError, KvbenchError
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
 from kvbench.methods.load import true_name
 from kvbench.models.locate import locate
 from kvbench.prerequisites import check_here
 from kvbench.progress import Progress, say
-from kvbench.results import summary, tables
+from kvbench.results import load, summary, tables
 from kvbench.results.environment import environment
-from kvbench.results.identity import identity, run_id, short_name
+from kvbench.results.identity import content_digest, identity, run_id, short_name
 from kvbench.results.samples import MEASURED, DiskError, Row
 from kvbench.results.store import RunStore
 from kvbench.scoring import scored
@@ -64,12 +64,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     data = {"identity": task.identity(), "version": task.version}
     if hasattr(task, "setting"):  # a task that measures the machine: on another one it is another run
         data["setting"] = task.setting(checked.runtime, _machine(checked))
-    material = identity(settled(config, checked), data, checked.model.folder())
-    config = fitted(config, checked)
-    store = RunStore(checked.runtime.results_dir, run_id(material), say)
     with ranks.terminated_as_interrupt(), ranks.joined(checked, task) as team:
         if team is not None and team.rank > 0:
             return ranks.follow(checked, task, team)
+        material = identity(settled(config, checked), data, checked.model.folder(), say)
+        config = fitted(config, checked)
+        store = RunStore(checked.runtime.results_dir, run_id(material), say)
         with store.hold():
             try:
                 return _Run(config, checked, task, store, team).do()
@@ -140,6 +140,7 @@ class _Run:
         self.config, self.checked, self.task, self.store = config, checked, task, store
         self.label = short_name(config)
         self.environment = environment()
+        self.code = sources.digest(checked.method)
         self.errors: list[dict[str, Any]] = []
         self.oom: dict[str, Any] | None = None
         self.device: str | None = None
@@ -148,7 +149,7 @@ class _Run:
 
     def do(self) -> dict[str, Any]:
         """Everything between taking the lock and giving it back."""
-        self.before = before = self.store.metrics() or {}
+        before = self.store.metrics() or {}
         self.store.start(self.config)
         self.rows = self.store.recover()
         if not self.rows and before.get("status") != "oom":
@@ -169,9 +170,15 @@ class _Run:
             say(f"{self.label}: {len(self.samples)} samples, all there already")
             # a finished run's machine is where it was made, not where it was looked at
             self.environment = before.get("env") or self.environment
+            if before.get("env") and self.store.environment() != before["env"]:
+                self.store.write_environment(before["env"])
+        self._check_code(len(missing))
+        ends = {sample.id: shown(sample) for sample in self.samples}
         self.logger = loggers.load(self.checked.logger, self.store.run_id, self.config, self.label, say)
         try:
+            self._refuse_empty()
             self._rescore()
+            self.logger.begin([{**row, **ends[name]} for name, row in self.rows.items() if name in ends])
             if missing:
                 self._generate(missing)
         except KeyboardInterrupt:
@@ -196,6 +203,36 @@ class _Run:
     def grows(self) -> bool:
         """Whether what there is to do depends on what came out so far (dataset=efficiency)."""
         return hasattr(self.task, "setting")
+
+    def _refuse_empty(self) -> None:
+        """Raise DataError where there is nothing to do: a table without a number is no result."""
+        if self.samples or self.grows:
+            return
+        name, limit = self.checked.dataset.get("name"), self.checked.dataset.get("limit")
+        hint = "dataset.limit=8" if limit == 0 else "check the data set's files, dataset.path and dataset.limit"
+        raise DataError(f"data set {name}: no samples, so there is nothing to run.\n  hint: {hint}")
+
+    def _check_code(self, missing: int) -> None:
+        """Say where stored samples were made by other code of the method than that of now: they are not made anew.
+
+        Args:
+            missing: how many samples are to be made now.
+        """
+        codes = [
+            self.rows[sample.id].get(MEASURED, {}).get("code") for sample in self.samples if sample.id in self.rows
+        ]
+        other = [code for code in codes if code is not None and code != self.code]
+        if not other:
+            return
+        now = self.code or "unknown"
+        mixed = (
+            f"; the {missing} that are missing are made by the code of now, so the run is of both" if missing else ""
+        )
+        say(
+            f"{self.label}: warning: {len(other)} of {len(self.samples)} samples were made by other code of the method"
+            f" ({', '.join(sorted(set(other)))}; now {now}) and are shown as they are{mixed}\n"
+            f"  hint: remove {self.store.path} to make them anew, or set runtime.results_dir=DIR to keep both"
+        )
 
     def _rescore(self) -> None:
         """Score stored predictions anew where the scorer has changed since."""
@@ -234,6 +271,7 @@ class _Run:
             if others:
                 say(f"{self.label}: samples done before ran in {', '.join(map(str, others))}, these in {session.dtype}")
             self.store.write_environment(self.environment)
+            stack.callback(self._note_load, load.Moment())
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
             if not self.grows:
@@ -245,6 +283,15 @@ class _Run:
                 if not self._batch(session, missing[:1], bar):
                     return
                 missing = self._missing()
+
+    def _note_load(self, start: load.Moment) -> None:
+        """Record how busy the machine was since `start`, and say it where times suffer from it."""
+        self.environment["load"] = load.between(start, load.Moment())
+        with suppress(DiskError):  # metrics.json says it too, and whether it can be written
+            self.store.write_environment(self.environment)
+        busy = load.busyness(self.environment["load"])
+        if busy:
+            say(f"{self.label}: {busy}")
 
     def _batch(self, session: Session, batch: list[Sample], bar: Progress) -> bool:
         """One batch into rows on disk; False where the run has to end."""
@@ -261,6 +308,8 @@ class _Run:
             if len(self.errors) >= MAX_ERRORS:
                 bar.say(f"{self.label}: {MAX_ERRORS} samples failed; giving up")
             return len(self.errors) < MAX_ERRORS and not (self.team is not None and self.team.broken)
+        for row in rows:
+            row[MEASURED]["code"] = self.code
         self.store.append(rows)
         self.rows.update({row["id"]: row for row in rows})
         samples = {sample.id: sample for sample in batch}
@@ -312,11 +361,13 @@ class _Run:
 
     def _write(self, status: str) -> dict[str, Any]:
         """Write `metrics.json`, then tell the logger; a logger's failure loses nothing."""
+        asked = {sample.id for sample in self.samples}
         metrics = summary.build(
             self.store,
             self.config,
             status=status,
             rows=[self.rows[sample.id] for sample in self.samples if sample.id in self.rows],
+            left_out=[name for name, row in self.rows.items() if name not in asked and not row.get("warm_up")],
             requested=sum(not sample.meta.get("warm_up") for sample in self.samples),
             task_version=int(self.task.version),
             environment=self.environment,
@@ -332,9 +383,19 @@ class _Run:
             say(f"{self.label}: {tables.untouched(metrics)}")
         self.store.write_metrics(metrics)
         summary.pair_siblings(self.store)
-        if metrics != self.before:
-            self.logger.finish(metrics)
+        self._deliver(metrics)
         return {**metrics, "run_dir": str(self.store.path)}
+
+    def _deliver(self, metrics: Mapping[str, Any]) -> None:
+        """Give the logger what it lacks: a kill, or a logger's failure, leaves it to the next session."""
+        place, digest = self.logger.destination(), content_digest(metrics)
+        if place is not None and self.store.deliveries().get(place) == digest:
+            return
+        self.logger.finish(metrics)
+        place = self.logger.destination()  # a service that cannot be reached is another place than was meant
+        if place is not None and not self.logger.failed:
+            with suppress(DiskError):  # it would be sent once more
+                self.store.record_delivery(place, digest)
 
 
 def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:

@@ -207,7 +207,8 @@ class Session:
             "dtype": self.dtype,
             "warm_up": warm_up,
             "batch_rows": rows,
-            "ttft_s": round(generation.ttft_s + cache.search_s, 6),  # a method's search is part of it
+            # a method's search is part of it; where nobody knows how long that takes, no more is known of the sum
+            "ttft_s": None if cache.search_s is None else round(generation.ttft_s + cache.search_s, 6),
             "step_s": [round(step, 6) for step in generation.step_s],
             "stepping": generation.stepping,
             "capture_s": round(generation.capture_s, 6),

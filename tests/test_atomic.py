@@ -79,3 +79,23 @@ def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
     atomic.tidy(tmp_path)
     assert [item.name for item in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def partial_names(folder: Path) -> list[str]:
+    return sorted(item.name for item in folder.iterdir() if item.name.endswith(atomic.ENDING))
+
+
+def test_the_next_writer_of_a_file_removes_what_killed_ones_left_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    with atomic.replacing(path) as partial:
+        partial.write_bytes(b"x")
+        alive = partial.name
+    gone = alive.replace(f".{os.getpid()}.", ".4194305.")  # above any process's number
+    other_file, other_machine = gone.replace("runs.csv", "other.csv"), ".runs.csv.elsewhere-9.7.8.partial"
+    old_machine, other_thread = ".runs.csv.elsewhere-8.7.8.partial", alive.replace(".partial", "1.partial")
+    for name in (gone, other_file, other_machine, old_machine, other_thread):
+        (tmp_path / name).write_bytes(b"half")
+    os.utime(tmp_path / old_machine, (1, 1))
+    atomic.write(path, b"y")
+    assert partial_names(tmp_path) == sorted([other_file, other_machine, other_thread])
+    assert path.read_bytes() == b"y"

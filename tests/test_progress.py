@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +40,23 @@ def test_a_bar_on_a_terminal(monkeypatch, capsys):
         bar.say("a line [with brackets]")
         bar.advance(1)
     assert "a line [with brackets]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_reader_that_has_gone_ends_nothing(stream: str) -> None:
+    code = (
+        "import sys; from kvbench.progress import Progress, say, show\n"
+        "sys.stdin.readline()\n"
+        "with Progress('a', 3) as bar:\n"
+        "    for _ in range(3): say('x' * 9999); show('y' * 99999); bar.advance(1)\n"
+        "open(sys.argv[1], 'w').write('done')\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "end"
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: subprocess.PIPE}
+        child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, **pipes)
+        getattr(child, stream).close()
+        child.stdin.write(b"go\n")
+        child.stdin.close()
+        assert child.wait() == 0
+        assert path.read_text() == "done"

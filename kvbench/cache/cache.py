@@ -42,7 +42,7 @@ class KVCache(Cache):
         self.method = method
         self.progress = Progress(prompts, max_length)
         #: seconds that the method took to look at the prompts before the prefill (chunk search); part of TTFT
-        self.search_s = 0.0
+        self.search_s: float | None = 0.0
         #: for each row what the method has to say about it (chunks per width, thresholds, ...), JSON data
         self.notes: list[dict[str, Any]] | None = None
         #: a draft's own cache, which is handed the same prompt (:meth:`lead`)
@@ -63,7 +63,8 @@ class KVCache(Cache):
             for layer in self.layers:
                 layer.follower = None
             return
-        self.search_s += follower.search_s
+        known = self.search_s is not None and follower.search_s is not None
+        self.search_s = (self.search_s or 0.0) + (follower.search_s or 0.0) if known else None
         if follower.notes is not None:
             self.notes = [{"draft": note} for note in follower.notes]
         for layer, other in zip(self.layers, follower.layers, strict=True):

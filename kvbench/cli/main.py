@@ -30,6 +30,7 @@ from kvbench.confdir import conf_dir, groups
 from kvbench.config import check_writable
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
+from kvbench.progress import say, show, silence
 
 #: exit status of an interrupted run, as a shell counts SIGINT
 INTERRUPTED = 130
@@ -58,19 +59,22 @@ def main(argv: Sequence[str]) -> int:
         return _left(0)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        _say(
+        say(
             f"error: {place}{error.strerror or error}.\n  hint: see the folder's rights, its room and the name's length"
         )
         return _left(1)
     except KvbenchError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return _left(error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
         refusal = explain(error, argv)
-        _say(f"error: {refusal}")
+        say(f"error: {refusal}")
         return _left(refusal.exit_code)
+    except BrokenPipeError:  # Hydra's own output, into a pipe whose reader has gone
+        silence(sys.stdout)
+        return _left(0)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on where it stopped")
+        say("interrupted; the same command goes on where it stopped")
         return _left(INTERRUPTED)
 
 
@@ -111,7 +115,7 @@ def _main(argv: list[str]) -> int:
     if "--version" in argv:
         import kvbench
 
-        print(f"kvbench {kvbench.__version__}")
+        show(f"kvbench {kvbench.__version__}")
         return 0
     arguments = arguments_of(argv)
     extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
@@ -120,7 +124,7 @@ def _main(argv: list[str]) -> int:
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
-        print(help_text(extra))
+        show(help_text(extra))
         return 0
     # the default, typed out: Hydra knows no such choice
     overrides = [text for text in arguments.overrides if text != "experiment=null"]
@@ -139,14 +143,16 @@ def _main(argv: list[str]) -> int:
         if named:
             check_writable(named[-1], "hydra.sweep.dir")
             Path(named[-1]).mkdir(parents=True, exist_ok=True)
-        folder = Path(named[-1]) if named else sweep.new_folder()
+        sweep.begin()
         if launch.rank() > 0:  # rank 0 keeps the record
             folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
+        else:
+            folder = Path(named[-1]) if named else sweep.new_folder()
         overrides = as_sweeps(overrides, groups())
         overrides = overrides if named else [*overrides, f"hydra.sweep.dir={folder}"]
     _outcomes.clear()
     _hydra(arguments.argv(overrides))
-    done = sweep.outcomes(folder) if folder else list(_outcomes)
+    done = sweep.outcomes(folder, say) if folder else list(_outcomes)
     return _conclude(done, expected=len(jobs), folder=folder)
 
 
@@ -157,18 +163,26 @@ def run_job(config: DictConfig) -> str:
     number = int(job.job.num) if multirun else 0
     overrides = [text for text in job.overrides.task if not text.startswith("hydra.")]
     if multirun:
-        _say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
+        say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
     outcome = _run(config, job) | {"overrides": overrides, "number": number}
     if multirun and "metrics" not in outcome:
         with suppress(ConfigError):  # a row of the table all the same, unless there is no configuration
             from kvbench.results.ranking import failed
 
-            outcome["metrics"] = failed(run_config(config), outcome["message"])
+            outcome["metrics"] = failed(_named(config, job), outcome["message"])
     _outcomes.append(outcome)
     if multirun:
         sweep.record(Path(job.sweep.dir), number, outcome)
     status: str = outcome["status"]
     return status
+
+
+def _named(config: DictConfig, job: Any) -> dict[str, Any]:
+    """The configuration of a run as plain data, with the name that its method was chosen by."""
+    plain, preset = run_config(config), job.runtime.choices.get("method")
+    if preset and isinstance(plain.get("method"), dict):
+        plain["method"] = {**plain["method"], "preset": preset}
+    return plain
 
 
 def _run(config: DictConfig, job: Any) -> dict[str, Any]:
@@ -179,12 +193,12 @@ def _run(config: DictConfig, job: Any) -> dict[str, Any]:
     extra = [Path(source.path) for source in job.runtime.config_sources if source.provider == "command-line"]
     try:
         labelled(config, job.runtime.choices.get("model"), job.overrides.task, next(iter(extra), None))
-        plain = run_config(config)
+        plain = _named(config, job)
         from kvbench.run import run
 
         metrics = run(plain)
     except KvbenchError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return {"status": "error", "message": str(error), "exit_code": error.exit_code}
     except Exception as error:  # a bug in one method must not cost the rest of a sweep
         traceback.print_exc()
@@ -209,16 +223,22 @@ def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None
     from kvbench.results import ranking, tables
 
     rows = [outcome["metrics"] for outcome in done if outcome.get("metrics")]
+    rows = ranking.best_first(rows) if folder else rows
     if rows:
-        print(tables.summary(ranking.best_first(rows) if folder else rows))
+        show(tables.summary(rows))
     failed = [outcome for outcome in done if outcome["status"] != "ok"]
     if folder:
-        _say(_count(done, expected))
+        say(_count(done, expected))
+    if folder and rows and launch.rank() == 0:
+        try:
+            say(f"table: {sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))}, and as CSV beside it")
+        except OSError as error:
+            say(f"the sweep's table cannot be written to {folder}: {error.strerror or error}")
     for outcome in failed if folder else ():
         first = (outcome["message"] or outcome["status"]).splitlines()[0]
-        _say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
+        say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
     if len(done) < expected:
-        _say(f"{expected - len(done)} of {expected} jobs left no record in {folder}")
+        say(f"{expected - len(done)} of {expected} jobs left no record in {folder}")
     if not failed and len(done) == expected:
         return 0
     codes = {outcome.get("exit_code", 1) for outcome in failed}
@@ -247,7 +267,3 @@ def _hydra(argv: Sequence[str]) -> int:
     finally:
         sys.argv = kept
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

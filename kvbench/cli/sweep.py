@@ -1,36 +1,99 @@
-"""A sweep's record: one file per job, so that a summary can be made whichever process ran the jobs."""
+"""A sweep's record: one file per job, so that a summary can be made whichever process ran the jobs; and its table."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import uuid
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from kvbench import atomic
+from kvbench.errors import KvbenchError
+from kvbench.results import shape
 
 #: sweeps are kept here, beside the runs
 SWEEPS = Path("results/sweeps")
+#: which sweep a job is of; workers of a launcher inherit it
+TOKEN = "KVBENCH_SWEEP_TOKEN"
 
 
 def new_folder() -> Path:
-    """A folder for one sweep that does not exist yet, named for the time."""
+    """Make a folder for one sweep, named for the time; two sweeps of one second have one each.
+
+    Raises:
+        KvbenchError: it cannot be made.
+    """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 1000))):
         folder = SWEEPS / f"{stamp}{suffix}"
-        if not folder.exists():
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.is_dir():  # a parent is a file
+                raise KvbenchError(f"{SWEEPS} cannot be made: one of its parents is a file.") from None
+        except OSError as error:
+            raise KvbenchError(f"{folder} cannot be made: {error.strerror or error}.") from error
+        else:
             return folder
-    raise FileExistsError(f"{SWEEPS / stamp} exists a thousand times")
+    raise KvbenchError(f"{SWEEPS / stamp} exists a thousand times.\n  hint: wait a second")
+
+
+def begin() -> None:
+    """Name this sweep, so that records of another one in the same folder are not taken for its own."""
+    os.environ[TOKEN] = uuid.uuid4().hex
 
 
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
     """Keep what became of job `number`: ``status``, ``overrides``, and ``metrics`` or ``message``."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(outcome, indent=1, sort_keys=True) + "\n"
+    text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
     atomic.write(folder / f"job-{number:04d}.json", text.encode())
 
 
-def outcomes(folder: Path) -> list[dict[str, Any]]:
-    """What became of the jobs, in their order."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("job-*.json"))]
+def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+    """What became of the jobs, in their order; files of another sweep, and what is no record, are said and skipped.
+
+    Args:
+        folder: of the sweep.
+        say: takes one line for the user.
+    """
+    found = []
+    for path in sorted(folder.glob("job-*.json")):
+        outcome, problem = _read(path)
+        if problem:
+            say(f"{path}: {problem}; skipped")
+        else:
+            found.append(outcome)
+    return sorted(found, key=lambda outcome: int(outcome["number"]))
+
+
+def keep_table(folder: Path, markdown: str, csv: str) -> Path:
+    """Write the sweep's table into its folder, for people and for programs; returns the first. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic.write(folder / "table.csv", csv.encode())
+    atomic.write(folder / "table.md", markdown.encode())
+    return folder / "table.md"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str]:
+    """A record, or what is wrong with it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        return {}, f"cannot be read ({error.strerror or error})"
+    except (ValueError, RecursionError):
+        return {}, "is no JSON"
+    kinds = {"status": str, "number": int, "overrides": list, "message": str}
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
+        return {}, "is no record of a job"
+    sweep, metrics = content.get("sweep"), content.get("metrics")
+    if sweep is not None:
+        return content, "" if sweep == os.environ.get(TOKEN) else "is of another sweep"
+    if metrics is not None:  # of a worker that did not inherit the name, or of nobody known
+        unmeasured = {"attention": {"reads_packed": None, "path": None}, "timings": {}}
+        problem = shape.problem({**unmeasured, **metrics} if isinstance(metrics, Mapping) else metrics)
+        return content, f"is no record of a job ({problem})" if problem else ""
+    return content, ""

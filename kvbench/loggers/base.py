@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
 class Logger:
-    """Does nothing; the base of all loggers and the logger `none`."""
+    """Does nothing; the base of all loggers and the logger `none`.
+
+    Attributes:
+        failed: whether something did not arrive.
+    """
+
+    failed = False
+
+    def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """The rows that earlier sessions of the run left, in the order of `samples.jsonl`; before any other call."""
 
     def sample(self, row: Mapping[str, Any]) -> None:
         """A row was written to `samples.jsonl`."""
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """`metrics.json` was written; no call comes after it."""
+
+    def destination(self) -> str | None:
+        """Where the run goes, in words: the run records that it arrived there, and sends it again only when it changed.
+
+        None: the logger looks by itself whether the run is there.
+        """
+        return None
 
 
 class Safe(Logger):
@@ -27,6 +43,10 @@ class Safe(Logger):
         self._inner: Logger | None = inner
         self._name, self._say = name, say
 
+    def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """See :meth:`Logger.begin`."""
+        self._try(lambda inner: inner.begin(rows))
+
     def sample(self, row: Mapping[str, Any]) -> None:
         """See :meth:`Logger.sample`."""
         self._try(lambda inner: inner.sample(row))
@@ -35,14 +55,20 @@ class Safe(Logger):
         """See :meth:`Logger.finish`."""
         self._try(lambda inner: inner.finish(metrics))
 
-    def _try(self, call: Callable[[Logger], None]) -> None:
+    def destination(self) -> str | None:
+        """See :meth:`Logger.destination`."""
+        return self._try(lambda inner: inner.destination())
+
+    def _try(self, call: Callable[[Logger], Any]) -> Any:
         if self._inner is None:
-            return
+            return None
         try:
-            call(self._inner)
+            return call(self._inner)
         except Exception as error:
-            self._inner = None
+            self._inner, self.failed = None, True
             reason = (str(error).strip().splitlines() or [""])[0]
             self._say(
-                f"logger {self._name} failed ({type(error).__name__}: {reason}); the run goes on, results are on disk"
+                f"logger {self._name} failed ({type(error).__name__}: {reason}); the run goes on, results are on disk,"
+                " and the same command sends them later"
             )
+            return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +15,17 @@ from filelock import FileLock
 
 from kvbench import atomic
 from kvbench.loggers.base import Logger
+from kvbench.results.tables import UNSAID
+
+#: columns that say when a row was written, and what fp16 gave by then: a row that differs in these alone is there
+_LATER = re.compile(r"time$|.*[._]vs_fp16(\.|$)")
 
 
 class CsvLogger(Logger):
     """Appends to `path`; when a run brings new columns (other tasks) the file is rewritten with them, atomically.
+
+    A run whose latest row in the file says the same gets no other. A last line that a killed writer cut off is moved to
+    ``<path>.damaged``: its run sends its row again.
 
     Args:
         path: for example ``results/runs.csv``.
@@ -31,20 +39,30 @@ class CsvLogger(Logger):
         row = flat_row(metrics)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(self.path.with_name(f".{self.path.name}.lock")):
-            columns, rows = self._read()
+            columns, rows, whole = self._read()
+            if rows and _same([each for each in rows if each.get("run_id") == row["run_id"]][-1:], row):
+                return
             wanted = columns + [key for key in row if key not in columns]  # a row begins with what identifies it
-            if columns == wanted:
+            if columns == wanted and whole:
                 self._append(_text([row], wanted, header=False))
             else:
                 atomic.write(self.path, _text([*rows, row], wanted, header=True).encode())
 
-    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
+    def _read(self) -> tuple[list[str], list[dict[str, str]], bool]:
+        """Columns, rows, and whether the file ends as a file of rows does."""
         try:
-            with self.path.open(encoding="utf-8", newline="") as handle:
-                reader = csv.DictReader(handle)
-                return list(reader.fieldnames or []), [{k: v or "" for k, v in row.items() if k} for row in reader]
+            data = self.path.read_bytes()
         except FileNotFoundError:
-            return [], []
+            return [], [], True
+        text = data.decode("utf-8", "replace")
+        lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+        whole = not text or text.endswith("\n")
+        columns = lines[0] if lines else []
+        if not whole and len(lines) > 1 and len(lines[-1]) < len(columns):
+            with self.path.with_name(f"{self.path.name}.damaged").open("a", encoding="utf-8") as aside:
+                aside.write(_text([dict(zip(columns, lines.pop(), strict=False))], columns, header=False))
+        rows = [dict(zip(columns, [*line, *[""] * len(columns)], strict=False)) for line in lines[1:]]
+        return columns, rows, whole
 
     def _append(self, text: str) -> None:
         with self.path.open("ab") as handle:
@@ -73,7 +91,7 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
         "dataset": config["dataset"],
         "seed": config["seed"],
     }
-    hyper = {key: value for key, value in config["method"].items() if key not in ("_target_", "takes", "quantizer")}
+    hyper = {key: value for key, value in config["method"].items() if key not in (*UNSAID, "quantizer")}
     for prefix, part in (
         ("method", hyper),
         ("scores", {key: _score(entry) for key, entry in metrics["scores"].items()}),
@@ -90,13 +108,13 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; None stays, so that a column does not come and go."""
+    """Nested mappings as one with dotted keys, without lists; None stays, so that a column does not come and go."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}.{key}"
         if isinstance(value, Mapping):
             flat.update(flatten(value, name))
-        else:
+        elif not isinstance(value, list):
             flat[name] = value
     return flat
 
@@ -106,6 +124,12 @@ def _score(entry: Mapping[str, Any]) -> dict[str, Any]:
     points = dict(entry.get("points") or {})
     batches = {f"b{batch}": figures for batch, figures in points.pop("batches", {}).items()}
     return {"score": entry["score"], "stderr": entry["stderr"], "n": entry["n"], "vs_fp16": pair, **points, **batches}
+
+
+def _same(latest: list[dict[str, str]], row: Mapping[str, Any]) -> bool:
+    """Whether the run's latest row (none, or one) says what `row` says."""
+    now = {key: "" if value is None else str(value) for key, value in row.items() if not _LATER.match(key)}
+    return any(all(written.get(key, "") == value for key, value in now.items()) for written in latest)
 
 
 def _text(rows: list[dict[str, Any]], columns: list[str], *, header: bool) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import netrc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,33 +48,35 @@ class WandbLogger(Logger):
     ) -> None:
         self.settings, self.run_id, self.config, self.label, self.say = settings, run_id, config, label, say
         self._run: Any = None
-        self._rows: list[list[Any]] = []
+        self._went: str | None = None
+        self._rows: list[Mapping[str, Any]] = []
+
+    def destination(self) -> str | None:
+        """The service and project, or the folder of an offline run."""
+        mode = self._mode()
+        if mode == "offline":
+            return f"wandb offline {Path(self.settings.dir).absolute()}"
+        service = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+        return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
+
+    def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows of earlier sessions: what the service lacks of them is sent with the first new one, or at the end."""
+        self._rows = list(rows)
 
     def sample(self, row: Mapping[str, Any]) -> None:
         """One history row; the whole row goes into the table at the end."""
-        measured = row["measured"]
-        key = row["task"] if row["length"] is None else f"{row['task']}@{row['length']}"
-        history = {
-            f"sample/{key}/score": row["scores"].get("score"),
-            f"sample/{key}/nll": (row.get("nll") or {}).get("sum"),
-            "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"] if row.get("kv_bytes") else None,
-            "sample/prompt_tokens": row["prompt_tokens"],
-        }
-        for name, value in flatten(measured.get("point") or {}, f"sample/{key}").items():
-            if isinstance(value, (int, float)):
-                history[name.replace(".", "/")] = value
-        if not measured["warm_up"] and measured["ttft_s"] is not None:
-            history["sample/ttft_s"] = measured["ttft_s"]
-        self._start().log({key: value for key, value in history.items() if value is not None})
-        self._rows.append([*(row.get(name) for name in _TABLE), row["scores"].get("score")])
+        run = self._start()
+        self._rows.append(row)
+        run.log(_history(row), step=len(self._rows) - 1)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """The summary: every number of `metrics.json` under its dotted name."""
+        """The table of all samples, and the summary: every number of `metrics.json` under its dotted name."""
         import wandb
 
         run = self._start()
         if self._rows:
-            run.log({"samples": wandb.Table(columns=[*_TABLE, "score"], data=self._rows)})
+            data = [[*(row.get(name) for name in _TABLE), row["scores"].get("score")] for row in self._rows]
+            run.log({"samples": wandb.Table(columns=[*_TABLE, "score"], data=data)})
         for name in ("scores", "mean", "samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention", "env"):
             for key, value in flatten(metrics[name], name).items():
                 if value is not None:
@@ -89,19 +91,28 @@ class WandbLogger(Logger):
         if self._run is None:
             import wandb
 
-            mode = self.settings.mode
-            if mode == "auto":
-                mode = os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
-                if mode == "offline":
-                    self.say(f"wandb: no key, so offline: `wandb sync {self.settings.dir}/wandb/offline-run-*` later")
+            mode = self._mode()
+            if mode == "offline" and self.settings.mode == "auto":
+                self.say(f"wandb: no key, so offline: `wandb sync {self.settings.dir}/wandb/offline-run-*` later")
             try:
                 self._run = self._init(wandb, mode)
             except wandb.errors.Error as error:
                 if self.settings.mode != "auto" or mode != "online":
                     raise
                 self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so offline")
+                self._went = "offline"
                 self._run = self._init(wandb, "offline")
+            # a run that goes on at the service begins behind the steps that are there; an offline file holds all
+            for step, row in enumerate(self._rows):
+                if step >= self._run.step:
+                    self._run.log(_history(row), step=step)
         return self._run
+
+    def _mode(self) -> str:
+        """``online``, ``offline`` or ``disabled``."""
+        if self._went or self.settings.mode != "auto":
+            return str(self._went or self.settings.mode)
+        return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
 
     def _init(self, wandb: Any, mode: str) -> Any:
         Path(self.settings.dir).mkdir(parents=True, exist_ok=True)
@@ -121,6 +132,24 @@ class WandbLogger(Logger):
             resume="allow" if mode == "online" else None,
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=True, **quiet),
         )
+
+
+def _history(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What the history says of one sample."""
+    measured = row["measured"]
+    key = row["task"] if row["length"] is None else f"{row['task']}@{row['length']}"
+    history = {
+        f"sample/{key}/score": row["scores"].get("score"),
+        f"sample/{key}/nll": (row.get("nll") or {}).get("sum"),
+        "sample/kv_bytes_used": row["kv_bytes"]["used"]["total"] if row.get("kv_bytes") else None,
+        "sample/prompt_tokens": row["prompt_tokens"],
+    }
+    for name, value in flatten(measured.get("point") or {}, f"sample/{key}").items():
+        if isinstance(value, (int, float)):
+            history[name.replace(".", "/")] = value
+    if not measured["warm_up"] and measured["ttft_s"] is not None:
+        history["sample/ttft_s"] = measured["ttft_s"]
+    return {key: value for key, value in history.items() if value is not None}
 
 
 def has_key() -> bool:

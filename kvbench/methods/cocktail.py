@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
@@ -170,10 +171,16 @@ class Cocktail(Method):
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
-        """BM25 with the version of its words: other words are another search."""
-        from kvbench.retrieval.encoders import BM25
+        """What the encoder is behind its name: BM25's version, a folder's content, the endpoint of an own server."""
+        from kvbench.fingerprint import SUFFIXES, fingerprint
+        from kvbench.retrieval.encoders import BM25, NAMED, OPENAI_MODEL, OPENAI_URL, openai_endpoint
 
-        return {"encoder": f"bm25 {BM25.version}"} if self.encoder == "bm25" else {}
+        if self.encoder == "bm25":  # other words are another search
+            return {"encoder": f"bm25 {BM25.version}"}
+        if self.encoder == "openai" and openai_endpoint() != (OPENAI_MODEL, OPENAI_URL):
+            return {"encoder": "openai {} {}".format(*openai_endpoint())}
+        folder = None if self.encoder in NAMED else fingerprint(Path(self.encoder), suffixes=SUFFIXES, deep=True)
+        return {"encoder": f"folder {folder}"} if folder else {}
 
     def ready(self) -> None:
         """The encoder's weights, its key or its package are here, or can be fetched."""
@@ -201,19 +208,30 @@ class Cocktail(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """A cache for known prompts; the chunk search runs here (its time is ``cache.search_s``)."""
+        """A cache for known prompts; the chunk search runs here.
+
+        ``cache.search_s`` is the time of a search by somebody who searches these texts for the first time, with an
+        encoder that is loaded: vectors that an earlier run has kept count with the time that they took on this machine.
+        None where nobody knows it (kept vectors of an encoder that cannot be had here).
+        """
         if prompts is None or prompts.input_ids is None or prompts.decode is None:
             raise CacheError(
                 "cocktail looks at the context before the prefill: "
                 "new_cache(model, Prompts.from_batch(input_ids, attention_mask, context_spans=..., queries=..., "
                 "decode=tokenizer.decode))"
             )
+        from kvbench.retrieval.encoders import encoder
+
         cache = super().new_cache(model, prompts, max_length)
+        found = encoder(self.encoder)
+        unspent, uncharged = found.unspent_s, found.uncharged
         started = time.perf_counter()
         plans = [self.plan(prompts, row) for row in range(len(prompts.starts))]
-        cache.search_s = time.perf_counter() - started
+        elapsed = time.perf_counter() - started + found.unspent_s - unspent
+        cache.search_s = max(elapsed, 0.0) if found.uncharged == uncharged else None
         cache.progress.plans = plans
-        cache.notes = [self.note(plan, cache.search_s / len(plans)) for plan in plans]
+        each = None if cache.search_s is None else cache.search_s / len(plans)
+        cache.notes = [self.note(plan, each) for plan in plans]
         return cache
 
     def plan(self, prompts: Prompts, row: int) -> ChunkPlan:
@@ -236,8 +254,8 @@ class Cocktail(Method):
             widths = shuffled(widths, f"{self.seed}/{chunks.query}/{len(ids)}")
         return ChunkPlan(chunks, widths)
 
-    def note(self, plan: ChunkPlan, seconds: float) -> dict[str, Any]:
-        """What a result row says about the search."""
+    def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
+        """What a result row says about the search; `seconds` is None where nobody knows how long it takes."""
         widths = plan.widths
         return {
             "chunks": {"int2": widths.count(2), "int4": widths.count(4), "fp16": widths.count(16)},
@@ -245,7 +263,7 @@ class Cocktail(Method):
             "t_high": widths.t_high,
             "encoder": self.encoder,
             "query_source": plan.chunks.query_source,
-            "search_s": round(seconds, 6),
+            "search_s": None if seconds is None else round(seconds, 6),
         }
 
     def make_quantizer(self, side: Side, bits: int, channels: int) -> AffineQuantizer:

@@ -53,11 +53,13 @@ def load_method(
 def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Method:
     """A method from the groups ``method`` and ``quantizer`` of a composed configuration; types and keys are checked.
 
+    ``preset`` in `method` is the name of the YAML that it is from: for labels alone.
+
     Raises:
         ConfigError: the class is missing, or a key or type is wrong. Call ``check()`` on the result for the values.
     """
     cls = _class(method.get("_target_"))
-    data = {key: value for key, value in method.items() if key not in ("_target_", "quantizer")}
+    data = {key: value for key, value in method.items() if key not in ("_target_", "quantizer", "preset")}
     made = build(cls, data, "method")
     if dict(quantizer) != {"name": "none"}:
         made.quantizer = build(QuantizerSpec, quantizer, "quantizer")

@@ -163,7 +163,8 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         timing = row.get("measured") or {}
-        if timing.get("ttft_s") is not None and not timing.get("warm_up"):
+        timed = timing.get("ttft_s") is not None or timing.get("step_s")
+        if timed and not timing.get("warm_up"):
             groups.setdefault(str(timing.get("device")), []).append(timing)
     result = {}
     for device, group in groups.items():
@@ -172,8 +173,9 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         # the rows of a batch share their steps' time, so each counts its part of it
         seconds = sum((timing.get("decode_s") or sum(timing["step_s"])) / timing["batch_rows"] for timing in group)
         tokens = sum(timing["decoded"] for timing in group)
+        starts = [timing["ttft_s"] for timing in group if timing.get("ttft_s") is not None]
         result[device] = {
-            "ttft_s": {"median": _median([timing["ttft_s"] for timing in group]), "n": len(group)},
+            "ttft_s": {"median": _median(starts), "n": len(starts)},
             "tpot_s": {
                 "median": _median(later),
                 "p99": percentile(later, 99),

@@ -15,6 +15,7 @@ from rich.text import Text
 from kvbench.results import aggregate
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
+from kvbench.results.tables import labels
 
 #: changed samples that are shown
 SHOWN = 20
@@ -66,7 +67,7 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
         elif rows_a[name]["prediction"] != rows_b[name]["prediction"]:
             reworded += 1
     changed.sort(key=lambda item: (-abs((item["b"] or 0.0) - (item["a"] or 0.0)), item["id"]))
-    return Comparison((_name(a), _name(b)), keys, changed, reworded, _notes(a, b, rows_a, rows_b, len(common)))
+    return Comparison(_names(a, b), keys, changed, reworded, _notes(a, b, rows_a, rows_b, len(common)))
 
 
 def screen(found: Comparison) -> Group:
@@ -133,16 +134,26 @@ def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[
         notes.append("their data differ, so that samples of one id may be different questions")
     if len(rows_a) != common or len(rows_b) != common:
         notes.append(f"{common} samples in common, of {len(rows_a)} and {len(rows_b)}")
+    for name, store in (("A", a), ("B", b)):
+        codes = (store.metrics() or {}).get("code") or {}
+        if len(codes) > 1:
+            notes.append(f"the samples of {name} were made by {len(codes)} versions of its method's code")
     versions = [{row["scorer_version"] for row in rows.values()} for rows in (rows_a, rows_b)]
     if versions[0] != versions[1]:
         notes.append("they were scored by different versions of the scorer: start the older one again to score it anew")
     return notes
 
 
-def _name(store: RunStore) -> str:
-    metrics, config = store.metrics() or {}, store.config() or {}
-    model, data = ((config.get(group) or {}).get("name", "?") for group in ("model", "dataset"))
-    return f"{store.run_id}  {metrics.get('label', '?')}, {model}, {data}"
+def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
+    """The two runs with the settings that set them apart."""
+    found = [(store.metrics() or {}, store.config() or {}) for store in (a, b)]
+    whole = [metrics for metrics, _ in found if metrics]
+    names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else [m.get("label", "?") for m, _ in found]
+    told = []
+    for store, (_, config), name in zip((a, b), found, names, strict=True):
+        model, data = ((config.get(group) or {}).get("name", "?") for group in ("model", "dataset"))
+        told.append(f"{store.run_id}  {name}, {model}, {data}")
+    return told[0], told[1]
 
 
 def _score(row: Row) -> float | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from kvbench.fingerprint import fingerprint
 
 #: raised by hand whenever the same configuration would give other outputs (prompting, decoding, a quantizer's rule)
 GENERATION_VERSION = 1
@@ -35,17 +37,21 @@ _MODEL_KEYS = (
     "architecture",
 )
 _HASH_CHARS = 10
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".jinja")
-_BLOCK = 1 << 20
 
 
-def identity(config: Mapping[str, Any], data: Mapping[str, Any], weights: Path | None = None) -> dict[str, Any]:
+def identity(
+    config: Mapping[str, Any],
+    data: Mapping[str, Any],
+    weights: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
     """What determines the outputs of a run, as JSON data.
 
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
         data: ``{"identity": task.identity(), "version": task.version}``.
         weights: the local folder that the weights are read from, if any; its content counts, not its place.
+        say: takes one line for the user, where many gigabytes of weights are to be read.
 
     Returns:
         ``{"setting": {...}, "method": {...}}``, the material of the two halves of the id. The scorer's version, the
@@ -56,8 +62,8 @@ def identity(config: Mapping[str, Any], data: Mapping[str, Any], weights: Path |
         model["preset"] = config["model"]["preset"]
     if model["weights"] != "random":
         model["architecture"] = None  # the checkpoint's own config.json is read instead
-        model["files"] = _weights_fingerprint(weights)
-    method = {key: value for key, value in config["method"].items() if key != "takes"}
+        model["files"] = fingerprint(weights, say)
+    method = {key: value for key, value in config["method"].items() if key not in ("takes", "preset")}
     quantizer = config.get("quantizer") or {}
     formats = {key: value for key, value in quantizer.items() if key != "name"}
     material = {
@@ -85,11 +91,20 @@ def is_baseline(config: Mapping[str, Any]) -> bool:
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Method and quantizer as a person says them, for example ``kivi int2``; labels only, not part of the id."""
-    target = str(config["method"].get("_target_", "?"))
+    """Method and quantizer as a person says them, for example ``kivi int2``; labels only, not part of the id.
+
+    The method is called by its preset (``method.preset``, which the command line fills in), else by its module.
+    """
+    target, preset = str(config["method"].get("_target_", "?")), config["method"].get("preset")
     name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
+    name = str(preset or name)
     quantizer = (config.get("quantizer") or {}).get("name")
     return name if quantizer in (None, "none") else f"{name} {quantizer}"
+
+
+def content_digest(content: Any) -> str:
+    """A digest of JSON data, the same for equal data."""
+    return _digest(content)
 
 
 def _digest(material: Any) -> str:
@@ -108,25 +123,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value)
-
-
-def _weights_fingerprint(folder: Path | None) -> str | None:
-    """Hash of a local checkpoint's content, so that another checkpoint under the same name is another run.
-
-    Small files are read whole; of large ones the size and the first and last MiB, which hold the header and would
-    differ after any training. The directory's place is not hashed: a moved checkpoint keeps its runs.
-    """
-    if folder is None or not folder.is_dir():
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix not in _WEIGHT_SUFFIXES or not file.is_file():
-            continue
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}:".encode())
-        with file.open("rb") as handle:
-            digest.update(handle.read(32 * _BLOCK if size <= 32 * _BLOCK else _BLOCK))
-            if size > 32 * _BLOCK:
-                handle.seek(size - _BLOCK)
-                digest.update(handle.read(_BLOCK))
-    return digest.hexdigest()[:16]

@@ -30,17 +30,42 @@ def outputs(row: Mapping[str, Any]) -> Row:
     return {key: value for key, value in row.items() if key != MEASURED}
 
 
+_AGAIN = "start the same command again: it does only what is missing."
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
 class DiskError(KvbenchError):
     """A result could not be written (disk full, quota, I/O error); everything written before stays readable."""
 
     def __init__(self, path: Path, error: OSError) -> None:
-        full = error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+        if error.errno == errno.ENOENT:
+            super().__init__(
+                f"{path}: cannot write: its folder was removed while the run went on.\n"
+                "  hint: start the same command again; the samples that were in the folder are done anew."
+            )
+            return
+        full = error.errno in _FULL
         problem = "no space left on the disk" if full else (error.strerror or str(error))
+        hint = f"free some space (or set runtime.results_dir=DIR) and {_AGAIN}"
+        if error.errno in _FORBIDDEN:
+            hint = f"make it writable (or set runtime.results_dir=DIR) and {_AGAIN}"
+        elif not full:
+            hint = f"move it out of the way (or set runtime.results_dir=DIR) and {_AGAIN}"
         super().__init__(
             f"{path}: cannot write: {problem}.\n"
             "  Everything written before stays readable; only the sample in flight is lost.\n"
-            "  hint: free some space (or set runtime.results_dir=DIR) and start the same command again:"
-            " it does only what is missing."
+            f"  hint: {hint}"
+        )
+
+
+class UnreadableError(KvbenchError):
+    """A file of results is there and cannot be read: a folder, a loop of links, no permission, an I/O error."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"{path}: cannot be read: {error.strerror or error}.\n"
+            f"  hint: move it out of the way (or set runtime.results_dir=DIR) and {_AGAIN}"
         )
 
 
@@ -60,12 +85,18 @@ class Samples:
 
 
 def read(path: Path) -> Samples:
-    """Read every good row; a later row of the same sample replaces an earlier one (re-scoring appends)."""
+    """Read every good row; a later row of the same sample replaces an earlier one (re-scoring appends).
+
+    Raises:
+        UnreadableError: there is something of that name that is no readable file.
+    """
     found = Samples()
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return found
+    except OSError as error:
+        raise UnreadableError(path, error) from error
     lines = content.split(b"\n")
     tail = lines.pop()
     for number, line in enumerate(lines, start=1):
@@ -135,22 +166,25 @@ def decode(line: bytes) -> Row:
     """The row of one line.
 
     Raises:
-        ValueError: no JSON, a key is missing, or the line was changed after it was written.
+        ValueError: no JSON, a key is missing, or the line was not written by :func:`encode`, or changed since.
     """
     try:
         row = json.loads(line)
     except ValueError as error:
         raise ValueError("not JSON") from error
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
     crc = row.pop("crc", None)
     for key, kind in REQUIRED.items():
         if not isinstance(row.get(key), kind):
             raise ValueError(f"'{key}' is missing")
-    if crc is not None:
-        body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
-        if f"{zlib.crc32(body):08x}" != crc:
-            raise ValueError("checksum differs")
+    if crc is None:  # numbers that somebody typed must not stand beside measured ones
+        raise ValueError("no checksum, so it was written or edited by hand")
+    body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
+    if f"{zlib.crc32(body):08x}" != crc:
+        raise ValueError("checksum differs")
     return row
 
 

@@ -17,10 +17,14 @@ from filelock import FileLock, Timeout
 from kvbench import atomic
 from kvbench.errors import KvbenchError
 from kvbench.results import samples as lines
+from kvbench.results import shape
 from kvbench.results.samples import DiskError, Row, Samples
 
 #: raised when a key of metrics.json changes its meaning; the schema is tests/results/metrics.schema.json
 SCHEMA_VERSION = 1
+
+#: which loggers have the run, beside it
+_DELIVERED = ".delivered.json"
 
 STATUSES = ("ok", "oom", "error", "interrupted")
 
@@ -57,7 +61,7 @@ class RunStore:
 
         Raises:
             KvbenchError: the other process still holds the run after `timeout_s`.
-            DiskError: the directory cannot be made.
+            DiskError: the directory or its lock cannot be made.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -68,21 +72,27 @@ class RunStore:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            who = _read_text(holder) or "another process"
-            if not quiet:
-                self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
-            started = time.monotonic()
-            try:
-                lock.acquire(timeout=timeout_s, poll_interval=0.1)
-            except Timeout:
-                waited = time.monotonic() - started
-                raise KvbenchError(f"run {self.run_id} is still held by {who} after {waited:.0f} s.") from None
+            self._wait(lock, holder, timeout_s, quiet)
+        except OSError as error:
+            raise DiskError(self.path / ".lock", error) from error
         try:
             with suppress(OSError):  # a courtesy to who waits; a full disk is reported where a result is lost
                 holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
         finally:
             lock.release()
+
+    def _wait(self, lock: FileLock, holder: Path, timeout_s: float, quiet: bool) -> None:
+        """Wait for the process that holds the run."""
+        who = _read_text(holder) or "another process"
+        if not quiet:
+            self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
+        started = time.monotonic()
+        try:
+            lock.acquire(timeout=timeout_s, poll_interval=0.1)
+        except Timeout:
+            waited = time.monotonic() - started
+            raise KvbenchError(f"run {self.run_id} is still held by {who} after {waited:.0f} s.") from None
 
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
         """Write `config.yaml` first of all, so that a directory always says what it is."""
@@ -96,12 +106,16 @@ class RunStore:
         """`env.json`: where the latest session ran; rows carry their own device, so timings are never mixed."""
         lines.write_atomically(self.path / "env.json", _json(environment))
 
+    def environment(self) -> dict[str, Any] | None:
+        """`env.json`, or None where there is none or it cannot be read."""
+        return _read_json(self.path / "env.json")
+
     def config(self) -> dict[str, Any] | None:
         """The configuration that the run was last started with, or None where the directory has none."""
         text = _read_text(self.path / "config.yaml")
         try:
             content = yaml.safe_load(text) if text else None
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError, ValueError):
             return None
         return content if isinstance(content, dict) else None
 
@@ -123,13 +137,27 @@ class RunStore:
         lines.append(self.samples_path, rows)
 
     def metrics(self) -> dict[str, Any] | None:
-        """`metrics.json`, or None where there is none yet or it cannot be read."""
-        text = _read_text(self.path / "metrics.json")
-        try:
-            content = json.loads(text) if text else None
-        except ValueError:
-            return None
-        return content if isinstance(content, dict) else None
+        """`metrics.json`, or None where there is none yet or it is not what a run writes (see :meth:`problem`)."""
+        content = _read_json(self.path / "metrics.json")
+        return None if shape.problem(content) else content
+
+    def problem(self) -> str | None:
+        """What is wrong with `metrics.json`, so that no report can show the run; None where all is well."""
+        path = self.path / "metrics.json"
+        if path.is_symlink() or path.exists():
+            content = _read_json(path)
+            found = "it is no JSON object" if content is None else shape.problem(content)
+            if found:
+                return f"{path}: {found}; the same command writes it anew from samples.jsonl"
+        return None
+
+    def deliveries(self) -> dict[str, Any]:
+        """What loggers were given: destination -> digest of the metrics; empty where nothing is known."""
+        return _read_json(self.path / _DELIVERED) or {}
+
+    def record_delivery(self, destination: str, digest: str) -> None:
+        """Record that a logger took the metrics of this digest. Raises DiskError."""
+        lines.write_atomically(self.path / _DELIVERED, _json({**self.deliveries(), destination: digest}))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` last and atomically. Raises DiskError."""
@@ -141,12 +169,26 @@ def find_runs(results_dir: Path | str) -> list[RunStore]:
     root = Path(results_dir)
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if (path / "config.yaml").is_file()]
-    return [RunStore(root, p.name) for p in sorted(found, key=lambda p: (p.stat().st_ctime_ns, p.name))]
+    found = []
+    for path in root.iterdir():
+        with suppress(OSError):  # removed in this moment, or not to be looked into
+            if (path / "config.yaml").is_file():
+                found.append((path.stat().st_ctime_ns, path.name))
+    return [RunStore(root, name) for _, name in sorted(found)]
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=2, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """An object, or None where there is none or it cannot be read."""
+    text = _read_text(path)
+    try:
+        content = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _read_text(path: Path) -> str:

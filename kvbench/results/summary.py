@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,7 @@ from kvbench.errors import KvbenchError
 from kvbench.results import aggregate
 from kvbench.results.identity import is_baseline, short_name
 from kvbench.results.points import headline
-from kvbench.results.samples import MEASURED, DiskError, Row
+from kvbench.results.samples import MEASURED, Row
 from kvbench.results.speculation import speculation, speedup
 from kvbench.results.store import SCHEMA_VERSION, RunStore
 
@@ -21,6 +22,7 @@ def build(
     *,
     status: str,
     rows: Sequence[Row],
+    left_out: Sequence[str] = (),
     requested: int,
     task_version: int,
     environment: Mapping[str, Any],
@@ -37,6 +39,7 @@ def build(
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
         rows: the rows of the samples that were asked for, as far as they are done. Those of a task's warm-up samples
             count for the peak of memory alone.
+        left_out: ids of stored rows that this run did not ask for (a smaller limit): no figure is over them.
         requested: how many samples were asked for, without those.
         task_version: the data set's version.
         environment: see :mod:`kvbench.results.environment`.
@@ -69,10 +72,12 @@ def build(
             "batch_size": config["runtime"].get("batch_size", 1),
         },
         "data": dict(data) if data else None,
+        "code": codes(rows),
         "samples": {
             "requested": requested,
             "done": len(rows),
             "truncated": sum(1 for row in rows if row.get("truncated")),
+            "left_out": list(left_out),
             "prompt_tokens": {
                 "mean": _mean(row.get("prompt_tokens") for row in rows),
                 "max": max((row.get("prompt_tokens") or 0 for row in rows), default=None),
@@ -112,7 +117,8 @@ def baseline(store: RunStore) -> RunStore | None:
 def pair_siblings(store: RunStore) -> int:
     """After an fp16 run: give the runs of the same setting that were finished before it their paired differences.
 
-    Runs that another process holds are left alone: they pair themselves when they finish.
+    A difference is over the rows that the run's score counts. Runs that another process holds are left alone: they pair
+    themselves when they finish. So do runs whose rows have become others since (killed, or damaged): that is said.
 
     Returns:
         How many `metrics.json` were written.
@@ -126,31 +132,55 @@ def pair_siblings(store: RunStore) -> int:
         metrics = other.metrics()
         if metrics is None or other.run_id == store.run_id:
             continue
-        with suppress(KvbenchError, DiskError), other.hold(timeout_s=0, quiet=True):
-            counted = [row for row in other.samples().rows.values() if not row.get("warm_up")]
-            paired = aggregate.scores(counted, rows)
-            for key, entry in metrics["scores"].items():
-                if key not in paired:
-                    continue
-                entry["vs_fp16"] = paired[key]["vs_fp16"]
-                if entry["nll"] and paired[key]["nll"]:
-                    entry["nll"]["vs_fp16"] = paired[key]["nll"]["vs_fp16"]
-                entry["perplexity"] = paired[key]["perplexity"]
-                if "points" in paired[key]:
-                    entry["points"] = paired[key]["points"]
-            metrics["mean"] = aggregate.overall(metrics["scores"])
-            metrics["baseline"] = store.run_id
-            if metrics.get("speculation"):
-                metrics["speculation"]["speedup"] = speedup(metrics, store.metrics())
+        with suppress(KvbenchError), other.hold(timeout_s=0, quiet=True):
+            counted = _counted(other, metrics)
+            if counted is None:
+                store.say(
+                    f"run {other.run_id}: its rows are others than those that its scores are over; start it again for"
+                    " its differences to fp16"
+                )
+                continue
+            _pair(metrics, counted, store, rows)
             other.write_metrics(metrics)
             count += 1
     return count
+
+
+def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
+    """The rows that a run's `metrics.json` is over; None where the file no longer has just these."""
+    left_out = set(metrics["samples"].get("left_out") or ())
+    rows = store.samples().rows.items()
+    counted = [row for name, row in rows if not row.get("warm_up") and name not in left_out]
+    return counted if len(counted) == metrics["samples"]["done"] else None
+
+
+def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, rows: Mapping[str, Row]) -> None:
+    """Put the differences between `counted` and the fp16 run's `rows` into `metrics`."""
+    paired = aggregate.scores(counted, rows)
+    for key, entry in metrics["scores"].items():
+        if key not in paired:
+            continue
+        entry["vs_fp16"] = paired[key]["vs_fp16"]
+        if entry["nll"] and paired[key]["nll"]:
+            entry["nll"]["vs_fp16"] = paired[key]["nll"]["vs_fp16"]
+        entry["perplexity"] = paired[key]["perplexity"]
+        if "points" in paired[key]:
+            entry["points"] = paired[key]["points"]
+    metrics["mean"] = aggregate.overall(metrics["scores"])
+    metrics["baseline"] = baseline.run_id
+    if metrics.get("speculation"):
+        metrics["speculation"]["speedup"] = speedup(metrics, baseline.metrics())
 
 
 def _same_setting(store: RunStore) -> list[RunStore]:
     setting = store.run_id.split("-", 1)[0]
     paths = sorted(store.path.parent.glob(f"{setting}-*"))
     return [RunStore(store.path.parent, path.name) for path in paths if path.is_dir()]
+
+
+def codes(rows: Sequence[Row]) -> dict[str, int]:
+    """How many rows each version of the method's code made (see `kvbench.sources`), ``unknown`` for older rows."""
+    return dict(Counter(str(row.get(MEASURED, {}).get("code") or "unknown") for row in rows))
 
 
 def _attention(rows: Sequence[Row]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,9 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.results import points_table
+from kvbench.results import points_table, shape
 from kvbench.results.cells import Cell, seconds, size
+from kvbench.results.load import busyness
 from kvbench.results.points import has_points
 
 Metrics = Mapping[str, Any]
@@ -30,6 +32,9 @@ MIN_WIDTH, MAX_WIDTH = 80, 160
 
 #: widest column of names, and the space between columns
 _LABEL, _GAP = 34, 2
+
+#: keys of a method's group that are no hyper-parameters
+UNSAID = ("_target_", "takes", "preset")
 
 _COSTS = ("KV", "ratio", "peak", "TTFT", "TPOT")
 _DRAFTS = ("accepted", "speed-up")
@@ -57,23 +62,30 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
 def screen(runs: Sequence[Metrics], width: int = 120) -> Group:
     """A line of cells per run where that fits, else one per task with the runs side by side, else several tables."""
     header, body = grid(runs)
-    if _needed(header, body) > width:
-        across = _transposed(header, body)
-        if _needed(*across) <= width:
-            header, body = across
-    widths = _widths(header, body)
-    blocks, used = [[0]], min(widths[0], _LABEL) + _GAP
-    for index in range(1, len(header)):
-        if used + widths[index] + _GAP > width and len(blocks[-1]) > 1:
-            blocks.append([0])
-            used = min(widths[0], _LABEL) + _GAP
-        blocks[-1].append(index)
-        used += widths[index] + _GAP
-    return Group(*(_table(header, body, block) for block in blocks))
+    across = _transposed(header, body)
+    for (names, lines), gap in itertools.product(((header, body), across), (_GAP, 1)):
+        if _needed(names, lines, gap) <= width:
+            return Group(_table(names, lines, range(len(names)), gap))
+    return Group(*(_table(header, body, block) for block in _blocks(_widths(header, body), width)))
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[Cell]], block: Sequence[int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0))
+def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Columns of each of several tables, the first one in all of them: as few as fit, and as equally wide as can be."""
+    # of the columns up to each one: how many blocks, the sum of their squared widths, and the blocks
+    best: list[tuple[int, int, list[list[int]]]] = [(0, 0, [])]
+    for last in range(1, len(widths)):
+        choices = []
+        for first in range(1, last + 1):
+            needed = widths[0] + sum(widths[first : last + 1]) + _GAP * (last - first + 1)
+            if needed <= width or first == last:
+                count, squares, blocks = best[first - 1]
+                choices.append((count + 1, squares + needed**2, [*blocks, [0, *range(first, last + 1)]]))
+        best.append(min(choices))
+    return best[-1][2] or [[0]]
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[Cell]], block: Sequence[int], gap: int = _GAP) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
     for index in block:
         first = index == 0
         justify: Any = "left" if first else "right"
@@ -144,15 +156,26 @@ def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
     return header, body
 
 
-def labels(runs: Sequence[Metrics]) -> list[str]:
-    """Names that tell the runs apart: method and quantizer, and whatever else differs between runs of one name."""
-    plain = [str(run["label"]) for run in runs]
+def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
+    """Names that tell the runs apart: method and quantizer, and whatever else differs between runs of one name.
+
+    Args:
+        runs: contents of `metrics.json` (of a run that has none, ``label`` and ``config`` are enough).
+        beside: what stands beside the names already: ``model``, ``dataset``.
+    """
+    alike: dict[str, list[dict[str, Any]]] = {}
+    settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
+    for run, mine in zip(runs, settings, strict=True):
+        alike.setdefault(str(run["label"]), []).append(mine)
+    differing = {
+        label: {key for each in group for key in each if any(other.get(key) != each[key] for other in group)}
+        for label, group in alike.items()
+    }
     names = []
-    for index, run in enumerate(runs):
-        alike = [other for name, other in zip(plain, runs, strict=True) if name == plain[index]]
-        mine = _settings(run)
-        differing = [key for key in mine if any(_settings(other).get(key) != mine[key] for other in alike)]
-        names.append(" ".join([plain[index], *(f"{key.rsplit('.', 1)[-1]}={mine[key]}" for key in differing)]))
+    for run, mine in zip(runs, settings, strict=True):
+        label = str(run["label"])
+        told = [f"{key.rsplit('.', 1)[-1]}={_said(mine[key])}" for key in mine if key in differing[label]]
+        names.append(" ".join([label, *told]))
     return names
 
 
@@ -179,6 +202,12 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
     if any(run.get("speculation") for run in runs):
         lines.append("accepted: drafts accepted of those made, and tokens a round; speed-up: fp16's TPOT to this one")
     lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
+    if any(run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
+        lines.append(
+            "TTFT, TPOT: - where the only timed sample is the warm-up (a session's first batch, which does not count):"
+            " take a larger dataset.limit, or a smaller runtime.batch_size"
+        )
+    lines += _doubts(runs)
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
         lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
@@ -195,15 +224,31 @@ def untouched(run: Metrics) -> str:
     )
 
 
+def _doubts(runs: Sequence[Metrics]) -> list[str]:
+    """What makes figures less than they seem, and of which runs."""
+    made: dict[str, list[str]] = {}
+    for run, name in zip(runs, labels(runs), strict=True):
+        if len(run.get("code") or ()) > 1:
+            made.setdefault("samples by different versions of the method's code (see report --show)", []).append(name)
+        busy = busyness(run["env"].get("load"))
+        if busy:
+            made.setdefault(busy, []).append(name)
+    return [f"{_some(names)}: {doubt}" for doubt, names in made.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def reread(run: Metrics) -> Metrics:
     """`metrics.json` as it is on disk now, where the run says where it lies."""
     if not run.get("run_dir"):
         return run
     try:
         content = json.loads((Path(run["run_dir"]) / "metrics.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return run
-    return content if isinstance(content, dict) and content.get("run_id") == run["run_id"] else run
+    return run if shape.problem(content) or content["run_id"] != run["run_id"] else content
 
 
 def _score(entry: Mapping[str, Any] | None) -> Cell:
@@ -254,12 +299,19 @@ def _status(run: Metrics) -> str:
     return str(run["status"])
 
 
+def _said(value: Any) -> str:
+    """A setting as it is typed."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"[{','.join(map(_said, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
 def _settings(run: Metrics) -> dict[str, Any]:
     config = run["config"]
     flat = {key: config.get(key) for key in ("model", "dataset", "seed")}
     for side, form in (config.get("formats") or {}).items():
         flat |= {f"quantizer.{side}_{key}": value for key, value in form.items()}
-    flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in ("_target_", "takes")}
+    flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in UNSAID}
     return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}
 
 
@@ -275,11 +327,12 @@ def _drawn(cell: Cell) -> Text:
 
 
 def _widths(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> list[int]:
-    return [max([len(name), *(line[index].width for line in body)]) for index, name in enumerate(header)]
+    widths = [max([len(name), *(line[index].width for line in body)]) for index, name in enumerate(header)]
+    return [min(widths[0], _LABEL), *widths[1:]]  # longer names take a second line
 
 
-def _needed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> int:
-    return sum(_widths(header, body)) + _GAP * len(header)
+def _needed(header: Sequence[str], body: Sequence[Sequence[Cell]], gap: int) -> int:
+    return sum(_widths(header, body)) + gap * (len(header) - 1)
 
 
 def _transposed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> tuple[list[str], list[list[Cell]]]:

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -41,6 +42,8 @@ UNSPACED = "\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020
 WORD = rf"(?u)[{UNSPACED}]|[^\W{UNSPACED}]+"
 NO_KEY = "method.encoder=openai needs a key.\n  hint: export OPENAI_API_KEY=..., or method.encoder=bm25"
 NO_BM25S = "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
+#: the endpoint of ``encoder=openai`` where the environment names no other
+OPENAI_MODEL, OPENAI_URL = "text-embedding-ada-002", "https://api.openai.com/v1"
 #: seconds that the hub may take to answer before it counts as out of reach
 PROBE_SECONDS = 1.5
 
@@ -48,6 +51,11 @@ PROBE_SECONDS = 1.5
 class Encoder(ABC):
     """Scores texts against a query."""
 
+    #: seconds of the searches so far that a person who searches for the first time would have spent beside those that
+    #: passed (vectors that were kept), less those that only the first search of a process takes (weights are loaded)
+    unspent_s: float = 0.0
+    #: kept vectors so far whose making could not be charged: nobody knows how long it takes on this machine
+    uncharged: int = 0
     #: whether a text's first and last word must be whole: where words are compared, half a word is another word
     whole_words: ClassVar[bool] = False
 
@@ -118,16 +126,40 @@ class Embedding(Encoder):
         """The query and the texts as the encoder wants them."""
         return [query, *texts]
 
+    def load(self) -> None:
+        """Load what :meth:`embed` needs, where it is not loaded yet. Raises ModelError."""
+
+    def machine(self) -> str:
+        """What vectors are made on: times of one are not those of another."""
+        return machine()
+
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Cosine of the query's and each text's vector, in double precision."""
+        """Cosine of the query's and each text's vector, in double precision.
+
+        A text is encoded again where its vector is kept and nobody knows how long that took on this machine.
+        """
         wanted = self.prepare(query, texts)
         found = self.store.get(self.name, wanted)
-        missing = sorted({text for text in wanted if text not in found})
-        for first in range(0, len(missing), self.batch):
-            part = missing[first : first + self.batch]
-            new = dict(zip(part, self.embed(part), strict=True))
-            self.store.put(self.name, new)
-            found.update(new)
+        here = self.machine()
+        costs = self.store.costs(self.name, list(found), here)
+        unknown, missing = sorted(found.keys() - costs), sorted(set(wanted) - found.keys())
+        if unknown or missing:
+            started = time.perf_counter()
+            try:
+                self.load()
+            except ModelError:
+                if missing:
+                    raise
+                self.uncharged, unknown = self.uncharged + len(unknown), []
+            self.unspent_s -= time.perf_counter() - started
+        left = sorted([*unknown, *missing])
+        for first in range(0, len(left), self.batch):
+            part = left[first : first + self.batch]
+            started = time.perf_counter()
+            made = dict(zip(part, self.embed(part), strict=True))
+            found = {**made, **found}  # what is kept stays, to the bit: searches with it must not change
+            self.store.put(self.name, {text: found[text] for text in part}, here, time.perf_counter() - started)
+        self.unspent_s += sum(costs.values())
         vectors = [found[text] for text in wanted]
         return [cosine(vectors[0], vector) for vector in vectors[1:]]
 
@@ -155,10 +187,14 @@ class SentenceTransformer(Embedding):
         if not hub_answers() and not len(self.store):
             raise cannot_load(self.name, self.path, "neither a folder nor in the hub's cache")
 
-    def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Vectors, fp32."""
+    def load(self) -> None:
+        """The weights, once."""
         if self._model is None:
             self._model = load_sentence_transformer(self.path if "/" in self.name else self.name, self.path)
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """Vectors, fp32."""
+        self.load()
         vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
         return [[float(x) for x in vector] for vector in vectors]
 
@@ -170,9 +206,14 @@ class OpenAI(Embedding):
     """
 
     def __init__(self, store: EmbeddingStore) -> None:
-        self.model = os.environ.get("OPENAI_EMBEDDING_MODEL", "text-embedding-ada-002")
-        self.url = os.environ.get("OPENAI_BASE_URL", "https://api.openai.com/v1").rstrip("/") + "/embeddings"
-        super().__init__(f"openai/{self.model}", store)
+        self.model, base = openai_endpoint()
+        self.url = base + "/embeddings"
+        super().__init__(f"openai/{self.model}" + ("" if base == OPENAI_URL else f" {base}"), store)
+
+    def load(self) -> None:
+        """There is a key."""
+        if not os.environ.get("OPENAI_API_KEY"):
+            raise ModelError(NO_KEY)
 
     def ready(self) -> None:
         """There is a key, or vectors are kept, maybe all of them."""
@@ -201,6 +242,24 @@ class OpenAI(Embedding):
                 "  hint: check OPENAI_BASE_URL and OPENAI_API_KEY, or method.encoder=bm25"
             ) from None
         return [item["embedding"] for item in sorted(answer.json()["data"], key=lambda item: item["index"])]
+
+
+def openai_endpoint() -> tuple[str, str]:
+    """Model and base URL of ``encoder=openai``, from the environment."""
+    model = os.environ.get("OPENAI_EMBEDDING_MODEL") or OPENAI_MODEL
+    return model, (os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+
+
+@lru_cache(maxsize=1)
+def machine() -> str:
+    """The processor, how many threads it computes with, and the GPU, as they decide how fast an encoder is."""
+    import torch
+
+    from kvbench.profiling.device import device_name
+    from kvbench.results.environment import cpu_name
+
+    gpu = device_name("cuda:0") if torch.cuda.is_available() else "no GPU"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads, {gpu}"
 
 
 def load_sentence_transformer(name: str, path: str) -> Any:

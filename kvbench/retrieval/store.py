@@ -1,4 +1,8 @@
-"""Embeddings kept by (encoder, text), so that a sweep over thresholds encodes each text once."""
+"""Embeddings kept by (encoder, text), so that a sweep over thresholds encodes each text once.
+
+With each vector stands how long it took to make on this machine, so that a search that finds it here can be charged as
+one that had to make it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -35,6 +40,9 @@ class EmbeddingStore:
     def _open(target: str) -> sqlite3.Connection:
         db = sqlite3.connect(target, timeout=30)
         db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
+        columns = "key BLOB, machine TEXT, seconds REAL NOT NULL, PRIMARY KEY (key, machine)"
+        with suppress(sqlite3.Error):  # a file that can be read alone, made before there were costs
+            db.execute(f"CREATE TABLE IF NOT EXISTS costs ({columns})")
         db.commit()
         return db
 
@@ -67,11 +75,34 @@ class EmbeddingStore:
         except sqlite3.Error:
             return 0
 
-    def put(self, name: str, vectors: Mapping[str, Sequence[float]]) -> None:
-        """Keep vectors."""
+    def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
+        """Seconds that making each of these texts' vectors took on `machine`, of those that were made there."""
+        found = {}
+        for text in set(texts):
+            try:
+                row = self._db.execute(
+                    "SELECT seconds FROM costs WHERE key = ? AND machine = ?", (_key(name, text), machine)
+                ).fetchone()
+            except sqlite3.Error:
+                continue
+            if row and isinstance(row[0], float) and 0 <= row[0] < math.inf:
+                found[text] = row[0]
+        return found
+
+    def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
+        """Keep vectors.
+
+        Args:
+            name: of the encoder.
+            vectors: by text.
+            machine: where they were made.
+            seconds: that all of them took together.
+        """
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
+        each = seconds / max(len(rows), 1)
         try:
             self._db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
+            self._db.executemany("INSERT OR REPLACE INTO costs VALUES (?, ?, ?)", [(k, machine, each) for k, _ in rows])
             self._db.commit()
         except sqlite3.Error:
             self._db.rollback()  # a full disk: the vectors are used, only not kept

@@ -56,10 +56,11 @@ def test_new_columns_rewrite_the_file(tmp_path, metrics):
 
 def test_many_writers_lose_no_row(tmp_path, metrics):
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: CsvLogger(tmp_path / "runs.csv").finish(metrics), range(40)))
+        runs = [{**metrics, "run_id": f"{number:010}-0123456789"} for number in range(40)]
+        list(pool.map(CsvLogger(tmp_path / "runs.csv").finish, runs))
     rows = table(tmp_path / "runs.csv")
     assert len(rows) == 40
-    assert {row["run_id"] for row in rows} == {metrics["run_id"]}
+    assert {row["run_id"] for row in rows} == {each["run_id"] for each in runs}
 
 
 def test_a_full_disk_leaves_whole_rows(tmp_path, metrics, monkeypatch):
@@ -72,7 +73,7 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, metrics, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError):
-        logger.finish(metrics)
+        logger.finish({**metrics, "status": "error"})
     assert (tmp_path / "runs.csv").read_bytes() == before
 
 
@@ -86,3 +87,60 @@ def test_a_failing_logger_does_not_lose_the_run(tmp_path, monkeypatch, capsys):
     assert metrics["status"] == "ok"
     said = capsys.readouterr().err
     assert said.count("logger csv failed (ConnectionError: the service went away)") == 1
+
+
+def test_a_row_lost_to_a_kill_or_a_failure_is_sent_by_the_next_session(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "runs.csv"
+    made = config(tmp_path / "r", dataset={"limit": 2}, logger={"name": "csv", "path": str(path)})
+
+    def fail(*_):
+        raise ConnectionError("the service went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CsvLogger, "finish", fail)
+        run(made)
+    assert "the same command sends them later" in capsys.readouterr().err
+    assert not path.exists()
+    run(made)  # nothing is missing but the row
+    assert len(table(path)) == 1
+    run(made)
+    assert len(table(path)) == 1
+    path.unlink()
+    run(made)
+    assert len(table(path)) == 1
+
+
+def test_a_row_that_says_something_else_is_appended(tmp_path, metrics):
+    logger = CsvLogger(tmp_path / "runs.csv")
+    logger.finish(metrics)
+    paired = json.loads(json.dumps(metrics))
+    paired["scores"]["first"]["vs_fp16"] = {"diff": 0.5, "stderr": None, "n": 2}
+    logger.finish(paired)  # only the difference to a later fp16 run is new
+    assert len(table(tmp_path / "runs.csv")) == 1
+    logger.finish({**metrics, "status": "interrupted"})
+    logger.finish(metrics)
+    assert [row["status"] for row in table(tmp_path / "runs.csv")] == ["ok", "interrupted", "ok"]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 60, 200])
+def test_a_torn_last_line_does_not_swallow_the_next_row(tmp_path, metrics, cut):
+    path = tmp_path / "runs.csv"
+    logger = CsvLogger(path)
+    first, second, third = ({**metrics, "run_id": f"{name * 10}-0123456789"} for name in "abc")
+    logger.finish(first)
+    logger.finish(second)
+    path.write_bytes(path.read_bytes()[:-cut])
+    logger.finish(third)
+    rows = table(path)
+    assert [row["run_id"][0] for row in rows] == (["a", "b", "c"] if cut < 40 else ["a", "c"])
+    assert all(None not in row and None not in row.values() for row in rows)
+    assert path.with_name("runs.csv.damaged").exists() == (cut > 40)
+    logger.finish(second)
+    assert {row["run_id"][0] for row in table(path)} == {"a", "b", "c"}
+
+
+def test_lists_are_no_cells(metrics):
+    from kvbench.loggers.csv import flat_row
+
+    assert not [key for key, value in flat_row(metrics).items() if isinstance(value, (list, dict))]
+    assert "method.preset" not in flat_row({**metrics, "config": {**metrics["config"], "method": {"preset": "x"}}})

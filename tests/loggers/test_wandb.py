@@ -10,6 +10,7 @@ import pytest
 
 from kvbench import loggers
 from kvbench.loggers.wandb import WandbLogger, has_key
+from kvbench.results import samples
 from kvbench.run import run
 from tests.loggers.wandb_file import read
 from tests.run_support import config
@@ -119,3 +120,80 @@ def test_none_does_nothing():
     logger = loggers.load(SimpleNamespace(name="none"), "id", {}, "kivi", print)
     logger.sample({})
     logger.finish({})
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "w" / "wandb").glob("offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns)
+
+
+def tables(tmp_path: Path) -> list[list[str]]:
+    """Sample ids of each table, oldest first."""
+    paths = sorted((tmp_path / "w").rglob("samples*.table.json"), key=lambda path: path.stat().st_ctime_ns)
+    return [[row[0] for row in json.loads(path.read_text())["data"]] for path in paths]
+
+
+def test_a_finished_run_is_sent_when_it_is_repeated_and_only_once(tmp_path):
+    run(config(tmp_path / "r"))
+    made = config(tmp_path / "r", logger=logger_config(tmp_path))
+    metrics = run(made)
+    (path,) = files(tmp_path)
+    found = read(path)
+    assert found["run_id"] == metrics["run_id"]
+    assert found["summary"]["scores/first/score"] == pytest.approx(metrics["scores"]["first"]["score"])
+    assert sum("sample/kv_bytes_used" in row for row in found["history"]) == 4
+    assert [len(ids) for ids in tables(tmp_path)] == [4]
+    run(made)
+    assert files(tmp_path) == [path]
+    run(config(tmp_path / "r", logger={**logger_config(tmp_path), "dir": str(tmp_path / "elsewhere")}))
+    assert list((tmp_path / "elsewhere").rglob("*.wandb"))
+
+
+def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch):
+    from kvbench.session import Session
+
+    rows = Session.rows
+
+    def interrupted(self, batch):
+        if batch[0].id == "second/1":
+            raise KeyboardInterrupt
+        return rows(self, batch)
+
+    made = config(tmp_path / "r", logger=logger_config(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "rows", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(made)
+    run(made)
+    first, last = files(tmp_path)
+    stored = list(samples.read(next((tmp_path / "r").glob("*/samples.jsonl"))).rows)
+    assert tables(tmp_path) == [stored[:2], stored]
+    assert sum("sample/kv_bytes_used" in row for row in read(first)["history"]) == 2
+    history = [row for row in read(last)["history"] if "sample/kv_bytes_used" in row]
+    assert [row["_step"] for row in history] == [0, 1, 2, 3]
+
+
+def test_what_failed_once_is_sent_by_the_next_session(tmp_path, monkeypatch, capsys):
+    made = config(tmp_path / "r", dataset={"limit": 2}, logger=logger_config(tmp_path, "offline"))
+    with monkeypatch.context() as patch:
+        patch.setattr(WandbLogger, "_init", lambda *_: (_ for _ in ()).throw(ConnectionError("away")))
+        run(made)
+    assert "logger wandb failed (ConnectionError: away)" in capsys.readouterr().err
+    assert not files(tmp_path)
+    run(made)
+    assert len(files(tmp_path)) == 1
+    assert [len(ids) for ids in tables(tmp_path)] == [2]
+
+
+def test_offline_is_another_place_than_the_service(tmp_path, monkeypatch):
+    def place(mode: str, **changes) -> str | None:
+        settings = SimpleNamespace(
+            **{"project": "p", "entity": None, "group": None, "tags": (), "mode": mode, "dir": str(tmp_path)} | changes
+        )
+        return WandbLogger(settings, "id", config(tmp_path), "kivi", print).destination()
+
+    places = [place("offline"), place("online"), place("online", project="q"), place("online", entity="e")]
+    places.append(place("offline", dir=str(tmp_path / "w")))
+    assert len(set(places)) == len(places)
+    assert place("auto") == place("offline")
+    monkeypatch.setenv("WANDB_API_KEY", "not-a-key")
+    assert place("auto") == place("online")

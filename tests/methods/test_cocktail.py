@@ -238,3 +238,61 @@ def test_indices_of_many_rows_are_made_once_for_all_layers_and_bounded(monkeypat
         cocktail.placed(plan, 64, device)
     assert len(cocktail._kept) == 100
     assert [part.tolist() for part in first[0]] == [list(range(32)), list(range(32, 64)), []]
+
+
+class Timed:
+    """An encoder whose search passes in no time and would have taken a second a prompt."""
+
+    whole_words, unspent_s, uncharged = False, 0.0, 0
+
+    def scores(self, query, texts):
+        self.unspent_s += 1.0
+        return [float(index) for index, _ in enumerate(texts)]
+
+
+def test_kept_vectors_are_charged_to_the_search(monkeypatch):
+    encoder = Timed()
+    monkeypatch.setattr("kvbench.retrieval.encoders.encoder", lambda name: encoder)
+    model, method = zoo.model("llama"), load_method("cocktail", encoder="minilm", chunk_size=16)
+    ids, _ = zoo.padded_batch([300])
+    for _ in range(2):
+        cache = method.new_cache(model, prompts(ids, (20, 280), "where"))
+        assert 1.0 <= cache.search_s < 2.0
+        assert cache.notes[0]["search_s"] == pytest.approx(cache.search_s, abs=1e-6)
+    encoder.unspent_s = -1e9  # weights were loaded in earlier searches
+    assert 1.0 <= method.new_cache(model, prompts(ids, (20, 280), "where")).search_s < 2.0
+
+
+def test_a_search_that_cannot_be_charged_has_no_time(monkeypatch):
+    encoder = Timed()
+    monkeypatch.setattr("kvbench.retrieval.encoders.encoder", lambda name: encoder)
+    monkeypatch.setattr(Timed, "scores", lambda self, query, texts: setattr(self, "uncharged", 3) or [0.0] * len(texts))
+    method = load_method("cocktail", encoder="minilm", chunk_size=16)
+    ids, _ = zoo.padded_batch([300])
+    cache = method.new_cache(zoo.model("llama"), prompts(ids, (20, 280), "where"))
+    assert cache.search_s is None and cache.notes[0]["search_s"] is None
+
+
+def test_the_encoder_behind_a_name_is_part_of_the_run(tmp_path, monkeypatch):
+    def identity(encoder):
+        return load_method("cocktail", encoder=encoder).identity()
+
+    for name in ("OPENAI_EMBEDDING_MODEL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    found = [identity("openai")]
+    assert found == [{}]  # as ever
+    monkeypatch.setenv("OPENAI_EMBEDDING_MODEL", "text-embedding-3-small")
+    found.append(identity("openai"))
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1")
+    found.append(identity("openai"))
+    monkeypatch.delenv("OPENAI_EMBEDDING_MODEL")
+    found.append(identity("openai"))
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:1/v1/")
+    assert identity("openai") == found[-1]
+    folder = tmp_path / "encoder" / "1_Pooling"
+    folder.mkdir(parents=True)
+    for content in ("a", "b"):
+        (folder / "config.json").write_text(content)
+        found.append(identity(str(tmp_path / "encoder")))
+    assert len({str(each) for each in found}) == len(found)
+    assert identity("minilm") == identity("org/model") == {}

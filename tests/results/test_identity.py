@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
+from kvbench import fingerprint as fingerprint_module
+from kvbench.fingerprint import fingerprint
 from kvbench.results.identity import identity, is_baseline, run_id, short_name
 from tests.run_support import config
 
@@ -77,3 +82,98 @@ def test_a_local_checkpoint_counts_by_content_not_by_place(tmp_path):
 def test_names_for_people():
     assert short_name(config("r", "kivi")) == "kivi int2"
     assert short_name(config("r", "fp16")) == "fp16"
+
+
+def checkpoint(folder, content=b"weights", place=None, size=40 << 20):
+    """A folder with one large file, zeros but for `content` at `place`."""
+    folder.mkdir(exist_ok=True)
+    with (folder / "model.safetensors").open("wb") as handle:
+        handle.truncate(size)
+        handle.seek(size // 2 if place is None else place)
+        handle.write(content)
+    return folder
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVBENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("size", [100, 2 << 20, (32 << 20) - 1, 32 << 20, 40 << 20])
+def test_every_byte_of_a_checkpoint_counts(cached, size):
+    places = (0, size // 4, size // 2, size - 7)
+    found = [fingerprint(checkpoint(cached / "m", b"changed", place, size)) for place in places]
+    found.append(fingerprint(checkpoint(cached / "m", b"", 0, size)))
+    assert len(set(found)) == len(found)
+    assert None not in found
+
+
+def test_digests_of_large_files_are_kept_and_follow_every_change(cached, monkeypatch):
+    folder = checkpoint(cached / "m")
+    file = folder / "model.safetensors"
+    os.utime(file, ns=(10**18, 10**18))
+    read = []
+    whole = fingerprint_module._whole
+    monkeypatch.setattr(fingerprint_module, "_whole", lambda path: read.append(path) or whole(path))
+    first = fingerprint(folder)
+    assert fingerprint(folder) == first
+    assert read == [file]
+    with file.open("r+b") as handle:  # the same size, and the same time of the last change
+        handle.seek(20 << 20)
+        handle.write(b"another")
+    os.utime(file, ns=(10**18, 10**18))
+    assert fingerprint(folder) != first
+    assert len(read) == 2
+
+
+def test_a_file_that_was_just_written_is_read_again(cached, monkeypatch):
+    folder = checkpoint(cached / "m")
+    read = []
+    whole = fingerprint_module._whole
+    monkeypatch.setattr(fingerprint_module, "_whole", lambda path: read.append(path) or whole(path))
+    assert fingerprint(folder) == fingerprint(folder)
+    assert len(read) == 2
+
+
+@pytest.mark.parametrize("damage", ["folder", "text", "list", "values"])
+def test_a_place_that_cannot_be_used_costs_time_alone(cached, monkeypatch, damage):
+    folder = checkpoint(cached / "m")
+    os.utime(folder / "model.safetensors", (1, 1))
+    expected = fingerprint(folder)
+    path = fingerprint_module.cache_file()
+    assert path.is_file()
+    if damage == "folder":
+        monkeypatch.setenv("KVBENCH_CACHE", str(folder / "model.safetensors"))
+    else:
+        kept = json.loads(path.read_text())
+        path.write_text({"text": "{", "list": "[]", "values": json.dumps(dict.fromkeys(kept, 3))}[damage])
+    assert fingerprint(folder) == expected
+
+
+def test_reading_many_gigabytes_is_said(cached, monkeypatch):
+    said: list[str] = []
+    folder = checkpoint(cached / "m")
+    os.utime(folder / "model.safetensors", (1, 1))
+    fingerprint(folder, said.append)
+    assert not said
+    monkeypatch.setattr(fingerprint_module, "SLOW", 1 << 20)
+    fingerprint(checkpoint(cached / "n"), said.append)
+    fingerprint(folder, said.append)
+    assert len(said) == 1 and "reading 40 MiB of weights" in said[0] and str(cached / "n") in said[0]
+
+
+def test_folders_inside_count_where_asked_for(cached):
+    (cached / "m" / "1_Pooling").mkdir(parents=True)
+    (cached / "m" / "config.json").write_text("{}")
+    (cached / "m" / "1_Pooling" / "config.json").write_text("a")
+    before = fingerprint(cached / "m"), fingerprint(cached / "m", deep=True)
+    (cached / "m" / "1_Pooling" / "config.json").write_text("b")
+    after = fingerprint(cached / "m"), fingerprint(cached / "m", deep=True)
+    assert before[0] == after[0] and before[1] != after[1]
+    assert fingerprint(None) is fingerprint(cached / "nothing") is None
+
+
+def test_the_name_of_a_preset_is_the_label_and_makes_no_other_run():
+    assert short_name(config("r", method={"preset": "kivi_wide"})) == "kivi_wide int2"
+    assert an_id(config("r", method={"preset": "kivi_wide"})) == an_id(config("r"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.results import samples
-from kvbench.results.samples import DiskError
+from kvbench.results.samples import DiskError, UnreadableError
 
 
 def row(index: int, prediction: str = "a — b\n") -> dict:
@@ -139,3 +139,46 @@ def test_atomic_write_leaves_the_old_content_on_an_error(tmp_path, monkeypatch):
 def test_no_nan_in_a_line():
     with pytest.raises(ValueError):
         samples.encode({**row(0), "scores": {"score": float("nan")}})
+
+
+def test_a_row_that_was_typed_by_hand_is_no_result(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    typed = json.dumps({**row(1), "kv_bytes": "few"}).encode() + b"\n"
+    path.write_bytes(samples.encode(row(0)) + typed)
+    found = samples.read(path)
+    assert list(found.rows) == ["needle@512/0"]
+    assert [(number, line, "by hand" in problem) for number, line, problem in found.damaged] == [
+        (2, typed.rstrip(), True)
+    ]
+
+
+def test_deep_nesting_is_a_damaged_line(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(b"[" * 100_000 + b"\n" + samples.encode(row(0)))
+    found = samples.read(path)
+    assert list(found.rows) == ["needle@512/0"]
+    assert found.damaged[0][2] == "nested too deeply"
+
+
+def test_a_folder_or_a_loop_in_its_place_is_said(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("folder", "loop"):
+        with pytest.raises(UnreadableError, match="cannot be read") as error:
+            samples.read(tmp_path / name)
+        assert str(tmp_path / name) in str(error.value)
+
+
+def test_a_row_is_on_the_disk_when_append_returns(tmp_path, monkeypatch):
+    path = tmp_path / "samples.jsonl"
+    seen: list[bytes] = []
+    sync = os.fsync
+
+    def noted(descriptor):
+        sync(descriptor)
+        seen.append(path.read_bytes())
+
+    monkeypatch.setattr(os, "fsync", noted)
+    samples.append(path, [row(0), row(1)])
+    assert seen == [path.read_bytes()]
+    assert seen[0].count(b"\n") == 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import subprocess
 import sys
 
 import pytest
 
 from kvbench.errors import KvbenchError
+from kvbench.results.samples import DiskError
 from kvbench.results.store import RunStore, find_runs
+from tests.results.test_tables import run as table_row
 from tests.run_support import config
 
 HOLDER = """
@@ -60,9 +64,10 @@ def test_what_is_written_comes_back(tmp_path):
     assert store.metrics() is None
     with store.hold():
         store.start(config(tmp_path), {"python": "3.11"})
-        store.write_metrics({"status": "ok"})
+        store.write_metrics(table_row("fp16"))
     assert store.config() == config(tmp_path)
-    assert store.metrics() == {"status": "ok"}
+    assert store.environment() == {"python": "3.11"}
+    assert store.metrics() == table_row("fp16")
     assert [found.run_id for found in find_runs(tmp_path)] == ["run"]
 
 
@@ -73,3 +78,66 @@ def test_unreadable_files_are_as_good_as_none(tmp_path):
         (store.path / "config.yaml").write_bytes(b"\xff\xfe: [")
     assert store.metrics() is None
     assert store.config() is None
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"status": "ok"}', "run_id is missing"),
+        ("[1, 2]", "no JSON object"),
+        ("[" * 100_000, "no JSON object"),
+        ("{", "no JSON object"),
+        (json.dumps({**table_row("fp16"), "mean": None}), "mean is no object"),
+        (json.dumps({**table_row("fp16"), "scores": {"t": {"score": "x"}}}), "scores.t.score is no number"),
+        (json.dumps({**table_row("fp16"), "tokens_per_s": True}), "tokens_per_s is no number"),
+        (json.dumps({**table_row("fp16"), "label": 3}), "label is no text"),
+    ],
+)
+def test_metrics_of_another_shape_are_none_and_the_reason_is_known(tmp_path, content, said):
+    store = RunStore(tmp_path, "run")
+    with store.hold():
+        (store.path / "metrics.json").write_text(content)
+    assert store.metrics() is None
+    problem = store.problem()
+    assert problem is not None and said in problem and str(store.path) in problem and "same command" in problem
+    (store.path / "metrics.json").unlink()
+    assert store.problem() is None
+
+
+def test_deliveries_are_kept_by_destination(tmp_path):
+    store = RunStore(tmp_path, "run")
+    assert store.deliveries() == {}
+    with store.hold():
+        store.record_delivery("here", "a")
+        store.record_delivery("there", "b")
+        store.record_delivery("here", "c")
+    assert store.deliveries() == {"here": "c", "there": "b"}
+    (store.path / ".delivered.json").write_text("{")
+    assert store.deliveries() == {}
+
+
+def test_a_lock_that_cannot_be_taken_is_said(tmp_path):
+    store = RunStore(tmp_path, "run")
+    (store.path / ".lock").mkdir(parents=True)
+    with pytest.raises(DiskError, match=r"\.lock: cannot write"), store.hold():
+        pass
+
+
+def test_a_folder_that_was_removed_needs_no_space(tmp_path):
+    store = RunStore(tmp_path, "run")
+    with pytest.raises(DiskError) as error:
+        store.append([{}])
+    assert "was removed" in str(error.value) and "space" not in str(error.value)
+    assert "free some space" in str(DiskError(tmp_path, OSError(errno.ENOSPC, "full")))
+    assert "make it writable" in str(DiskError(tmp_path, PermissionError(errno.EACCES, "no")))
+
+
+def test_runs_are_listed_by_the_time_they_were_touched(tmp_path):
+    for name in ("b", "a", "c"):
+        store = RunStore(tmp_path, name)
+        with store.hold():
+            store.start(config(tmp_path))
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    assert [found.run_id for found in find_runs(tmp_path)] == ["b", "a", "c"]
+    assert find_runs(tmp_path / "nothing") == []

@@ -33,7 +33,7 @@ def run(label: str, status: str = "ok", score: float = 0.9, tasks: int = 3, **co
             "decoding": {"temperature": 0.0},
             "batch_size": 1,
         },
-        "samples": {"truncated": 0},
+        "samples": {"requested": 20, "done": 20, "truncated": 0, "left_out": []},
         "scores": scores,
         "mean": aggregate.overall(scores),
         "kv_bytes": {"used": parts, "reserved": parts, "fp16_equivalent": 6_000_000, "ratio": 4.0},
@@ -41,6 +41,9 @@ def run(label: str, status: str = "ok", score: float = 0.9, tasks: int = 3, **co
         "ttft_s": {"median": 0.123, "n": 19},
         "tpot_s": {"median": 0.0123, "p99": 0.02, "first_step": 0.03, "n": 300},
         "tokens_per_s": 80.0,
+        "timings": {},
+        "attention": {"reads_packed": True, "path": "reference"},
+        "error": None,
         "env": {"device_name": "a GPU", "dtype": "bfloat16"},
         "oom": {"bytes_asked": 2**31, "sample": None, "message": ""} if status == "oom" else None,
     }
@@ -114,3 +117,53 @@ def test_nothing_measured_is_a_dash():
 )
 def test_sizes(count, text):
     assert tables.size(count) == text
+
+
+def heads(text: str) -> list[int]:
+    """How many columns each of several tables has."""
+    found = [line for line, below in zip(text.splitlines(), text.splitlines()[1:], strict=False) if set(below) == {"─"}]
+    return [len(head.split()) for head in found]
+
+
+@pytest.mark.parametrize("width", range(80, 161, 4))
+@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
+def test_no_column_stands_alone(width, tasks):
+    runs = [run(name, tasks=tasks, residual=i) for i, name in enumerate(["fp16", *["partial_logquant int2_g128"] * 7])]
+    text = tables.summary(runs, width, color=False)
+    assert max(map(len, text.splitlines())) <= width
+    counts = heads(text)
+    assert len(counts) == 1 or max(counts) - min(counts) <= 2 < max(counts), (counts, text)
+
+
+def test_one_table_where_a_narrower_gap_or_a_second_line_for_names_makes_it_fit():
+    runs = [run("a method of a name that is longer than its column is", tasks=2, residual=i) for i in range(3)]
+    assert len(heads(tables.summary(runs, 124, color=False))) == 1
+
+
+def test_labels_beside_columns_and_as_typed():
+    runs = [run("a", x=None, y=[1, 2]), run("a", x=True, y=[1]), {**run("b"), "config": {**run("b")["config"]}}]
+    runs[1]["config"]["model"] = "another"
+    assert tables.labels(runs) == ["a model=tiny x=null y=[1,2]", "a model=another x=true y=[1]", "b"]
+    assert tables.labels(runs, beside=("model",)) == ["a x=null y=[1,2]", "a x=true y=[1]", "b"]
+    presets = [run("a", preset="one"), run("a", preset="two")]
+    assert tables.labels(presets) == ["a", "a"]
+
+
+def test_a_single_sample_says_why_it_has_no_times():
+    alone = run("kivi int2")
+    alone["samples"]["done"] = 1
+    alone["ttft_s"], alone["tpot_s"] = aggregate.no_timings()["ttft_s"], aggregate.no_timings()["tpot_s"]
+    assert "the warm-up" in tables.summary([alone], 120, color=False)
+    assert "the warm-up" not in tables.summary([run("kivi int2")], 120, color=False)
+    alone["samples"]["done"] = 0  # nothing was done at all
+    assert "the warm-up" not in tables.summary([alone], 120, color=False)
+
+
+def test_a_busy_machine_is_said_once_for_all_its_runs():
+    load = {"cpus": 2, "average": [3.0, 4.0], "mhz": [None, None], "own_cpus": 1.0, "other_cpus": 1.0, "held_back": 0.0}
+    busy = [run(name) for name in ("a", "b", "c", "d", "e")]
+    for each in busy[:4]:
+        each["env"] = {**each["env"], "load": load}
+    text = " ".join(tables.summary(busy, 160, color=False).split())
+    assert text.count("busy with other work") == 1
+    assert "a, b, c and 1 more: the machine was busy with other work (1.0 of its 2 processors)" in text

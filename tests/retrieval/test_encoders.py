@@ -79,6 +79,70 @@ def test_a_damaged_store_costs_nothing_but_time(tmp_path):
     assert Counting(EmbeddingStore(tmp_path / "file" / "v.sqlite")).scores("a", ["b"]) == [0.0]
 
 
+class Clocked(Counting):
+    """Encodes at one second a text and loads in a hundred, by a clock of its own."""
+
+    loaded = False
+
+    def __init__(self, store, monkeypatch, here="this machine"):
+        super().__init__(store)
+        self.here, self.now = here, 0.0
+        monkeypatch.setattr("kvbench.retrieval.encoders.time.perf_counter", lambda: self.now)
+
+    def machine(self):
+        return self.here
+
+    def load(self):
+        if not self.loaded:
+            self.loaded, self.now = True, self.now + 100.0
+
+    def embed(self, texts):
+        self.now += float(len(texts))
+        return super().embed(texts)
+
+    def charged(self, query, texts):
+        """Seconds that a search for them is charged with, and what it encoded."""
+        now, unspent, self.encoded = self.now, self.unspent_s, []
+        self.scores(query, texts)
+        return self.now - now + self.unspent_s - unspent, sorted(self.encoded)
+
+
+def test_a_search_is_charged_as_the_first_one_whoever_searched_before(tmp_path, monkeypatch):
+    store = EmbeddingStore(tmp_path / "v.sqlite")
+    first = Clocked(store, monkeypatch)
+    assert first.charged("q", ["a", "b", "b"]) == (3.0, ["a", "b", "q"])  # loading is not the search's
+    assert first.charged("q", ["a", "b", "b"]) == (3.0, [])
+    second = Clocked(store, monkeypatch)
+    assert second.charged("q", ["a", "b", "c"]) == (4.0, ["c"])
+    elsewhere = Clocked(store, monkeypatch, "another machine")
+    assert elsewhere.charged("q", ["a"]) == (2.0, ["a", "q"])
+    assert elsewhere.charged("q", ["a", "b"]) == (3.0, ["b"])
+    assert {first.uncharged, second.uncharged, elsewhere.uncharged} == {0}
+
+
+def test_a_vector_that_is_encoded_for_its_time_stays_as_it_is(tmp_path, monkeypatch):
+    store = EmbeddingStore(tmp_path / "v.sqlite")
+    store.put("counting", {"aab": [0.5, 0.25, 0.0]}, "another machine", 1.0)
+    encoder = Clocked(store, monkeypatch)
+    assert encoder.charged("q", ["aab"])[1] == ["aab", "q"]
+    assert store.get("counting", ["aab"]) == {"aab": [0.5, 0.25, 0.0]}
+
+
+def test_kept_vectors_of_an_encoder_that_cannot_be_had_serve_uncharged(tmp_path, monkeypatch):
+    store = EmbeddingStore(tmp_path / "v.sqlite")
+    Counting(store).scores("q", ["a", "b"])
+    lost = Clocked(store, monkeypatch, "another machine")
+
+    def refuse():
+        raise ModelError("no weights")
+
+    monkeypatch.setattr(lost, "load", refuse)
+    assert lost.scores("q", ["a", "b"]) == Counting(store).scores("q", ["a", "b"])
+    assert lost.uncharged == 3 and not lost.encoded
+    with pytest.raises(ModelError, match="no weights"):
+        lost.scores("q", ["new"])
+
+
 @pytest.mark.parametrize("vector", [b"abc", b"", array.array("f", [1.0, float("nan"), 0.0]).tobytes(), "text"])
 def test_a_damaged_vector_is_made_again(tmp_path, vector):
     path = tmp_path / "vectors.sqlite"
@@ -130,7 +194,7 @@ def test_what_cannot_be_had_is_said_before_anything_is_loaded(monkeypatch, tmp_p
     monkeypatch.setattr(encoders, "hub_answers", lambda: False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     empty, full = EmbeddingStore(None), EmbeddingStore(tmp_path / "v.sqlite")
-    full.put("contriever", {"a": [1.0]})
+    full.put("contriever", {"a": [1.0]}, "a machine", 1.0)
     contriever = partial(encoders.SentenceTransformer, "contriever", "nobody/no-such-model")
     for made, said in ((contriever, "method.encoder=bm25"), (encoders.OpenAI, "export OPENAI_API_KEY")):
         with pytest.raises(ModelError, match=said):

@@ -1,0 +1,74 @@
+"""How busy the machine was: shares from counters, and when times are not to be trusted."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvbench.results import load
+from kvbench.results.load import Moment, between, busyness
+
+
+def moment(**changes: float | None) -> Moment:
+    return Moment(**({"at": 0.0, "average": 1.0, "busy": 0.0, "own": 0.0, "held_back": 0.0, "mhz": 3000.0} | changes))
+
+
+def test_processors_are_shared_out_between_this_process_and_the_rest() -> None:
+    found = between(moment(at=5.0, own=2.0, busy=100.0), moment(at=15.0, own=12.0, busy=125.0, average=2.5, mhz=1500.0))
+    assert found == {
+        "cpus": os.cpu_count(),
+        "average": [1.0, 2.5],
+        "mhz": [3000.0, 1500.0],
+        "own_cpus": 1.0,
+        "other_cpus": 1.5,
+        "held_back": 0.0,
+    }
+    assert between(moment(), moment(at=10.0, held_back=2.5))["held_back"] == 0.25
+    assert between(moment(), moment(at=10.0, own=20.0, busy=5.0))["other_cpus"] == 0.0
+    unknown = between(moment(busy=None, held_back=None), moment(at=1.0))
+    assert unknown["other_cpus"] is unknown["held_back"] is None
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "held", "busy"),
+    [
+        (2.0, 0.0, 0.0, False),
+        (1.0, 1.0, 0.0, True),
+        (0.3, 1.7, 0.0, True),
+        (1.6, 0.3, 0.0, False),
+        (0.5, 0.8, 0.0, False),
+        (1.0, None, None, False),
+        (1.0, None, 0.06, True),
+        (1.0, 0.0, 0.05, False),
+        (1.0, 0.0, 0.5, True),
+    ],
+)
+def test_only_a_machine_that_is_full_with_other_work_is_busy(own, others, held, busy) -> None:
+    said = busyness({"cpus": 2, "own_cpus": own, "other_cpus": others, "held_back": held})
+    assert (said is not None) == busy
+    if said and held:
+        assert f"{held:.0%}" in said
+    elif said:
+        assert f"{others:.1f} of its 2" in said
+
+
+def test_nothing_known_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert busyness(None) is busyness({}) is None
+    monkeypatch.setattr(load, "_text", lambda path: "")
+    monkeypatch.setattr(os, "getloadavg", lambda: (_ for _ in ()).throw(OSError()))
+    found = Moment()
+    assert found.average is found.busy is found.held_back is found.mhz is None
+
+
+def test_counters_are_read_as_the_kernel_writes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/stat": "cpu  100 20 30 4000 500 6 7 8 0 0\ncpu0 1 2 3 4 5 6 7 8 9 10\n",
+        "/sys/fs/cgroup/cpu.stat": "usage_usec 5\nnr_throttled 3\nthrottled_usec 2500000\n",
+        "/proc/cpuinfo": "cpu MHz\t\t: 2000.0\ncpu MHz\t\t: 3000.0\ncpu MHz : ?\n",
+    }
+    monkeypatch.setattr(load, "_text", lambda path: files.get(str(path), ""))
+    found = Moment()
+    assert found.busy == (100 + 20 + 30 + 6 + 7 + 8) / os.sysconf("SC_CLK_TCK")
+    assert found.held_back == 2.5
+    assert found.mhz == 2500
