@@ -28,6 +28,9 @@ _THREADS = 8
 
 Say = Callable[[str], None]
 
+#: digests of this process, for where no file can keep them (a sweep asks once a job)
+_memory: dict[str, str] = {}
+
 
 def fingerprint(
     folder: Path | None, say: Say = lambda line: None, *, suffixes: Iterable[str] = SUFFIXES[:-1], deep: bool = False
@@ -71,7 +74,7 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
     """Digests of whole files; a place that cannot be written costs time, not the run."""
     if not files:
         return {}
-    kept = _read(cache_file())
+    kept = _read(cache_file()) | _memory
     states = {file: _state(file) for file in files}
     found = {file: kept[state] for file, state in states.items() if state in kept}
     left = [file for file in files if file not in found]
@@ -85,6 +88,7 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
         for file, digest in new.items()
         if states[file] == _state(file) and time.time() - file.stat().st_mtime > SETTLED_S
     }
+    _memory.update(settled)
     if settled:
         with suppress(OSError):
             cache_file().parent.mkdir(parents=True, exist_ok=True)

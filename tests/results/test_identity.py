@@ -97,6 +97,7 @@ def checkpoint(folder, content=b"weights", place=None, size=40 << 20):
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
     monkeypatch.setenv("KVBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fingerprint_module, "_memory", {})
     return tmp_path
 
 
@@ -117,6 +118,9 @@ def test_digests_of_large_files_are_kept_and_follow_every_change(cached, monkeyp
     whole = fingerprint_module._whole
     monkeypatch.setattr(fingerprint_module, "_whole", lambda path: read.append(path) or whole(path))
     first = fingerprint(folder)
+    assert fingerprint(folder) == first
+    assert read == [file]
+    monkeypatch.setattr(fingerprint_module, "_memory", {})  # another process
     assert fingerprint(folder) == first
     assert read == [file]
     with file.open("r+b") as handle:  # the same size, and the same time of the last change
@@ -143,8 +147,11 @@ def test_a_place_that_cannot_be_used_costs_time_alone(cached, monkeypatch, damag
     expected = fingerprint(folder)
     path = fingerprint_module.cache_file()
     assert path.is_file()
+    monkeypatch.setattr(fingerprint_module, "_memory", {})
     if damage == "folder":
         monkeypatch.setenv("KVBENCH_CACHE", str(folder / "model.safetensors"))
+        assert fingerprint(folder) == expected
+        monkeypatch.setattr(fingerprint_module, "_whole", lambda path: pytest.fail("read again in the same process"))
     else:
         kept = json.loads(path.read_text())
         path.write_text({"text": "{", "list": "[]", "values": json.dumps(dict.fromkeys(kept, 3))}[damage])
