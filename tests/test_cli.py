@@ -43,7 +43,8 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, A
         return {"status": status, "error": None, "label": config["quantizer"]["name"]}
 
     monkeypatch.setattr(kvbench.run, "run", run)
-    monkeypatch.setattr(kvbench.results.tables, "summary", lambda rows: "TABLE " + " ".join(r["label"] for r in rows))
+    for name in ("summary", "markdown", "to_csv"):
+        monkeypatch.setattr(kvbench.results.tables, name, lambda rows: "TABLE " + " ".join(r["label"] for r in rows))
     monkeypatch.chdir(tmp_path)
     return seen
 
@@ -97,7 +98,8 @@ def test_a_sweep_goes_on_past_failures_and_ends_with_one_table(
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["sweeps"]
     (folder,) = (tmp_path / "results" / "sweeps").iterdir()
-    assert sorted(p.name for p in folder.iterdir()) == [*(f"job-000{i}.json" for i in range(3)), "multirun.yaml"]
+    records = [*(f"job-000{i}.json" for i in range(3)), "multirun.yaml"]
+    assert sorted(p.name for p in folder.iterdir()) == [*records, "table.csv", "table.md"]
 
 
 def test_a_sweep_without_failures(runs: list[Mapping[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

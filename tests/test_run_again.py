@@ -96,6 +96,7 @@ def test_what_a_smaller_limit_leaves_out_is_named(tmp_path):
     whole = run(config(tmp_path, dataset={"limit": 4}))
     assert whole["samples"]["left_out"] == []
     part = on_disk(run(config(tmp_path, dataset={"limit": 2})))
+    assert (part["samples"]["requested"], part["samples"]["done"]) == (2, 2)
     stored = store_of(whole).samples().rows
     assert (
         sorted(part["samples"]["left_out"]) == ["first/2", "second/3"] == sorted(set(stored) - {"first/0", "second/1"})
@@ -138,6 +139,7 @@ def test_a_run_gives_up_with_the_third_error(tmp_path, monkeypatch, capsys, limi
     assert len(metrics["errors"]) == failing and metrics["status"] == "error"
     assert len(tried) == (3 if told else limit)
     assert metrics["samples"]["done"] == (0 if told else limit - failing)
+    assert metrics["samples"]["requested"] == limit
 
 
 def test_damaged_environment_is_mended_and_whole_one_left_alone(tmp_path, monkeypatch):
