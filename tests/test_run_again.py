@@ -176,7 +176,7 @@ def test_names_that_no_file_system_takes_are_refused(tmp_path, key, name):
     changes = (
         {"runtime": {"results_dir": place}} if key == "results_dir" else {"logger": {"name": "csv", "path": place}}
     )
-    with pytest.raises(ConfigError, match=r"255 bytes|3800 bytes"):
+    with pytest.raises(ConfigError, match=r"more than 255 bytes|File name too long"):
         run(config(tmp_path / "r", **changes))
     assert not list(tmp_path.iterdir())
 

@@ -38,8 +38,8 @@ def test_one_question_is_scored_whole_and_several_by_line() -> None:
 
     task: Any = SimpleNamespace(score=score("one"), score_questions=score("several"), scorer_version="3")
     assert scored(task, sample(), "a\nb") == {"scores": {"score": 1.0, "other": None}, "scorer_version": 3}
-    scored(task, sample(meta={"questions": [{}, {}]}), "a\nb")
-    assert asked == [("one", "a", "a\nb"), ("several", "a", ["a", "b"])]
+    scored(task, sample(meta={"questions": [{}, {}]}), "a b\nc")
+    assert asked == [("one", "a", "a\nb"), ("several", "a", ["a b", "c"])]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         return _left(status)
     except BrokenPipeError:  # `... | head` has seen enough; results are on disk
         with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            silence(sys.stdout)
         return _left(0)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
@@ -70,9 +70,6 @@ def main(argv: Sequence[str]) -> int:
         refusal = explain(error, argv)
         say(f"error: {refusal}")
         return _left(refusal.exit_code)
-    except BrokenPipeError:  # Hydra's own output, into a pipe whose reader has gone
-        silence(sys.stdout)
-        return _left(0)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on where it stopped")
         return _left(INTERRUPTED)
