@@ -66,8 +66,9 @@ def test_bytes_are_those_of_all_ranks_and_times_are_the_first_ones() -> None:
 
 
 def test_what_one_rank_did_not_measure_is_nobodys() -> None:
-    made = ranks.merged(row(peak=None), [row(peak=None), row()])
-    assert made[MEASURED]["peak_bytes"]["prefill"] is None
+    for first, second in ((None, 100), (100, None), (None, None)):
+        made = ranks.merged(row(peak=first), [row(peak=first), row(peak=second)])
+        assert made[MEASURED]["peak_bytes"]["prefill"] is None
     bare = {key: value for key, value in row().items() if key != MEASURED} | {"kv_bytes": None}
     assert ranks.merged(bare, [bare, bare]) == bare
 

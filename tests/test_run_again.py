@@ -214,13 +214,16 @@ def test_batches_are_of_samples_that_end_alike():
 def test_a_data_sets_limit_goes_before_the_models():
     from types import SimpleNamespace
 
-    model = SimpleNamespace(name="m", prompt_limit=100)
+    model = SimpleNamespace(name="m", preset=None, prompt_limit=100)
     assert own_limit(sample("a"), model) == 100
     assert own_limit(sample("a", meta={"prompt_limit": 50}), model) == 50
     assert own_limit(sample("a", meta={"prompt_limit": 50, "prompt_limits": {"m": 30}}), model) == 30
     assert own_limit(sample("a", meta={"prompt_limits": {"other": 30}}), model) == 100
     assert own_limit(sample("a", meta={"prompt_limits": {"m": "fill"}}), model) is None
-    assert own_limit(sample("a"), SimpleNamespace(name="m", prompt_limit=None)) is None
+    chosen = SimpleNamespace(name="own", preset="m", prompt_limit=100)
+    assert own_limit(sample("a", meta={"prompt_limits": {"m": 30}}), chosen) == 30
+    assert own_limit(sample("a", meta={"prompt_limits": {"m": 30, "own": 20}}), chosen) == 20
+    assert own_limit(sample("a"), SimpleNamespace(name="m", preset=None, prompt_limit=None)) is None
 
 
 def test_a_rows_bill_is_its_own_bytes_and_its_part_of_the_buffers():
@@ -238,6 +241,25 @@ def test_a_rows_bill_is_its_own_bytes_and_its_part_of_the_buffers():
     found = row_bill(SimpleNamespace(bill=bill), 2, 4)
     assert asked == [2]
     assert found == {"used": {"total": 14, "codes": 9}, "reserved": {"total": 10, "codes": 7}, "fp16_equivalent": 7}
+
+
+@pytest.mark.parametrize(("finish", "steps"), [("eos", 2), ("stop", 1), ("length", 1)])
+def test_a_rows_tokens_took_a_step_each_but_the_first_and_the_end_took_one(tmp_path, monkeypatch, finish, steps):
+    from dataclasses import replace
+
+    from kvbench import session
+
+    generate = session.generate
+
+    def ended(*args, **kwargs):
+        found = generate(*args, **kwargs)
+        return replace(found, tokens=[found.tokens[0][:2], *found.tokens[1:]], finish=[finish, *found.finish[1:]])
+
+    monkeypatch.setattr(session, "generate", ended)
+    made = config(tmp_path, dataset={"limit": 2}, runtime={"batch_size": 2})
+    rows = list(store_of(run(made)).samples().rows.values())
+    assert [row[MEASURED]["decoded"] for row in rows] == [steps, 3]
+    assert [len(row[MEASURED]["step_s"]) for row in rows] == [3, 3]
 
 
 def test_batches_share_their_times_and_prompts_come_longest_first(tmp_path):
