@@ -171,7 +171,10 @@ def test_methods_as_typed():
         (["--methods", "kivi:residual=64:residual=128"], "residual twice"),
         (["--bandwidth-TBs", "2"], "--tflops"),
         (["--bandwidth-TBs", "2", "--tflops", "100"], "--memory-gb"),
-        (["--model", "phi3-mini-128k-instruct", "--methods", "cocktail:split=1/1/1"], "method.value_group_size"),
+        (
+            ["--model", "phi3-mini-128k-instruct", "--methods", "cocktail:split=1/1/1,value_group_size=64"],
+            "method.value_group_size",
+        ),
     ],
 )
 def test_what_does_not_exist_is_refused(arguments, said, capsys):
