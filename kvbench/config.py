@@ -271,9 +271,11 @@ def check(config: Mapping[str, Any]) -> RunConfig:
 
 def check_writable(folder: str, key: str, file: bool = False) -> None:
     """Raise ConfigError when `folder` cannot be made or written to (it need not exist); or the folder of a file."""
+    if "://" in folder:
+        what = "file" if file else "folder"
+        raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")
     if file:
-        if "://" not in folder:
-            exists(folder, key)
+        exists(folder, key)
         if Path(folder).exists() and not Path(folder).is_file():
             what = "folder" if Path(folder).is_dir() else "device or pipe"
             raise ConfigError(key, folder, f"is a {what}, not a file", hint="name a file")
@@ -282,8 +284,6 @@ def check_writable(folder: str, key: str, file: bool = False) -> None:
         folder = str(Path(folder).parent)
     if not folder.strip():
         raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
-    if "://" in folder:
-        raise ConfigError(key, folder, "is a URL, not a folder of this machine", hint=f"{key}=results/runs")
     try:
         path = Path(folder).expanduser().absolute()
         for place in (path, *path.parents):

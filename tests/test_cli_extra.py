@@ -56,6 +56,7 @@ def folder(tmp_path: Path, content: str | bytes, group: str = "method", name: st
 def _apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr("kvbench.run.run", lambda config: pytest.fail("was started"))
     monkeypatch.chdir(tmp_path)
 
 

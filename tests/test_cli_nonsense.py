@@ -96,6 +96,14 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("--experimental-rerun=x", ["type the same command again"]),
     ("--resolve", ["--cfg job --resolve"]),
     ("--cfg job --cfg all", ["given twice"]),
+    ("--config-dir -m method=kivi", ["--config-dir=-m: an option lacks its value"]),
+    ("--info= method=kivi", ["--info", "defaults-tree"]),
+    ("logger.path=s3://bucket/runs.csv", ["logger.path=s3://bucket/runs.csv: is a URL"]),
+    ("runtime.results_dir=https://bucket", ["runtime.results_dir=https://bucket: is a URL"]),
+    ("logger.path=/dev/null", ["is a device or pipe"]),
+    ("dataset=gsm8k dataset.path=/dev/zero", ["is a device or a pipe"]),
+    ("method=cocktail method.encoder=/dev/zero", ["method.encoder=/dev/zero: is no encoder"]),
+    ("runtime.device=mps", ["Apple"]),
     ("--cfg x", ["--cfg=x", "job, hydra, all"]),
     ("--cfg job -m method=kivi,atom", ["no single configuration"]),
     ("--multirun=1", ["takes no value"]),
@@ -222,6 +230,18 @@ def test_a_path_that_cannot_be(
     said = capsys.readouterr().err
     assert said.startswith(f"error: {key}=")
     assert len(said) < 600
+
+
+def test_a_file_of_ones_own_is_not_written_over(
+    started: list[Mapping[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("my notes\n")
+    assert main(["logger.path=notes.txt"]) == 2
+    assert "which would be written over" in capsys.readouterr().err
+    for head in ("time,run_id,status\n", "run_id\n", "", "\n"):
+        (tmp_path / "notes.txt").write_text(head)
+        assert main(["logger.path=notes.txt"]) == 0
+    assert len(started) == 4
 
 
 def test_a_failure_of_the_disk_is_said_in_a_line(

@@ -130,6 +130,7 @@ def test_is_refused_with_the_remedy(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvbench.run.run", lambda config: pytest.fail("was started"))
     with effort() as spent:
         status = main(line)
     said = capsys.readouterr()

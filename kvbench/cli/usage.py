@@ -30,9 +30,12 @@ Examples
   python -m kvbench method=kivi model=llama2-7b model.weights=random   the real architecture, no download
 
 Options
-  --multirun, -m     every combination of comma-separated values, one after the other; a failing one stops no other
+  --multirun, -m     every combination of comma-separated values, one after the other; a failing one stops no other;
+                     hydra.sweep.dir=DIR names its record, hydra.launcher.KEY=VALUE sets launcher=joblib or submitit
+                     (Hydra's other settings are fixed); KVBENCH_MAX_JOBS=N allows more jobs than 10000
   --cfg job, -c job  show the whole configuration of a run, and do nothing
-  --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo; its `_target_` may be a class in DIR/foo.py
+  --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo; its `_target_` may be a class in DIR/foo.py;
+                     KVBENCH_MAX_YAML_VALUES=N allows a file of more values than 5000
   --hydra-help       what Hydra, which composes the configuration, can do beside
   --version          print the version
 

@@ -8,7 +8,7 @@ import torch
 
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, kernel, quantize, report
+from kvbench.bench import ceiling, kernel, memory, quantize, report
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -25,6 +25,7 @@ from kvbench.bench.shapes import (
     side_bytes,
     tokens,
 )
+from kvbench.bench.table import shown as cell
 from kvbench.bench.table import table
 from kvbench.cache.packed import PackedSegment
 from kvbench.cache.segments import FullSegment
@@ -111,6 +112,37 @@ def test_a_round_does_not_fit_the_cache():
     assert copies(1 << 30) == 1
     assert copies(10 << 20) * (10 << 20) >= ROUND
     assert copies(1) == 64
+    assert copies(ROUND) == 1
+    assert copies(ROUND - 1) == 2
+    assert copies(ROUND * 2 // 3) == 2
+    assert copies(0) == 64
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0.0, "0.00"),
+        (99.6, "99.6"),
+        (99.95, "100"),
+        (-99.95, "-100"),
+        (9.98, "9.98"),
+        (9.995, "10.0"),
+        (0.01, "0.01"),
+        (0.0099, "9.9e-03"),
+        (float("inf"), "inf"),
+        (3, "3"),
+        ("x", "x"),
+    ],
+)
+def test_figures_have_three_digits(number, shown):
+    assert cell(number) == shown
+
+
+def test_memory_that_was_asked_for_is_in_gib():
+    row = {"setting": "fp16", "prompt": 4096, "batch": 8, "new_tokens": 2, "status": "oom", "phase": "prefill"}
+    assert memory.line({**row, "bytes_asked": 3 << 29})[-1] == "oom in prefill, 1.50 GiB asked for"
+    assert memory.line(row)[-1] == "oom in prefill"
+    assert len(memory.line(row)) == len(memory.HEAD)
 
 
 def test_floors_lie_between_the_measured_reads():
