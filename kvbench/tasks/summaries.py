@@ -9,7 +9,7 @@ tokens are generated. Scores are HELMET's: ROUGE-Lsum with stemming (rouge-score
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -86,7 +86,7 @@ class Summaries:
             if "case_documents" in record and not record.get("sources") and documents is None:
                 documents = self._documents(what)
             pairs.append(pair(record, documents or {}, place))
-        return [(text, answers) for text, answers in pairs if text and answers]
+        return [(text, answers) for text, answers in pairs if text.strip() and answers]
 
     def _documents(self, what: str) -> Mapping[str, Any]:
         """Court documents by id: Multi-LexSum's releases keep them in a file of their own."""
@@ -226,7 +226,7 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
     if "context" in record and "answer" in record:
         check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)
         answers = record["answer"] if isinstance(record["answer"], list) else [record["answer"]]
-        return record["context"], tuple(filter(None, answers))
+        return record["context"], _filled(answers)
     if "case_documents" in record or "sources" in record:
         summary = {"summary/short": record.get("summary/short")}
         check_record(summary, {"summary/short": TEXT_OR_NULL}, where)
@@ -236,14 +236,19 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
         else:
             check_record(record, {"case_documents": TEXTS_OR_NULL}, where)
             texts = [_document(documents, name, where) for name in record["case_documents"] or ()]
-        return "\n\n".join(texts), tuple(filter(None, summary.values()))
+        return "\n\n".join(texts), _filled(summary.values())
     if "document" in record and "summary" in record:
         check_record(record, {"document": TEXT_OR_NULL, "summary": TEXT_OR_NULL}, where)
-        return record["document"] or "", tuple(filter(None, [record["summary"]]))
+        return record["document"] or "", _filled([record["summary"]])
     raise DataError(
         f"{where}: records need context and answer, sources and summary/short, case_documents and summary/short, or "
         f"document and summary (they have: {', '.join(record)})."
     )
+
+
+def _filled(texts: Iterable[str | None]) -> tuple[str, ...]:
+    """The texts that say something: against a blank reference every summary scores 0."""
+    return tuple(text for text in texts if text and text.strip())
 
 
 def _document(documents: Mapping[str, Any], name: str, where: str) -> str:

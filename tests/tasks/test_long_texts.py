@@ -326,6 +326,13 @@ def test_case_documents_are_joined_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "sources.json").write_text(json.dumps({"one": {"doc_text": "first"}, "two": {"doc_text": "second"}}))
     assert load("multi_lexsum", path=str(tmp_path)).records == [("second\n\nfirst", ("s",)), ("a\n\nb", ("t",))]
+    blank = [
+        {"sources": [" "], "summary/short": "s"},
+        {"document": "d", "summary": " \n"},
+        {"context": "c", "answer": ["", " "]},
+    ]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, [*rows, *blank])))
+    assert len(load("multi_lexsum", path=str(tmp_path)).records) == 2
     (tmp_path / "sources.json").write_text("[" * 100_000)
     with pytest.raises(DataError, match=r"sources.json: JSON that is nested too deeply"):
         load("multi_lexsum", path=str(tmp_path)).identity()
