@@ -126,6 +126,7 @@ def test_a_row_that_says_something_else_is_appended(tmp_path, metrics):
 def test_a_torn_last_line_does_not_swallow_the_next_row(tmp_path, metrics, cut):
     path = tmp_path / "runs.csv"
     logger = CsvLogger(path)
+    metrics = {**metrics, "env": {**metrics["env"], "commit": "c" * 40}}  # the last cell
     first, second, third = ({**metrics, "run_id": f"{name * 10}-0123456789"} for name in "abc")
     logger.finish(first)
     logger.finish(second)

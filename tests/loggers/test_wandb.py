@@ -43,6 +43,7 @@ def test_a_run_without_a_key_is_offline_and_complete(tmp_path, capsys):
     assert summary["kv_bytes/used/codes"] == metrics["kv_bytes"]["used"]["codes"]
     assert summary["tpot_s/median"] == pytest.approx(metrics["tpot_s"]["median"])
     assert sum("sample/kv_bytes_used" in row for row in found["history"]) == 4
+    assert sum("sample/ttft_s" in row for row in found["history"]) == 3  # the warm-up's time does not count
     (table,) = (tmp_path / "w" / "wandb").glob("offline-run-*/files/media/table/samples*.json")
     content = json.loads(table.read_text())
     assert len(content["data"]) == 4
@@ -168,6 +169,7 @@ def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch
     stored = list(samples.read(next((tmp_path / "r").glob("*/samples.jsonl"))).rows)
     assert tables(tmp_path) == [stored[:2], stored]
     assert sum("sample/kv_bytes_used" in row for row in read(first)["history"]) == 2
+    assert (read(first)["exit_code"], read(last)["exit_code"]) == (1, 0)
     history = [row for row in read(last)["history"] if "sample/kv_bytes_used" in row]
     assert [row["_step"] for row in history] == [0, 1, 2, 3]
 

@@ -34,7 +34,7 @@ def records(path: Path) -> Iterator[bytes]:
 
 
 def read(path: Path, patience_s: float = 20.0) -> dict[str, Any]:
-    """``{"config": {...}, "history": [...], "summary": {...}, "run_id": ...}`` of a finished run.
+    """``{"config": {...}, "history": [...], "summary": {...}, "run_id": ..., "exit_code": ...}`` of a finished run.
 
     W&B's service writes on after `finish` has returned: the file is read again until its last record is there.
     """
@@ -68,7 +68,7 @@ def _read(path: Path) -> dict[str, Any]:
         elif kind == "summary":
             found["summary"] |= _items(record.summary.update)
         elif kind == "exit":
-            found["exit"] = True
+            found["exit"], found["exit_code"] = True, record.exit.exit_code
     return found
 
 

@@ -1,0 +1,56 @@
+"""Points of time and memory beside those of fp16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbench.results.points import headline, points
+
+
+def row(batch: int, rate: float | None, status: str = "ok", length: int = 512) -> dict[str, Any]:
+    point: dict[str, Any] = {"status": status, "tokens_per_s": rate, "bytes_asked": 7}
+    if status == "ok":
+        point |= {"ttft_s": 2.0, "first_step_s": 0.3, "tpot_s": {"median": 1.0, "p99": 3.0}, "kv_fp16": 40}
+        point |= {"kv_used": {"total": 10}, "kv_reserved": {"total": 20}, "peak": {"prefill": 8, "decode": 4}}
+    measured = {"batch_rows": batch, "point": point}
+    return {"id": f"e@{length}/b{batch}", "length": length, "status": status, "measured": measured}
+
+
+def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {each["id"]: each for each in rows}
+
+
+def test_the_largest_batch_is_compared_where_memory_ended_in_both() -> None:
+    mine = [row(1, 10.0), row(2, 30.0), row(8, 25.0), row(16, None, "oom"), row(32, None, "oom")]
+    ended = [row(1, 10.0), row(2, 15.0), row(4, None, "oom")]
+    found = points(mine, by_id(ended))
+    assert found is not None
+    assert (found["max_batch"], found["oom_batch"], found["best_batch"], found["tokens_per_s"]) == (8, 16, 2, 30.0)
+    assert (found["max_batch_vs_fp16"], found["tokens_per_s_vs_fp16"]) == (4.0, 2.0)
+    assert list(found["batches"]) == ["1", "2", "8", "16"]
+    assert found["batches"]["2"]["vs_fp16"] == {"ttft_s": 1.0, "tpot_s": 1.0, "tokens_per_s": 2.0, "peak_decode": 1.0}
+    assert found["batches"]["8"]["kv_ratio"] == 4.0 and "vs_fp16" not in found["batches"]["8"]
+    for one, other in ((mine, ended[:2]), (mine[:3], ended), (mine[:3], ended[:2])):
+        found = points(one, by_id(other))
+        assert found is not None and found["max_batch_vs_fp16"] is None and found["tokens_per_s_vs_fp16"] == 2.0
+
+
+def test_other_lengths_and_no_fp16_are_nothing_to_compare_with() -> None:
+    mine = [row(1, 10.0), row(2, None, "oom")]
+    for other in (None, {}, by_id([row(1, 5.0, length=1024), row(2, None, "oom", length=1024)])):
+        found = points(mine, other)
+        assert found is not None and found["max_batch_vs_fp16"] is found["tokens_per_s_vs_fp16"] is None
+    none_fitted = points([row(1, None, "oom")])
+    assert none_fitted is not None and none_fitted["max_batch"] is None and none_fitted["oom_batch"] == 1
+    assert points([{"id": "a", "measured": {}}]) is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_point_gives_the_times_of_the_run_and_several_the_best_rate(count: int) -> None:
+    found = points([row(1, 10.0), row(2, 30.0)][:count])
+    top = headline({"e@512": {"points": found}})
+    assert top["tokens_per_s"] == (10.0, 30.0)[count - 1]
+    assert ("ttft_s" in top) == (count == 1)
+    assert headline({"e@512": {"points": points([row(1, None, "oom")])}}) == {}
