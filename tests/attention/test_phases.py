@@ -54,6 +54,7 @@ def test_formats_that_kernels_read(quantizer, form):
     assert [w.data_ptr() for w in found.words] == [w.data_ptr() for w in held.words]
     upper = part(held, 128, upper=True)
     assert len(upper.words) == (1 if form.kind == "hierarchical" else len(held.words))
+    assert upper.words[0].data_ptr() == held.words[0].data_ptr()  # the most significant plane comes first
     assert upper.format == (Format("affine", 4, "channel", 64) if form.kind == "hierarchical" else form)
 
 
