@@ -144,7 +144,8 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str
         return {"status": "ok"}
 
     monkeypatch.setattr("kvbench.run.run", run)
-    monkeypatch.setattr("kvbench.results.tables.summary", lambda rows: "")
+    for name in ("summary", "markdown", "to_csv"):
+        monkeypatch.setattr(f"kvbench.results.tables.{name}", lambda rows: "")
     monkeypatch.setattr("kvbench.results.ranking.best_first", list)
     monkeypatch.chdir(tmp_path)
     return seen
