@@ -31,7 +31,7 @@ MAX_LINE = "KVBENCH_MAX_LINE_MB"
 #: what holds where the variable is not set. The largest file of a known data set has 1.5 GB: Multi-LexSum's documents
 DEFAULT_MB = {MAX_FILE: 2048, MAX_LINE: 64}
 
-#: bytes that a record takes beside its texts, and a value of a JSON list that is read whole: both count as content
+#: bytes that a record or line takes beside its texts, and a value of JSON that is read whole: they count as content
 _RECORD, _VALUE = 512, 32
 #: bytes that are unpacked at a time
 _PIECE = 1 << 20
@@ -250,7 +250,7 @@ def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
 
 def _lines(found: Found) -> Iterator[bytes]:
     """Lines without their line feed."""
-    most = limit(MAX_LINE)
+    most, most_content = limit(MAX_LINE), limit(MAX_FILE)
     begun: list[bytes] = []
     size = number = 0
     for piece in _pieces(found):
@@ -258,6 +258,8 @@ def _lines(found: Found) -> Iterator[bytes]:
             if place:
                 yield b"".join(begun)
                 number += 1
+                if number * _RECORD > most_content:  # blank lines take time
+                    raise _too_large(found)
                 begun, size = [], 0
             begun.append(part)
             size += len(part)

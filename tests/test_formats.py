@@ -131,6 +131,8 @@ def test_many_small_values_count_more_than_their_bytes(tmp_path: Path, small: No
             else:
                 assert read_json(Found(tmp_path / name)) == [1] * most
                 assert "record 0: is no object" in said(tmp_path / name)
+    (tmp_path / "d.jsonl").write_text("\n" * 2049 + "{}")
+    assert "holds more than 1 MiB once unpacked and parsed" in said(tmp_path / "d.jsonl")
     (tmp_path / "c.jsonl").write_text('{"text": "a", "more": [[], []]}')
     assert read_records(Found(tmp_path / "c.jsonl"), {"text": TEXT}) == [{"text": "a"}]
     assert read_records(Found(tmp_path / "c.jsonl"), ("text",)) == [{"text": "a", "more": [[], []]}]
