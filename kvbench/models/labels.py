@@ -14,6 +14,7 @@ from typing import Any
 
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
+from kvbench.models.locate import fetch_description
 from kvbench.models.spec import BUNDLED, is_repository, local_folder
 from kvbench.prerequisites import exists
 
@@ -101,13 +102,14 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 
 
 def _folder(model: Mapping[str, Any]) -> Path | None:
-    """The folder with the checkpoint's small files: `path`, or the hub's cache on this machine."""
+    """The folder with the checkpoint's small files: `path`, or the hub's cache, into which they are fetched."""
     if model.get("path") is not None:
         folder = local_folder(str(model["path"]))
         return folder if folder is not None and (folder / "config.json").is_file() else None
     if not is_repository(str(model["hub_id"])):  # refused by ModelConfig.check
         return None
-    return checkpoint.snapshot(str(model["hub_id"]), model.get("revision"))
+    hub_id, revision = str(model["hub_id"]), model.get("revision")
+    return checkpoint.snapshot(hub_id, revision) or fetch_description(hub_id, revision)
 
 
 def _same_folder(path: Any, other: Any) -> bool:

@@ -5,6 +5,7 @@ Without this check a missing hub costs half a minute and more of retries per fil
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import threading
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from kvbench.models.spec import ModelConfig
 
 #: seconds that the one attempt to reach the hub may take, name resolution included
 PROBE_SECONDS = 1.5
+
+#: files by which a repository's context and chat template are known
+DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,7 @@ def _ask_hub(model: ModelConfig) -> None:
     assert model.hub_id is not None
     if constants.HF_HUB_OFFLINE:
         raise _no_weights(model, "HF_HUB_OFFLINE is set")
-    url = f"{constants.ENDPOINT}/{model.hub_id}/resolve/{model.revision or 'main'}/config.json"
-    status: list[int | str] = []
-    # A thread, because name resolution knows no timeout.
-    thread = threading.Thread(target=_probe, args=(url, status), daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    answer = status[0] if status else f"no answer in {PROBE_SECONDS} s"
+    answer = _answer(model.hub_id, model.revision)
     if isinstance(answer, str):
         raise _no_weights(model, f"{constants.ENDPOINT} cannot be reached ({answer})")
     if answer in (401, 403):
@@ -123,6 +121,44 @@ def _ask_hub(model: ModelConfig) -> None:
         )
     if answer >= 500:
         raise _no_weights(model, f"{constants.ENDPOINT} answers with error {answer}")
+
+
+def _answer(hub_id: str, revision: str | None) -> int | str:
+    """The hub's HTTP status for a repository's config.json, or why there is none."""
+    from huggingface_hub import constants
+
+    url = f"{constants.ENDPOINT}/{hub_id}/resolve/{revision or 'main'}/config.json"
+    status: list[int | str] = []
+    # A thread, because name resolution knows no timeout.
+    thread = threading.Thread(target=_probe, args=(url, status), daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    return status[0] if status else f"no answer in {PROBE_SECONDS} s"
+
+
+@functools.cache  # one attempt a process: a sweep asks for every job
+def fetch_description(hub_id: str, revision: str | None) -> Path | None:
+    """Fetch the small files that say a repository's context and chat template into the hub's cache.
+
+    A run is named and identified by them before its weights are there; without them its first call would have another
+    id than its second.
+
+    Returns:
+        The folder that holds ``config.json``; None where the hub cannot be reached or refuses (loading says why).
+    """
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if constants.HF_HUB_OFFLINE or _answer(hub_id, revision) not in range(200, 400):
+        return None
+    folder = None
+    for name in DESCRIPTION:
+        try:
+            file = hf_hub_download(hub_id, name, revision=revision)
+        except (HfHubHTTPError, OSError):  # a repository need not have the files of a chat template
+            continue
+        folder = folder or (Path(file).parent if name == "config.json" else None)
+    return folder
 
 
 def _probe(url: str, status: list[int | str]) -> None:

@@ -21,6 +21,7 @@ from kvbench.results.identity import identity, run_id
 from kvbench.schema import build
 from kvbench.session import own_limit
 from kvbench.tasks.base import Sample
+from tests.models.hub import serving
 
 QWEN = {
     "model_type": "qwen3",
@@ -113,6 +114,32 @@ def test_random_weights_of_a_preset_do_not_care_for_a_repository(tmp_path: Path)
     assert other == {**plain, "hub_id": "me/mine"}
     place = folder(tmp_path / "shape")
     assert composed("model=llama2-7b", "model.weights=random", f"model.path={place}")["model"]["name"] == "shape"
+
+
+def test_a_repository_that_is_not_here_yet_is_described_by_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    files = {
+        "config.json": json.dumps(QWEN).encode(),
+        "tokenizer_config.json": json.dumps({"chat_template": "{{ messages }}"}).encode(),
+    }
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with serving("me/mine", files) as (address, asked):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        first = composed("model=tiny", "model.hub_id=me/mine")["model"]
+        assert (first["name"], first["max_length"], first["chat"]) == ("me/mine", 1024, "template")
+        before = len(asked)
+        assert composed("model=tiny", "model.hub_id=me/mine")["model"] == first
+        assert len(asked) == before  # from the cache: the same run id without the hub
+        assert composed("model=tiny", "model.hub_id=me/other")["model"]["name"] == "me/other"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert composed("model=tiny", "model.hub_id=me/mine")["model"] == first
 
 
 def test_a_snapshot_of_the_hubs_cache_is_named_for_its_repository(tmp_path: Path) -> None:
