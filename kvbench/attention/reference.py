@@ -156,10 +156,11 @@ def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | N
         return torch.ones(count, slots, dtype=torch.bool, device=device).tril(slots - count)[None, None]
     mask = mask[rows] if mask.shape[0] > 1 else mask
     numbers = range(*rows.indices(layer.batch))
-    if count == 1 and mask.dtype == torch.bool and bool(mask[..., layer.start(numbers[0]) :].all()):
-        return None  # only padding was masked, and padding is not stored
-    if all(layer.method.positions(layer, row) is None for row in numbers):
-        start = layer.start(numbers[0])
+    in_order = all(layer.method.positions(layer, row) is None for row in numbers)
+    start = layer.first(numbers[0]) if in_order else layer.start(numbers[0])
+    if count == 1 and mask.dtype == torch.bool and bool(mask[..., start:].all()):
+        return None  # what was masked, padding and tokens that a sliding window has passed, is not stored
+    if in_order:
         return mask[..., start : start + slots]
     positions = torch.stack([layer.positions(row) for row in numbers]).to(device)
     if positions.ndim == 2:

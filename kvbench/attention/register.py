@@ -155,7 +155,7 @@ def step(
         layer.progress.check_step(mask, layer.batch, query.shape[2])
     layer.append(keys, values)
     if layer.method.eager:
-        layer.settle()
+        layer.settle(forget=False)
     out = fused.attend(layer, query, mask, scaling, logits)
     return reference.attend(module, layer, query, mask, scaling, logits) if out is None else out
 

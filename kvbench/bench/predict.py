@@ -159,6 +159,7 @@ class Case:
             channels=s.channels,
             prompt=self.context,
             view=view,
+            windows=s.windows,
         )
 
     @property
@@ -170,8 +171,8 @@ class Case:
         """A step in the middle of the generation: what `view` reads, with what the cache holds at the end."""
         middle = self.context + (self.args.new_tokens - 1) // 2
         read = self.kv(view, middle)
-        # where nothing is packed, tokens may be evicted; else all are there
-        seen = middle if read.codes else read.window / self.shape.kv_bytes(1)
+        # where nothing is packed, tokens may be evicted; else all are there that a layer's window shows
+        seen = (2 * self.shape.kv_bytes(middle, 1) if read.codes else read.window) / self.shape.kv_bytes(1)
         return predict(
             self.shape,
             self.batch * read.total,

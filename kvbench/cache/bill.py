@@ -42,7 +42,8 @@ class Bill:
     Args:
         used: bytes of the tokens that are held: the formulas of each method, to the byte.
         reserved: bytes of the storages of the buffers that hold them.
-        fp16_equivalent: 2 bytes an element for every key and value of the tokens seen, in all layers.
+        fp16_equivalent: 2 bytes an element for every key and value that stock transformers holds of each row: of all
+            tokens seen, in a layer with a sliding window of the newest ``window - 1``.
         width: bytes of an element of the model's own dtype.
     """
 

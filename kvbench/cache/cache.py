@@ -32,12 +32,18 @@ class KVCache(Cache):
         layers: number of attention layers.
         prompts: padding, spans and queries of the prompts, where known (:class:`Prompts`).
         max_length: tokens to allocate for, where known; buffers grow when it is passed.
+        windows: for each layer its sliding window (:func:`kvbench.cache.sliding.windows`); None: there are none.
     """
 
     layers: list[KVLayer]
 
     def __init__(
-        self, method: Method, layers: int, prompts: Prompts | None = None, max_length: int | None = None
+        self,
+        method: Method,
+        layers: int,
+        prompts: Prompts | None = None,
+        max_length: int | None = None,
+        windows: Sequence[int | None] | None = None,
     ) -> None:
         self.method = method
         self.progress = Progress(prompts, max_length)
@@ -49,7 +55,8 @@ class KVCache(Cache):
         self.follower: KVCache | None = None
         #: whether a warning has said that transformers' own generate() does not speculate
         self.said_slow = False
-        super().__init__(layers=[KVLayer(method, index, self.progress) for index in range(layers)])
+        windows = [None] * layers if windows is None else windows
+        super().__init__(layers=[KVLayer(method, index, self.progress, window) for index, window in enumerate(windows)])
 
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
@@ -139,7 +146,7 @@ class KVCache(Cache):
         had more padding on its left (rotary positions are those that its tokens were given, so nothing else changes).
 
         Raises:
-            CacheError: one of the tokens has left full precision already, or the prompt is not finished.
+            CacheError: something has moved since one of the tokens came, or the prompt is not finished.
         """
         for layer in self.layers:
             layer.take_back(counts)
@@ -177,6 +184,7 @@ class KVCache(Cache):
             for row, order in enumerate(mine.order):
                 if order is not None:
                     mine.order[row] = order + (most - counts[row])
+                mine.firm[row] += most - counts[row]
         self.progress.starts = list(leader.progress.starts or [0] * len(counts))
         self.progress.positions = leader.progress.positions.clone()
 
@@ -240,7 +248,7 @@ class KVCache(Cache):
                     for part, count in segment.used(r).items():
                         used.add(part, count)
             for r in rows:
-                equivalent += 2 * layer.heads * layer.real_tokens(r) * (layer.key_dim + layer.value_dim)
+                equivalent += 2 * layer.heads * layer.visible_tokens(r) * (layer.key_dim + layer.value_dim)
         if self.follower is not None:
             other = self.follower.bill(row)
             for mine, theirs in ((used, other.used), (reserved, other.reserved)):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from kvbench.cache import rope, watch
+from kvbench.cache import rope, sliding, watch
 from kvbench.cache.nonfinite import located, located_in_tails
 from kvbench.cache.order import extended
 from kvbench.cache.progress import Progress
@@ -60,6 +60,7 @@ class KVLayer(CacheLayerMixin):
         method: decides formats and moves (:class:`kvbench.methods.base.Method`).
         index: number of the layer.
         progress: what the layers of a cache share about the prompt.
+        window: tokens that a query of the layer sees, itself included (a sliding window); None: all.
 
     Attributes:
         keys_store, values_store: :class:`Store`, made at the first update.
@@ -71,15 +72,17 @@ class KVLayer(CacheLayerMixin):
         follower: the same layer of a draft's own cache, which is handed the same prompt; or None.
         rotation: the model's RoPE (:meth:`kvbench.attention.rotary.Rotary.rotate`) where keys are stored before it,
             else None.
+        firm: for each row the column from which on tokens may be taken back: what came before them has moved since
+            (was packed, thinned out, evicted), and would not be what it is had they never come.
     """
 
     is_compileable = False
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, method: Method, index: int, progress: Progress) -> None:
+    def __init__(self, method: Method, index: int, progress: Progress, window: int | None = None) -> None:
         super().__init__()
-        self.method, self.index, self.progress = method, index, progress
+        self.method, self.index, self.progress, self.window = method, index, progress, window
         self.follower: KVLayer | None = None
         self.rotation: Callable[..., Tensor] | None = None
         self.reset()
@@ -93,6 +96,7 @@ class KVLayer(CacheLayerMixin):
         self.keys_store: Store | None = None
         self.values_store: Store | None = None
         self.order: list[Tensor | None] = []
+        self.firm: list[int] = []
         self.paths: set[str] = set()
         self.observed: Tensor | None = None
         self.__dict__.pop("pairs", None)  # phases that kernels have met (kvbench.attention.phases)
@@ -106,7 +110,7 @@ class KVLayer(CacheLayerMixin):
             self.batch = self.progress.group[1]
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key_dim, self.value_dim = key_states.shape[-1], value_states.shape[-1]
-        self.order = [None] * self.batch
+        self.order, self.firm = [None] * self.batch, [0] * self.batch
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -137,13 +141,18 @@ class KVLayer(CacheLayerMixin):
         """Take back the newest tokens: ``crop(-k)`` removes k; ``crop(n)`` keeps n (transformers 5.17).
 
         Raises:
-            CacheError: one of them has left full precision already.
+            CacheError: something has moved since one of them came.
         """
         tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
         if count <= 0 or not self.is_initialized:
             return
         if self.prompt is not None:
+            if self.observed is not None:
+                raise CacheError(
+                    f"cannot take back {count} tokens of an open prompt whose attention is observed "
+                    f"({type(self.method).__name__.lower()}): start the prompt again with a new cache"
+                )
             for segment in self.prompt:
                 for row in range(self.batch):
                     segment.drop_back(row, min(count, segment.lengths[row]))
@@ -156,17 +165,17 @@ class KVLayer(CacheLayerMixin):
         """Take back the newest ``counts[row]`` tokens of each row of a placed prompt; see :meth:`KVCache.take_back`.
 
         Raises:
-            CacheError: one of them has left full precision already, and its method cannot do without it.
+            CacheError: something has moved since one of them came: a token was packed, thinned out or evicted that
+                would still be where it was (``atom`` and ``kvquant`` pack each token by itself and take back any).
         """
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
-            available = min(
-                sum(store.signature(row)) if self.method.by_token else store.tail.lengths[row] for store in stores
-            )
+            available = min(self.seen - self.firm[row], sum(stores[0].signature(row)))
             if count > available:
                 raise CacheError(
-                    f"cannot take back {count} tokens: layer {self.index} holds only the newest {available} in full "
-                    "precision. Roll back before the next step and before bill(), or use a larger window"
+                    f"cannot take back {count} tokens: of row {row} of layer {self.index} only the newest {available} "
+                    "can go, since the cache has packed or dropped tokens for those before. Roll back before the next "
+                    "step and before bill()"
                 )
         for row, count in enumerate(counts):
             for store in stores:
@@ -174,6 +183,7 @@ class KVLayer(CacheLayerMixin):
             order = self.order[row]
             if order is not None:  # the row's columns move to the right by what it gave back more than others
                 self.order[row] = order[..., : sum(stores[0].signature(row))] + (count - least)
+            self.firm[row] += count - least
         self.seen -= least
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -187,6 +197,7 @@ class KVLayer(CacheLayerMixin):
         for segment in self._segments():
             segment.select(indices)
         self.order = [self.order[i] for i in indices.tolist()]
+        self.firm = [self.firm[i] for i in indices.tolist()]
         self.batch = len(self.order)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -234,6 +245,7 @@ class KVLayer(CacheLayerMixin):
         starts = (self.progress.starts or [0] * self.batch)[group]
         for here in uniform_rows(starts):
             start, rows = starts[here][0], slice(group.start + here.start, group.start + here.stop)
+            start += self.method.forgotten(self, self.hidden(rows.start))
             try:
                 self.method.place(
                     self,
@@ -244,6 +256,7 @@ class KVLayer(CacheLayerMixin):
                 )
             except NonFiniteError as error:
                 raise located(self, error, group, keys, values, torch.arange(width)) from None
+            self._firm(rows, None)
         self.prompt = None
         self.sealed = group.stop == self.batch
 
@@ -261,11 +274,14 @@ class KVLayer(CacheLayerMixin):
         starts = self.progress.starts or [0] * self.batch
         for rows in uniform_rows(starts):
             begin = max(starts[rows][0] - first, 0)
+            if self.window and self.length(rows):
+                self.method.forget(self, rows, max(self.hidden(rows.indices(self.batch)[0]) - keys.shape[2], 0))
             if begin < keys.shape[2]:
                 try:
                     self.method.place(self, rows, keys[rows, :, begin:], values[rows, :, begin:], None)
                 except NonFiniteError as error:
                     raise located(self, error, rows, keys, values, torch.arange(first, self.seen)) from None
+                self._firm(rows, None)
         self.sealed = self.progress.is_last(self.seen)
 
     def seal(self) -> None:
@@ -304,15 +320,45 @@ class KVLayer(CacheLayerMixin):
             order = self.order[row] = extended(order, new)
         return order
 
-    def settle(self) -> None:
-        """Let the method demote what has grown too old; does nothing when it was done already."""
-        if not self.sealed or not self.method.settles:
+    def settle(self, *, forget: bool = True) -> None:
+        """Let the method demote what has grown too old, and drop what a sliding window has passed.
+
+        Does nothing when it was done already.
+
+        Args:
+            forget: False: drop nothing yet, as queries of the newest tokens are still to see it.
+        """
+        if not self.sealed or not (self.method.settles or self.window):
             return
         for rows in self.row_groups():
+            before = self._lengths(rows)
             try:
                 self.method.settle(self, rows)
             except NonFiniteError as error:
                 raise located_in_tails(self, error, rows) from None
+            if self.window and forget:
+                self.method.forget(self, rows, self.hidden(rows.indices(self.batch)[0]))
+            self._firm(rows, before)
+
+    def _lengths(self, rows: slice) -> list[tuple[int, ...]]:
+        row = rows.indices(self.batch)[0]
+        return [store.signature(row) for store in self.stores()]
+
+    def _firm(self, rows: slice, before: list[tuple[int, ...]] | None) -> None:
+        """Note that tokens of `rows` have moved, if they have: those seen so far cannot be taken back any more.
+
+        Args:
+            before: what each segment held before tokens may have moved; None: nothing, a prompt was placed.
+        """
+        row = rows.indices(self.batch)[0]
+        after, seen = self._lengths(rows), self.real_tokens(row)
+        held = min(map(sum, after))
+        if before is None:
+            moved = held < seen or (any(any(lengths[:-1]) for lengths in after) and not self.method.by_token)
+        else:
+            moved = after != before and not (self.method.by_token and held == min(map(sum, before)))
+        if moved or self.method.observe_steps:
+            self.firm[rows] = [self.seen] * len(self.firm[rows])
 
     # -- views ------------------------------------------------------------------------------------------------------
 
@@ -321,6 +367,10 @@ class KVLayer(CacheLayerMixin):
         if self.keys_store is None or self.values_store is None:
             raise CacheError(f"layer {self.index} has no stores yet: the prompt was not finished (cache.finalize())")
         return self.keys_store, self.values_store
+
+    def length(self, rows: slice) -> int:
+        """Slots of `rows`, which agree."""
+        return self.stores()[0].length(rows)
 
     def rolling(self) -> list[RollingSegment]:
         """The segments, where each side has one and it rolls; else none."""
@@ -347,20 +397,37 @@ class KVLayer(CacheLayerMixin):
         order = self.method.positions(self, row)
         if order is not None:
             return order
-        start = self.start(row)
-        return torch.arange(start, start + self.stores()[0].length(slice(row, row + 1)))
+        return torch.arange(self.first(row), self.seen)
 
     def start(self, row: int) -> int:
         """Column of a row's first real token: its left padding."""
         return self.progress.starts[row] if self.progress.starts else 0
+
+    def first(self, row: int) -> int:
+        """Column of a row's first slot, where slots are in order without a gap; later than :meth:`start` where a
+        sliding window has passed some tokens."""
+        return self.seen - sum(self.stores()[0].signature(row))
+
+    def hidden(self, row: int) -> int:
+        """Oldest tokens of a row that no later token sees: those that a sliding window has passed."""
+        return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
+
+    def visible_tokens(self, row: int) -> int:
+        """Tokens of a row that the next one will see, itself left out: what stock transformers holds of it."""
+        return self.real_tokens(row) - self.hidden(row)
 
     def new_empty(self) -> Tensor:
         """An empty tensor of the layer's dtype and device."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def expected_length(self) -> int:
-        """Tokens to allocate for: what the cache was told, or what was seen so far."""
-        return max(self.progress.max_length or 0, self.seen)
+        """Tokens to allocate for: what the cache was told, or what was seen so far; at most what a window shows."""
+        expected = max(self.progress.max_length or 0, self.seen)
+        return expected if self.window is None else min(expected, sliding.room(self.window))
+
+    def coming(self) -> int:
+        """Tokens that are still to come, as far as the cache was told."""
+        return max((self.progress.max_length or 0) - self.seen, 0)
 
     def real_tokens(self, row: int) -> int:
         """Tokens of a row that were seen, padding left out."""
@@ -380,6 +447,7 @@ class KVLayer(CacheLayerMixin):
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.progress, twin.order, twin.paths = progress, list(self.order), set(self.paths)
+        twin.firm = list(self.firm)
         twin.keys_store = self.keys_store and self.keys_store.clone()
         twin.values_store = self.values_store and self.values_store.clone()
         if self.prompt is not None:

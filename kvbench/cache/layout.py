@@ -70,6 +70,14 @@ class TileLayout:
                 self._write_run(words.select(-3, tile), field, row, codes.narrow(-2, done, run))
                 done += run
 
+    def move_to_front(self, words: Tensor, start: int, stop: int) -> None:
+        """Move the codes of tokens ``[start, stop)`` to the front of ``words`` (:meth:`shape`), in place."""
+        if start % TILE:
+            self.write(words, 0, self.read(words, start, stop))
+            return
+        first, last = start // TILE, -(-stop // TILE)
+        words.narrow(-3, 0, last - first).copy_(words.narrow(-3, first, last - first).clone())
+
     def _write_run(self, tile: Tensor, field: int, row: int, codes: Tensor) -> None:
         """Overwrite `field` of consecutive word rows of one tile."""
         if self.order == "value":

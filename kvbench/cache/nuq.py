@@ -179,6 +179,21 @@ class NuqSegment(Segment):
         if self.exact is not None:
             self.exact.keep_first(row, self.lengths[row])
 
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` tokens, whole blocks of outliers; what is left moves to the front as it is."""
+        stop = self.lengths[rows][0]
+        if self.exact is not None and count < stop and count % self.exact.block:
+            raise ValueError(f"{count} tokens are no whole blocks of {self.exact.block}")
+        if count < stop:
+            for layout, words in zip(self.layouts, self.words, strict=True):
+                layout.move_to_front(words[rows], count, stop)
+            for param in self.params:
+                param[rows, : stop - count] = param[rows, count:stop].clone()
+        for row in range(*rows.indices(len(self.lengths))):
+            self.lengths[row] = stop - count
+            if self.exact is not None:
+                self.exact.drop_first(row, -(-count // self.exact.block))
+
     def buffers(self) -> list[tuple[str, Tensor]]:
         held = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         held += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]

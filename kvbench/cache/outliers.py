@@ -20,6 +20,11 @@ from kvbench.errors import ConfigError
 INDICES = 1 << 16
 
 
+def block_of(width: int) -> int:
+    """Tokens of a block, where a token has `width` channels: a power of two, so that blocks divide tiles."""
+    return min(1 << ((INDICES // width).bit_length() - 1), TILE)
+
+
 class Outliers:
     """Exact elements of every row of a batch.
 
@@ -42,8 +47,7 @@ class Outliers:
                 f"a token has {width} channels over all KV heads, and 16-bit indices number {INDICES}",
                 hint="method.outliers=0",
             )
-        self.width = width
-        self.block = min(1 << ((INDICES // width).bit_length() - 1), TILE)
+        self.width, self.block = width, block_of(width)
         self.ends: list[list[int]] = [[] for _ in range(batch)]
         with torch.inference_mode(False):
             self.values = torch.empty(batch, capacity, dtype=dtype, device=device)
@@ -116,6 +120,14 @@ class Outliers:
             index = self.indices[row, low : ends[whole]].to(torch.int64) & (INDICES - 1)
             kept = int((index < part * self.width).sum())
         self.ends[row] = [*ends[:whole], *([low + kept] if part else [])]
+
+    def drop_first(self, row: int, blocks: int) -> None:
+        """Forget the entries of a row's first `blocks` blocks; the others move to the front."""
+        ends = self.ends[row]
+        low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
+        for held in (self.values, self.indices):
+            held[row, : total - low] = held[row, low:total].clone()
+        self.ends[row] = [end - low for end in ends[blocks:]]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
         """The same entries with both buffers replaced by ``change(buffer)``; dimension 0 is the batch."""

@@ -162,6 +162,19 @@ class PackedSegment(Segment):
             raise TypeError("tokens of a per-channel group cannot leave it one by one")
         self.lengths[row] -= count
 
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` tokens, whole groups; what is left moves to the front as it is."""
+        per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
+        if count % per:
+            raise ValueError(f"{count} tokens are no whole groups of {per}")
+        if count < stop:
+            for layout, words in zip(self.layouts, self.words, strict=True):
+                layout.move_to_front(words[rows], count, stop)
+            first, last = count // per * wide, -(-stop // per) * wide
+            for param in self.params:
+                param[rows, :, : last - first] = param[rows, :, first:last].clone()
+        self.lengths[rows] = [stop - count] * len(self.lengths[rows])
+
     def permute(self, rows: slice, start: int, index: Tensor) -> None:
         """Reorder tokens ``[start, start + n)`` by ``index`` ``[n]``; codes and parameters move as they are.
 

@@ -95,20 +95,21 @@ def settle(layers: Sequence[KVLayer]) -> None:
     """
     with together():
         assert _collecting is not None
-        known: tuple[Hashable, list[RollingSegment], list[tuple[Move, ...]]] | None = None
+        known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None
         for layer in layers:
             segments = layer.rolling()
-            before = segments and (layer.seen, layer.sealed, [segment.state() for segment in segments])
+            before = segments and (layer.seen, layer.sealed, layer.window, [segment.state() for segment in segments])
             if known is not None and before == known[0]:
-                for segment, other, moves in zip(segments, known[1], known[2], strict=True):
+                for segment, other, moves in zip(segments, known[2], known[3], strict=True):
                     segment.follow(other, moves)
                     _collecting.append((segment, moves))
+                layer.firm[:] = known[1].firm
                 continue
             first = len(_collecting)
             layer.settle()
             if before and known is None:
                 rolled = joined(_collecting[first:])
-                known = before, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
+                known = before, layer, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:

@@ -98,7 +98,7 @@ def rotated_slots(layer: KVLayer, rows: slice, start: int, stop: int, keys: Tens
         order = layer.method.positions(layer, row)
         if order is not None and order.ndim > 1:
             raise CacheError("heads that keep different tokens cannot store their keys before RoPE")
-        columns.append(torch.arange(start, stop) + layer.start(row) if order is None else order[start:stop])
+        columns.append(torch.arange(start, stop) + layer.first(row) if order is None else order[start:stop])
     return layer.rotation(keys, _stacked(layer, numbers, columns))
 
 

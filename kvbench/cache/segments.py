@@ -62,6 +62,10 @@ class Segment(ABC):
         """Forget the newest `count` tokens of one row (rollback)."""
         raise TypeError(f"tokens cannot leave a {type(self).__name__}")
 
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` tokens of `rows` (a sliding window has passed them)."""
+        raise TypeError(f"tokens cannot leave a {type(self).__name__}")
+
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
         """Every tensor that is held, with its part of the bill: ``codes``, ``scales``, ``window`` or ``index``."""

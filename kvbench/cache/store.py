@@ -48,8 +48,14 @@ class Store:
         """Slots of `rows`, which agree."""
         return sum(segment.length(rows) for segment in self.segments)
 
-    def fill_sinks(self, rows: slice, count: int) -> None:
-        """Move the tail's oldest tokens to the first segment until that holds `count` (prompts shorter than it)."""
+    def fill_sinks(self, rows: slice, count: int, seen: int) -> None:
+        """Move the tail's oldest tokens to the first segment until that holds `count` (prompts shorter than it).
+
+        Args:
+            seen: tokens of each row so far; where some were dropped already, the first ones came and went.
+        """
+        if self.length(rows) < seen:
+            return
         missing = min(count - self.segments[0].length(rows), self.tail.length(rows))
         if missing > 0:
             self.segments[0].append(rows, self.tail.view(rows)[:, :, :missing])
@@ -93,6 +99,14 @@ class Store:
             here = min(count, segment.lengths[row])
             if here:
                 segment.drop_back(row, here)
+            count -= here
+
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` slots of `rows`; of packed tokens whole groups alone can go."""
+        for segment in self.segments:
+            here = min(count, segment.length(rows))
+            if here:
+                segment.drop_front(rows, here)
             count -= here
 
     def signature(self, row: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Side
+from kvbench.methods.sliding import CHUNK, whole
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,10 @@ class Atom(Method):
         """Everything packed."""
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             store.segments[0].append(rows, x)
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """What is hidden, :data:`~kvbench.methods.sliding.CHUNK` at a time."""
+        return whole(hidden, CHUNK)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Pack the tokens of the last step."""

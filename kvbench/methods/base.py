@@ -128,7 +128,8 @@ class Method:
         Args:
             layer: its stores are empty for `rows`.
             rows: rows of the batch whose prompts are equally long.
-            keys, values: ``[rows, H, n, D]`` in full precision, padding left out.
+            keys, values: ``[rows, H, n, D]`` in full precision, without padding and what :meth:`forgotten` says: n
+                may be less than ``layer.real_tokens(row)``.
             scores: what :attr:`observe_prompt` asked for, ``[rows, Hq, q, n]``, else None.
         """
         raise NotImplementedError(f"{type(self).__name__} must say where the prompt's tokens go")
@@ -190,6 +191,26 @@ class Method:
                 f"{name} looks at a prompt and quantizes or drops nothing else",
                 hint="dataset.prefill=1024",
             )
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """How many of a row's oldest tokens are dropped on a layer with a sliding window.
+
+        Args:
+            hidden: oldest tokens that no later token sees. Fewer may be dropped, as groups leave as a whole. A method
+                that says nothing keeps everything; attention masks what is hidden in any case.
+        """
+        return 0
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """Drop what a sliding window has passed, after :meth:`settle`; here: where slots are in the order of positions.
+
+        `rows` hold equally many tokens in each segment; `hidden` as for :meth:`forgotten`. May be called repeatedly.
+        """
+        gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
+        count = self.forgotten(layer, hidden) - gone
+        if count > 0:
+            for store in layer.stores():
+                store.drop_front(rows, count)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for values or combinations that cannot run.
@@ -264,7 +285,7 @@ class Method:
             ModelError: the model has layers that are no softmax attention.
         """
         from kvbench.attention.register import attach, check_served
-        from kvbench.cache import KVCache
+        from kvbench.cache import KVCache, sliding
 
         check_served(model)  # before anything is said of groups, which such a model has no use for
         config = model.config.get_text_config(decoder=True)
@@ -274,7 +295,7 @@ class Method:
         except ConfigError as error:
             raise for_python(error, self) from error
         attach(model)
-        cache = KVCache(self, config.num_hidden_layers, prompts, max_length)
+        cache = KVCache(self, config.num_hidden_layers, prompts, max_length, sliding.windows(model.config))
         if self.keys_before_rope:
             from kvbench.attention import pre_rope
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from kvbench.methods.sliding import hidden
 from kvbench.quantizers.spec import FormatSpec
 
 #: who reads: ``all``: what the cache holds, a draft's own cache included; ``target``: without that; ``draft``: what a
@@ -45,6 +46,7 @@ class Setting:
         layer: number of the layer.
         view: who reads.
         chunks: Cocktail's INT2 and INT4 chunks, where its `split` does not say; None: see there.
+        window: the layer's sliding window; None: every token sees all before it.
     """
 
     tokens: int
@@ -56,6 +58,17 @@ class Setting:
     layer: int = 0
     view: View = "all"
     chunks: tuple[int, int] | None = None
+    window: int | None = None
+
+    @property
+    def hidden(self) -> int:
+        """Oldest tokens that no later one sees."""
+        return hidden(self.tokens, self.window)
+
+    @property
+    def shown(self) -> int:
+        """Tokens of the prompt that are seen after it."""
+        return self.prompt - hidden(self.prompt, self.window)
 
     @property
     def generated(self) -> int:

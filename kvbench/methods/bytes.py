@@ -1,12 +1,17 @@
 """Bytes of every method's cache from its hyper-parameters and token counts alone: no model, no torch.
 
 This states storage a second time, as formulas, for predictions; what a cache really holds is its bill
-(:meth:`kvbench.cache.KVCache.bill`), and tests hold both equal to the byte. KVQuant's outliers of keys are the one
-exception: how many elements pass the calibrated thresholds depends on the text; the calibrated share is assumed.
+(:meth:`kvbench.cache.KVCache.bill`), and tests hold both equal to the byte. Three things depend on the text: how many
+elements of a key pass KVQuant's calibrated thresholds (the calibrated share is assumed), and on layers with a sliding
+window which of Cocktail's chunks are seen (the window is assumed to have the prompt's mix of widths) and in how many
+heads a token that SnapKV, or an H2O that chooses once, has kept is hidden (all that are kept are assumed to be seen, up
+to as many as the window shows).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import singledispatch
 
@@ -24,6 +29,7 @@ from kvbench.methods.kvquant import KVQuant
 from kvbench.methods.logquant import LogQuant, flushes
 from kvbench.methods.partial_logquant import PartialLogQuant
 from kvbench.methods.quantspec import QuantSpec
+from kvbench.methods.sliding import CHUNK, whole
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.quantizers.spec import FormatSpec
@@ -41,6 +47,7 @@ def kv_bytes(
     width: int = 2,
     view: View = "all",
     chunks: tuple[int, int] | None = None,
+    windows: Sequence[int | None] | None = None,
 ) -> KVBytes:
     """Bytes of one sequence's keys and values, all layers, after `tokens` tokens.
 
@@ -53,16 +60,19 @@ def kv_bytes(
         view: ``all`` is the bill; ``draft`` what QuantSpec's draft reads (the upper nibbles, or its own cache);
             ``target`` what its verification reads.
         chunks: Cocktail's INT2 and INT4 chunks; None: by its `split`, over the whole prompt.
+        windows: for each layer its sliding window, or None; None: no layer has one.
 
     Raises:
         ConfigError: a method from outside this package, or a Cocktail of which nothing says how many chunks are INT2.
     """
-    last = layers - 1
-    at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, last, view, chunks)
-    # all layers are alike but for the first few of a QuantSpec that is told to keep them
-    other = min(method.sensitive_layers, last) if isinstance(method, QuantSpec) else 0
-    found = layer_bytes(method, at) * (layers - other)
-    return found + layer_bytes(method, replace(at, layer=0)) * other if other else found
+    at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, 0, view, chunks)
+    # layers are alike but for their windows, and for the first few of a QuantSpec that is told to keep them
+    first = min(method.sensitive_layers, layers - 1) if isinstance(method, QuantSpec) else 0
+    kinds = Counter((min(layer, first), windows[layer] if windows else None) for layer in range(layers))
+    found = KVBytes()
+    for (layer, window), count in kinds.items():
+        found += layer_bytes(method, replace(at, layer=layer, window=window)) * count
+    return found
 
 
 @singledispatch
@@ -79,23 +89,26 @@ def layer_bytes(method: Method, at: Setting) -> KVBytes:
 
 @layer_bytes.register
 def _(method: FP16, at: Setting) -> KVBytes:
-    return at.both(at.tokens)
+    return at.both(at.tokens - at.hidden)
 
 
 @layer_bytes.register
 def _(method: Kivi, at: Setting) -> KVBytes:
-    sinks, found = min(method.sinks, at.tokens), KVBytes()
-    for form, exact in zip(method.formats(), method.windows(at.tokens), strict=True):
+    here, found = at.tokens - whole(at.hidden, method.unit(), method.sinks), KVBytes()
+    sinks = min(method.sinks, at.tokens) if here == at.tokens else 0
+    for form, window in zip(method.formats(), method.windows(at.tokens), strict=True):
+        exact = min(window, here - sinks)
         found += at.exact(sinks + exact)
         if not method.evict:
-            found += at.packed(at.tokens - sinks - exact, form)
+            found += at.packed(here - sinks - exact, form)
     return found
 
 
 @layer_bytes.register
 def _(method: Atom, at: Setting) -> KVBytes:
     assert method.quantizer is not None
-    return at.packed(at.tokens, method.quantizer.key) + at.packed(at.tokens, method.quantizer.value)
+    here = at.tokens - whole(at.hidden, CHUNK)
+    return at.packed(here, method.quantizer.key) + at.packed(here, method.quantizer.value)
 
 
 @layer_bytes.register
@@ -104,9 +117,12 @@ def _(method: LogQuant, at: Setting) -> KVBytes:
     sinks = min(method.sinks, at.tokens)
     n = at.tokens - sinks
     demoted = flushes(n, method.W) * method.W
+    if method.whole_window(at.window):
+        return at.both(at.tokens - at.hidden)
     found = at.both(sinks + n - demoted)
     if method.evict:
         return found
+    demoted -= method.passed(at.hidden)
     return (
         found
         + _demoted(method, method.key_format(), demoted, at)
@@ -119,9 +135,12 @@ def _(method: PartialLogQuant, at: Setting) -> KVBytes:
     assert method.quantizer is not None
     sinks = min(method.sinks, at.tokens)
     n = at.tokens - sinks
-    demoted, exact = flushes(n, method.W) * method.W, method.exact_values(n)
+    if method.whole_window(at.window):
+        return at.both(at.tokens - at.hidden)
+    demoted, exact, gone = flushes(n, method.W) * method.W, method.exact_values(n), method.passed(at.hidden)
     found = at.exact(sinks + n - demoted) + at.exact(sinks + exact)
-    return found + _demoted(method, method.key_format(), demoted, at) + at.packed(n - exact, method.quantizer.value)
+    found += at.packed(n - exact - gone, method.quantizer.value)
+    return found + _demoted(method, method.key_format(), demoted - gone, at)
 
 
 def _demoted(method: LogQuant, form: FormatSpec, count: int, at: Setting) -> KVBytes:
@@ -131,9 +150,11 @@ def _demoted(method: LogQuant, form: FormatSpec, count: int, at: Setting) -> KVB
 
 @layer_bytes.register
 def _(method: Cocktail, at: Setting) -> KVBytes:
-    found, rest = KVBytes(), at.tokens
+    found, gone = KVBytes(), whole(at.hidden, CHUNK)
+    share = max(at.prompt - gone, 0) / at.prompt  # of the chunks that are seen
+    rest = at.tokens - gone
     for bits, chunks in zip((2, 4), chunk_counts(method, at), strict=True):
-        count = chunks * method.chunk_size
+        count = (round(chunks * share) if gone else chunks) * method.chunk_size
         value = FormatSpec(bits=bits, group_size=method.value_group(at.channels), axis="token")
         key = FormatSpec(bits=bits, group_size=method.key_group, axis="channel")
         found += at.packed(count, key if method.key_axis == "channel" else value) + at.packed(count, value)
@@ -165,20 +186,24 @@ def _(method: QuantSpec, at: Setting) -> KVBytes:
     own = layer_bytes(method.draft_method(), at) if method.own_cache and at.view != "target" else KVBytes()
     if method.own_cache and at.view == "draft":
         return own
-    if method.target == "fp16" or at.layer < method.sensitive_layers:
-        return at.both(at.tokens) + own
+    exact = method.target == "fp16" or at.layer < method.sensitive_layers
+    gone = whole(at.hidden, method.unit(at.window, exact))
+    if exact:
+        return at.both(at.tokens - gone) + own
     assert method.quantizer is not None
-    count = max(0, at.tokens // method.G - 1) * method.G
+    count = max(max(0, at.tokens // method.G - 1) * method.G - gone, 0)
     found = at.packed(count, method.quantizer.key) + at.packed(count, method.quantizer.value)
     if at.view == "draft" and method.draft == "upper" and method.gamma:
         found = KVBytes(codes=found.codes // 2, scales=found.scales)  # a byte has the upper and the lower nibble
-    return found + at.both(at.tokens - count) + own
+    return found + at.both(at.tokens - gone - count) + own
 
 
 @layer_bytes.register
 def _(method: KVQuant, at: Setting) -> KVBytes:
-    first, wide = min(method.first_tokens, at.tokens), at.heads * at.channels
-    n, tables = at.tokens - first, 4 * 2**method.bits * (2 if method.q_norm else 1)
+    wide = at.heads * at.channels
+    here = at.tokens - whole(at.hidden, method.unit(wide), method.first_tokens)
+    first = min(method.first_tokens, at.tokens) if here == at.tokens else 0
+    n, tables = here - first, 4 * 2**method.bits * (2 if method.q_norm else 1)
     codes = -(-n * wide * method.bits // 8)
     # thresholds are fp16 in every model; a value's range and offset are of a token, not of a head
     found = at.both(first) + KVBytes(2 * codes, 2 * tables + 2 * 2 * wide + 2 * n * at.param)
@@ -192,21 +217,22 @@ def _(method: KVQuant, at: Setting) -> KVBytes:
 
 @layer_bytes.register
 def _(method: SnapKV, at: Setting) -> KVBytes:
-    return at.both(allowed(method.budget, at.prompt, method.window + 1) + at.generated)
+    return at.both(min(allowed(method.budget, at.shown, method.window + 1) + at.generated, at.tokens - at.hidden))
 
 
 @layer_bytes.register
 def _(method: StreamingLLM, at: Setting) -> KVBytes:
     if method.evict == "steps":
-        return at.both(method.held(at.tokens))
-    return at.both(method.held(at.prompt) + at.generated)
+        return at.both(method.held(at.tokens, at.window))
+    grown = method.held(at.prompt, at.window) + at.generated
+    return at.both(min(grown, method.most(at.tokens, at.window)))
 
 
 @layer_bytes.register
 def _(method: H2O, at: Setting) -> KVBytes:
     if method.evict == "prefill":
-        return at.both(sum(method.split(at.prompt)) + at.generated)
-    held = sum(method.split(at.tokens))
+        return at.both(min(sum(method.split(at.shown)) + at.generated, at.tokens - at.hidden))
+    held = sum(method.split(at.tokens - at.hidden))
     scores = at.query_heads // at.heads if method.group == "max" else 1
     return at.both(held) + KVBytes(index=4 * held * at.heads * scores)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
+from kvbench.methods.sliding import CHUNK, whole
 from kvbench.prerequisites import Package
 from kvbench.quantizers.spec import fitting
 
@@ -43,14 +44,21 @@ class ChunkPlan:
         spans = zip(self.chunks.spans, self.widths.bits, strict=True)
         return [token for (first, last), width in spans if width == bits for token in range(first, last)]
 
-    def order(self, length: int) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of a prompt of `length` by segment: INT2 chunks, INT4 chunks, and everything that stays exact."""
+    def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
+        """Tokens of a prompt of `length` by segment: INT2 chunks, INT4 chunks, and everything that stays exact.
+
+        Args:
+            hidden: oldest tokens that a sliding window has passed; chunks and exact tokens among them are left out.
+        """
         known = self.__dict__.setdefault("_orders", {})  # asked for by every layer
-        if length not in known:
+        if (length, hidden) not in known:
             two, four = self.tokens(2), self.tokens(4)
             packed = {*two, *four}
-            known[length] = two, four, [token for token in range(length) if token not in packed]
-        made: tuple[list[int], list[int], list[int]] = known[length]
+            exact = [token for token in range(hidden, length) if token not in packed]
+            last = {token: stop for start, stop in self.chunks.spans for token in range(start, stop)}
+            two, four = ([token for token in part if last[token] > hidden] for part in (two, four))
+            known[length, hidden] = two, four, exact
+        made: tuple[list[int], list[int], list[int]] = known[length, hidden]
         return made
 
 
@@ -58,18 +66,18 @@ class ChunkPlan:
 VALUE_GROUP = 64
 #: bytes of indices that are kept for the layers to come: all rows of a batch, as far as they fit
 KEPT = 32 << 20
-_kept: OrderedDict[tuple[ChunkPlan, int, torch.device], list[torch.Tensor]] = OrderedDict()
+_kept: OrderedDict[tuple[ChunkPlan, int, int, torch.device], list[torch.Tensor]] = OrderedDict()
 
 
-def placed(plan: ChunkPlan, length: int, device: torch.device) -> list[torch.Tensor]:
+def placed(plan: ChunkPlan, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
     """:meth:`ChunkPlan.order` as indices (int32) on `device`: made once for all layers, and forgotten later."""
     import torch
 
-    key = (plan, length, device)
+    key = (plan, length, hidden, device)
     if key not in _kept:
         with torch.inference_mode(False):
-            _kept[key] = [torch.tensor(part, dtype=torch.int32, device=device) for part in plan.order(length)]
-        held = 4 * sum(tokens for _, tokens, _ in _kept)
+            _kept[key] = [torch.tensor(part, dtype=torch.int32, device=device) for part in plan.order(length, hidden)]
+        held = 4 * sum(tokens for _, tokens, _, _ in _kept)
         while held > KEPT and len(_kept) > 1:
             held -= 4 * _kept.popitem(last=False)[0][1]
     _kept.move_to_end(key)
@@ -79,6 +87,9 @@ def placed(plan: ChunkPlan, length: int, device: torch.device) -> list[torch.Ten
 @dataclass(kw_only=True)
 class Cocktail(Method):
     """Chunk-adaptive mixed precision over keys after RoPE.
+
+    On a layer with a sliding window the search is that of the whole context; a chunk is dropped when all of it is
+    hidden, an exact token when it is, 32 positions at a time.
 
     The context's remainder (``len mod chunk_size``), the text around the context, the question and every generated
     token stay exact; so does every FP16 chunk.
@@ -277,12 +288,15 @@ class Cocktail(Method):
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """INT2 chunks, INT4 chunks, and the exact rest with the answer behind it (Algorithm 1)."""
         channels = layer.key_dim if side == "key" else layer.value_dim
-        counts = [plan.order(layer.real_tokens(row)) for row, plan in enumerate(self.plans(layer))]
+        counts = [
+            plan.order(layer.real_tokens(row), whole(layer.hidden(row), CHUNK))
+            for row, plan in enumerate(self.plans(layer))
+        ]
         room = [max(len(order[i]) for order in counts) for i in range(3)]
         return [
             self.packed(layer, side, self.make_quantizer(side, 2, channels), capacity=room[0]),
             self.packed(layer, side, self.make_quantizer(side, 4, channels), capacity=room[1]),
-            self.full(layer, side, capacity=room[2] + max(layer.expected_length() - layer.seen, 0)),
+            self.full(layer, side, capacity=min(room[2] + layer.coming(), layer.expected_length())),
         ]
 
     def place(
@@ -294,25 +308,48 @@ class Cocktail(Method):
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
             plan = self.plans(layer)[row]
-            parts = placed(plan, keys.shape[2], keys.device)
+            hidden = whole(layer.hidden(row), CHUNK)
+            parts = placed(plan, keys.shape[2], keys.device, hidden)
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
                 mine = x[row - first : row - first + 1]
                 for segment, tokens in zip(store.segments, parts, strict=True):
                     segment.append_chosen(one, mine, tokens)
-            order = torch.cat(placed(plan, keys.shape[2], torch.device("cpu")))
+            order = torch.cat(placed(plan, keys.shape[2], torch.device("cpu"), hidden))
             layer.order[row] = order.long() + layer.start(row)
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """Chunks that are hidden as a whole, and exact tokens."""
+        first_seen = whole(hidden, CHUNK)
+        for row in range(*rows.indices(layer.batch)):
+            order, one, kept, begin = layer.positions(row), slice(row, row + 1), [], 0
+            for number, segment in enumerate(layer.stores()[0].segments):
+                held = order[begin : begin + segment.length(one)]
+                count = int((held < layer.start(row) + first_seen).sum())
+                count = count // self.chunk_size * self.chunk_size if segment.packed else count
+                begin += len(held)
+                kept.append(held[count:])
+                for store in layer.stores() if count else ():
+                    store.segments[number].drop_front(one, count)
+            if sum(map(len, kept)) < len(order):
+                import torch
+
+                layer.order[row] = torch.cat(kept)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Without module II: chunk by chunk as they stand in the text, then the exact rest."""
         if self.reorder:
             return None
         plan, size = self.plans(layer)[rows.indices(layer.batch)[0]], self.chunk_size
-        slots = layer.stores()[0].length(rows)
-        next_slot = {2: 0, 4: plan.widths.count(2) * size}
+        slots, segments = layer.length(rows), layer.stores()[0].segments
+        next_slot = {2: 0, 4: segments[0].length(rows)}
+        # chunks that a sliding window has passed come first, and are no longer there
+        passed = {bits: plan.widths.count(bits) - segments[i].length(rows) // size for i, bits in enumerate((2, 4))}
         visited = []
         for bits in plan.widths.bits:
-            if bits in next_slot:
+            if passed.get(bits):
+                passed[bits] -= 1
+            elif bits in next_slot:
                 visited.append((next_slot[bits], next_slot[bits] + size))
                 next_slot[bits] += size
         return [*visited, (next_slot[4], slots)]

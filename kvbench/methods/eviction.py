@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
+from kvbench.methods.sliding import CHUNK, whole
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, i
     if index is not None:
         places = index.cpu()
         for number, row in enumerate(range(*rows.indices(layer.batch))):
-            layer.order[row] = places[number] + layer.start(row)
+            layer.order[row] = places[number] + layer.seen - keys.shape[2]  # a sliding window may have passed some
     for store, x in zip(layer.stores(), (keys, values), strict=True):
         kept = x if index is None else x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
         store.tail.append(rows, kept)
@@ -72,3 +73,16 @@ def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
         layer.order[row] = held.expand(layer.heads, -1).gather(-1, places[number])
     for store in layer.stores():
         store.tail.keep(rows, index)
+
+
+def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
+    """Drop the oldest slots of which every head's token is hidden, 32 positions at a time, and note the positions."""
+    from kvbench.cache.sliding import hidden_slots
+
+    for row in range(*rows.indices(layer.batch)):
+        count = hidden_slots(layer, row, whole(hidden, CHUNK))
+        if count:
+            held = layer.positions(row)
+            layer.order[row] = held[..., count:].clone()
+            for store in layer.stores():
+                store.drop_front(slice(row, row + 1), count)

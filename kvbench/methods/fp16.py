@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class FP16(Method):
-    """One full-precision segment for keys and one for values, in the model's dtype (fp16, bf16 or fp32)."""
+    """One full-precision segment for keys and one for values, in the model's dtype (fp16, bf16 or fp32).
+
+    A layer with a sliding window holds what stock transformers does: the newest ``window - 1`` tokens.
+    """
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """One growing buffer, allocated for the expected length at once."""
@@ -28,3 +31,7 @@ class FP16(Method):
         """All tokens, as they are."""
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             store.tail.append(rows, x)
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """All that are hidden."""
+        return hidden

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
-from kvbench.methods.eviction import Reduce, check_budget, highest, keep, put, reduce, tokens, with_recent
+from kvbench.methods.eviction import Reduce, check_budget, forget, highest, keep, put, reduce, tokens, with_recent
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class H2O(Method):
     """Heavy hitters by accumulated attention, per KV head, and a recent window; keys keep their positions.
+
+    On a layer with a sliding window the choice, and a budget that is a share, are of the tokens that are still seen: a
+    token that is hidden goes first, whatever attention it has received.
 
     Args:
         budget: tokens held: a number, or a share of the tokens seen so far (paper: 0.2, of the prompt).
@@ -86,8 +89,8 @@ class H2O(Method):
         """One segment in full precision; that of the keys carries the scores where they go on to grow."""
         expected = layer.expected_length()
         if self.evict == "prefill":
-            room = sum(self.split(layer.seen)) + expected - layer.seen
-            return [self.full(layer, side, capacity=room)]
+            room = sum(self.split(layer.seen)) + layer.coming()
+            return [self.full(layer, side, capacity=min(room, expected))]
         room = sum(self.split(expected)) + 64
         if side == "value":
             return [self.full(layer, side, capacity=room)]
@@ -108,13 +111,25 @@ class H2O(Method):
             sums = reduce(sums, self.group, -1)[..., None]
         import torch
 
-        index = self.kept(sums, torch.arange(n, device=sums.device), n)
+        total = layer.real_tokens(rows.indices(layer.batch)[0])  # n: those of them that a sliding window still shows
+        index = self.kept(sums, torch.arange(total - n, total, device=sums.device), total, total - n)
         put(layer, rows, keys, values, index)
         if self.evict == "steps":
             tail = self.scored(layer)
             tail.begin(
                 rows, sums if index is None else sums.gather(2, index[..., None].expand(-1, -1, -1, sums.shape[-1]))
             )
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """All that are hidden."""
+        return hidden
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """Where the choice is made once, slots that are hidden in all heads; :meth:`settle` has seen to the rest."""
+        if self.evict == "prefill" and layer.order[rows.indices(layer.batch)[0]] is None:
+            super().forget(layer, rows, hidden)
+        elif self.evict == "prefill":
+            forget(layer, rows, hidden)
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
         """Attention of a step ``[rows, Hq, q, slots]``; counts once its tokens are confirmed."""
@@ -129,28 +144,29 @@ class H2O(Method):
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
         scores, n = tail.commit(rows), layer.real_tokens(row)
-        if scores.shape[2] > sum(self.split(n)):
+        if scores.shape[2] > sum(self.split(layer.visible_tokens(row))):
             import torch
 
             places = None
-            if self.per_query:
+            if self.per_query or layer.window:
                 places = torch.stack(
                     [layer.positions(r).expand(layer.heads, -1) for r in range(*rows.indices(layer.batch))]
                 )
                 places = places.to(scores.device) - layer.start(row)
-            index = self.kept(scores, places, n)
+            index = self.kept(scores, places, n, layer.hidden(row))
             assert index is not None
             keep(layer, rows, index)
 
-    def kept(self, sums: torch.Tensor, places: torch.Tensor | None, n: int) -> torch.Tensor | None:
+    def kept(self, sums: torch.Tensor, places: torch.Tensor | None, n: int, hidden: int = 0) -> torch.Tensor | None:
         """Slots that stay, ascending, ``[B, H, budget]``; None: all of them.
 
         Args:
             sums: attention received by each slot, ``[B, H, slots, 1]``, or one for each query head of the group.
             places: positions of the slots, ``[slots]`` or ``[B, H, slots]`` (needed for `per_query`).
             n: tokens so far.
+            hidden: the oldest of them, which a sliding window has passed (needs `places`).
         """
-        heavy, recent = self.split(n)
+        heavy, recent = self.split(n - hidden)
         slots = sums.shape[2]
         if slots <= heavy + recent:
             return None
@@ -158,6 +174,9 @@ class H2O(Method):
         if self.per_query:
             assert places is not None
             scores = scores / (n - places)
+        if hidden:
+            assert places is not None
+            scores = scores.masked_fill(places < hidden, -1.0)  # attention is not negative
         return with_recent(highest(scores[..., : slots - recent], heavy), slots, recent)
 
     def scored(self, layer: KVLayer) -> ScoredSegment:

@@ -3,7 +3,8 @@
 LogQuant's "KiVi" rows are this cache with quanto. It is not KIVI: the whole prompt is quantized at once, whatever the
 residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual is
 full, the dequantized past is quantized again together with it. Here transformers' own quantizers run under kvbench's
-attention, bill and loop; the states are those of ``QuantizedCache`` (tests compare them).
+attention, bill and loop; the states are those of ``QuantizedCache`` (tests compare them). Like that cache it knows no
+sliding windows: on such a layer it holds every token, where fp16 and the other methods drop what is hidden.
 
 Three caches of LogQuant's repository are this one with other windows; W is their ``window_length``:
 
@@ -188,7 +189,7 @@ class HFQuantized(Method):
         """A full residual is quantized, but for `recent`, together with everything before it."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
-                store.fill_sinks(rows, self.sinks)
+                store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))
             residual, recent = self.window(side)
             excess = store.tail.length(rows) - recent
             if store.tail.length(rows) >= residual:

@@ -7,10 +7,12 @@ the state after each step is that of the authors' code (jy-yuan/KIVI, models/lla
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side, affine
+from kvbench.methods.sliding import CHUNK, whole
 from kvbench.quantizers.spec import FormatSpec
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ class Kivi(Method):
 
     After n tokens (sinks apart) the newest ``n mod residual`` keys and ``min(n, residual)`` values are exact: keys
     leave the window all at once when it is full, in whole groups; values one by one. A step sees its own tokens exact.
+    On a layer with a sliding window the rule is that of the whole text; what is hidden is dropped, sinks included, in
+    groups of keys (token-wise codes: 32 tokens at a time).
 
     Args:
         residual: R, window of exact tokens; a multiple of the key group (paper: 128; R = G = 32 in its small settings).
@@ -92,8 +96,11 @@ class Kivi(Method):
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
         """Sinks exact; of the rest, all but the newest n mod R keys and all but the newest R values packed."""
-        for store, x, exact in zip(layer.stores(), (keys, values), self.windows(keys.shape[2]), strict=True):
-            sinks = min(self.sinks, x.shape[2])
+        count = layer.real_tokens(rows.indices(layer.batch)[0])
+        for store, x, window in zip(layer.stores(), (keys, values), self.windows(count), strict=True):
+            sinks = max(self.sinks - (count - x.shape[2]), 0)
+            sinks = min(sinks, x.shape[2])
+            exact = min(window, x.shape[2] - sinks)
             border = x.shape[2] - exact
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
@@ -107,12 +114,34 @@ class Kivi(Method):
         for store, exact in zip(layer.stores(), self.windows(count), strict=True):
             tail = store.tail
             if self.sinks:
-                store.fill_sinks(rows, self.sinks)
+                store.fill_sinks(rows, self.sinks, count)
             excess = tail.length(rows) - exact
             if excess > 0:
                 if not self.evict:
                     store.packed.append(rows, tail.view(rows)[:, :, :excess])
                 tail.drop_front(rows, excess)
+
+    def unit(self) -> int:
+        """Tokens that leave a layer with a sliding window together."""
+        if self.evict:
+            return 1
+        groups = [int(form.group_size) if form.axis == "channel" else 1 for form in self.formats()]
+        return lcm(*groups) if max(groups) > 1 else CHUNK
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """Sinks, all of them together, and whole groups of keys."""
+        return whole(hidden, self.unit(), self.sinks)
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """As the base; the eviction twin has a gap behind its sinks."""
+        if not self.evict:
+            super().forget(layer, rows, hidden)
+            return
+        from kvbench.cache.sliding import hidden_slots
+
+        count = hidden_slots(layer, rows.indices(layer.batch)[0], self.forgotten(layer, hidden))
+        for store in layer.stores():
+            store.drop_front(rows, count)
 
     def windows(self, count: int) -> tuple[int, int]:
         """Exact keys and exact values of the window after `count` tokens, sinks left out.

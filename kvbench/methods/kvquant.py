@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side
+from kvbench.methods.sliding import CHUNK, outlier_block, whole
 from kvbench.schema import bounded
 
 if TYPE_CHECKING:
@@ -214,14 +215,25 @@ class KVQuant(Method):
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             first = 0
             if self.first_tokens:
-                first = min(self.first_tokens - store.segments[0].length(rows), x.shape[2])
+                count = layer.real_tokens(rows.indices(layer.batch)[0])
+                begun = count - x.shape[2]  # tokens before these: in the store, or dropped
+                first = min(max(self.first_tokens - begun, 0), x.shape[2])
                 store.segments[0].append(rows, x[:, :, :first])
             store.segments[-2].append(rows, x[:, :, first:])
 
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """The first tokens, all of them together, and whole blocks of outliers."""
+        return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.first_tokens)
+
+    def unit(self, width: int) -> int:
+        """Tokens that leave a layer with a sliding window together; `width`: channels of a token over all heads."""
+        return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
+
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Pack the tokens of the step."""
+        count = layer.real_tokens(rows.indices(layer.batch)[0])
         for store in layer.stores():
             if self.first_tokens:
-                store.fill_sinks(rows, self.first_tokens)
+                store.fill_sinks(rows, self.first_tokens, count)
             store.segments[-2].append(rows, store.tail.view(rows))
             store.tail.drop_front(rows, store.tail.length(rows))

@@ -61,13 +61,17 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
 
 
 @lru_cache(maxsize=4)
-def placed(n: int, W: int, sinks: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`plan` of the tokens after `sinks`, counted from the prompt's first, on `device`: once for all layers."""
+def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`plan` of the tokens after `sinks`, counted from the prompt's first, on `device`: once for all layers.
+
+    Args:
+        skip: tokens that were demoted first and are left out: a sliding window has passed them.
+    """
     import torch
 
     with torch.inference_mode(False):
         demoted, kept = plan(n - sinks, W)
-        return (demoted + sinks).to(device), (kept + sinks).to(device)
+        return (demoted[skip:] + sinks).to(device), (kept + sinks).to(device)
 
 
 @lru_cache(maxsize=16)
@@ -82,6 +86,10 @@ def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
 @dataclass(kw_only=True)
 class LogQuant(Method):
     """LogQuant over keys after RoPE.
+
+    On a layer with a sliding window the rule is that of the whole text: the W tokens of a flush are dropped together
+    when all of them are hidden, and exact tokens (fewer than 3 W, and the sinks) stay for as long as the rule has them
+    exact. A window that shows no more tokens than that many is held as fp16 holds it.
 
     Args:
         window: W; None: ``reserved // 3``. 64 suits the kernels best (its groups fit tiles); 42 is the paper's.
@@ -152,7 +160,12 @@ class LogQuant(Method):
     ) -> None:
         """The state that decoding the prompt token by token would have left."""
         sinks = min(self.sinks, keys.shape[2])
-        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device)
+        if self.whole_window(layer.window):
+            for store, x in zip(layer.stores(), (keys, values), strict=True):
+                store.tail.append(rows, x)
+            return
+        skip = self.passed(layer.hidden(rows.indices(layer.batch)[0]))
+        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device, skip)
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
@@ -162,9 +175,11 @@ class LogQuant(Method):
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Demote W tokens for as long as 3 W or more are exact."""
+        if self.whole_window(layer.window):
+            return
         for store in layer.stores():
             if self.sinks:
-                store.fill_sinks(rows, self.sinks)
+                store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))
             tail, W = store.tail, self.W
             while tail.length(rows) >= 3 * W:
                 exact = tail.view(rows)
@@ -172,16 +187,42 @@ class LogQuant(Method):
                     store.packed.append(rows, exact[:, :, 1 : 2 * W : 2])
                 tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
+    def whole_window(self, window: int | None) -> bool:
+        """Whether a layer's sliding window shows no more tokens than the rule would have exact: all of them are."""
+        return window is not None and window - 1 < 3 * self.W + self.sinks
+
+    def passed(self, hidden: int) -> int:
+        """Demoted tokens of whole flushes that are among the `hidden` oldest ones (flush f ends at (f + 2) W)."""
+        return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """What is hidden, where the whole window is exact; else :meth:`forget` says it."""
+        return hidden if self.whole_window(layer.window) else 0
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """The oldest flushes."""
+        if self.whole_window(layer.window):
+            super().forget(layer, rows, hidden)
+        elif not self.evict:
+            gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
+            for store in layer.stores():
+                count = self.passed(hidden) - gone
+                if count > 0:
+                    store.packed.drop_front(rows, count)
+
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Sinks, demoted tokens in the order of demotion, exact tokens; recomputed from how many flushes there were."""
         import torch
 
+        if self.whole_window(layer.window):
+            return None
         store = layer.stores()[0]
         one = slice(row, row + 1)
         sinks = store.segments[0].length(one) if self.sinks else 0
         n = layer.real_tokens(row) - sinks
         slots = store.length(one) - sinks
-        count = (n - slots if self.evict else store.packed.length(one)) // self.W
+        gone = n - slots  # evicted, or passed by a sliding window
+        count = (gone if self.evict else gone + store.packed.length(one)) // self.W
         demoted, kept = plan(n, self.W, count)
-        order = [torch.arange(sinks)] + [p + sinks for p in ((kept,) if self.evict else (demoted, kept))]
+        order = [torch.arange(sinks)] + [p + sinks for p in ((kept,) if self.evict else (demoted[gone:], kept))]
         return torch.cat(order) + layer.start(row)

@@ -71,9 +71,14 @@ class PartialLogQuant(LogQuant):
 
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
-        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device)
+        if self.whole_window(layer.window):
+            for store, x in zip(layer.stores(), (keys, values), strict=True):
+                store.tail.append(rows, x)
+            return
+        skip = self.passed(layer.hidden(rows.indices(layer.batch)[0]))
+        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device, skip)
         order = torch.cat([demoted, kept])
-        borders = (len(demoted), n - self.exact_values(n))
+        borders = (len(demoted), n - skip - self.exact_values(n))
         for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
@@ -82,10 +87,12 @@ class PartialLogQuant(LogQuant):
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Values by age first; then keys by the log rule, and the values' codes move along into the keys' order."""
+        if self.whole_window(layer.window):
+            return
         keys, values = layer.stores()
         for store in (keys, values):
             if self.sinks:
-                store.fill_sinks(rows, self.sinks)
+                store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))
         sinks = keys.segments[0].length(rows) if self.sinks else 0
         excess = values.tail.length(rows) - self.exact_values(keys.length(rows) - sinks)
         if excess > 0:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side, affine
+from kvbench.methods.sliding import whole
 from kvbench.methods.speculation import OWN_VIEWS, Speculation, Weights
 from kvbench.prerequisites import Package
 from kvbench.schema import bounded
@@ -42,7 +43,8 @@ class QuantSpec(Method):
 
     The newest G to 2 G - 1 tokens are exact once the prompt has reached G. Whenever 2 G or more are exact and
     confirmed, the oldest G are quantized, once and as one group of keys; a round of speculation adds up to gamma + 1
-    tokens to the buffer.
+    tokens to the buffer. On a layer with a sliding window the rule is that of the whole text, and what is hidden is
+    dropped G at a time; a window of up to G + 1 tokens shows no packed one, and its layer is held as fp16 holds it.
 
     Args:
         gamma: tokens drafted a round; 0: no speculation, the target alone (paper: 1 to 6, by search).
@@ -238,11 +240,20 @@ class QuantSpec(Method):
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
         """Whole groups but for the newest G to 2 G - 1 tokens packed; nothing of a prompt of up to 2 G."""
-        border = 0 if self.exact(layer) else self.border(keys.shape[2])
+        count = layer.real_tokens(rows.indices(layer.batch)[0])
+        border = 0 if self.exact(layer) else max(self.border(count) - (count - keys.shape[2]), 0)
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             if border:
                 store.packed.append(rows, x[:, :, :border])
             store.tail.append(rows, x[:, :, border:])
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """What is hidden, G at a time where any of what is seen is packed."""
+        return whole(hidden, self.unit(layer.window, self.exact(layer)))
+
+    def unit(self, window: int | None, exact: bool) -> int:
+        """Tokens that leave a layer with a sliding window together; `exact`: it packs nothing."""
+        return 1 if exact or (window is not None and window - 1 <= self.G) else self.G
 
     def border(self, count: int) -> int:
         """Tokens of a prompt of `count` that are packed."""

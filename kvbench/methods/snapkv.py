@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
-from kvbench.methods.eviction import Reduce, check_budget, highest, put, reduce, tokens, with_recent
+from kvbench.methods.eviction import Reduce, check_budget, forget, highest, put, reduce, tokens, with_recent
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class SnapKV(Method):
     """A share of the prompt, chosen per KV head when the prompt is complete; generated tokens all stay.
+
+    On a layer with a sliding window the choice, and a budget that is a share, are of the prompt's tokens that are still
+    seen; later a slot is dropped when it is hidden in all heads (32 positions at a time), generated tokens too.
 
     Args:
         budget: prompt tokens kept, the window included: a number, or a share of the prompt.
@@ -79,8 +82,8 @@ class SnapKV(Method):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """One segment in full precision."""
-        room = tokens(self.budget, layer.seen, self.window + 1) + layer.expected_length() - layer.seen
-        return [self.full(layer, side, capacity=room)]
+        room = tokens(self.budget, layer.seen, self.window + 1) + layer.coming()
+        return [self.full(layer, side, capacity=min(room, layer.expected_length()))]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
@@ -89,6 +92,17 @@ class SnapKV(Method):
         if scores is None:
             raise CacheError("snapkv chooses by the attention of the prompt, and none was observed")
         put(layer, rows, keys, values, self.kept(scores, keys.shape[1]))
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """All that are hidden."""
+        return hidden
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """In order, while no head has chosen; else slots that are hidden in all heads."""
+        if layer.order[rows.indices(layer.batch)[0]] is None:
+            super().forget(layer, rows, hidden)
+        else:
+            forget(layer, rows, hidden)
 
     def kept(self, attention: torch.Tensor, heads: int) -> torch.Tensor | None:
         """Places of the tokens that stay, ascending, ``[B, H, budget]``; None: all of them.

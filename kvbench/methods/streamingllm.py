@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.eviction import check_budget, tokens
+from kvbench.methods.sliding import hidden
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class StreamingLLM(Method):
     """Sinks and a rolling window.
+
+    On a layer with a sliding window the budget is at most the tokens that it shows, and a share is one of these. With
+    ``position=cache`` the sinks are among them; with ``original`` positions the window passes the sinks, which stay
+    beside the budget.
 
     After n tokens the first `sinks` are held and so many of the newest that they make the budget; a step sees its own
     tokens beside them. The prompt itself is read with full attention.
@@ -83,9 +88,20 @@ class StreamingLLM(Method):
             cache.progress.turn = rotary(model).turn
         return cache
 
-    def held(self, n: int) -> int:
-        """Tokens held after n."""
-        return tokens(self.budget, n, self.sinks + 1)
+    def held(self, n: int, window: int | None = None) -> int:
+        """Tokens held after n.
+
+        Args:
+            window: the layer's sliding window, or None.
+        """
+        passed = hidden(n, window)
+        beside = min(passed, self.sinks) if self.position == "original" else 0
+        return tokens(self.budget, n - passed, self.sinks + 1) + beside
+
+    def most(self, n: int, window: int | None) -> int:
+        """The most tokens that a layer holds after n, whatever the budget."""
+        passed = hidden(n, window)
+        return n - passed + (min(passed, self.sinks) if self.position == "original" else 0)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """One window behind its sinks."""
@@ -96,8 +112,9 @@ class StreamingLLM(Method):
             turn = None
         elif turn is None:
             raise CacheError("position=cache needs the model's rotary embedding: method.new_cache(model) provides it")
-        expected = layer.expected_length()
-        kept = self.held(expected) if self.evict == "steps" else self.held(layer.seen) + expected - layer.seen
+        kept = self.held(max(layer.progress.max_length or 0, layer.seen), layer.window)
+        if self.evict == "prefill":
+            kept = min(self.held(layer.seen, layer.window) + layer.coming(), layer.expected_length())
         channels = layer.key_dim if side == "key" else layer.value_dim
         shape = (layer.batch, layer.heads, channels)
         # behind the window there is room: its live part is moved back only once in so many steps
@@ -109,7 +126,7 @@ class StreamingLLM(Method):
     ) -> None:
         """Sinks and the newest tokens."""
         n = keys.shape[2]
-        held = self.held(n)
+        held = self.held(n, layer.window)
         for (tail, _), x in zip(self.tails(layer), (keys, values), strict=True):
             sinks = min(self.sinks, held)
             tail.append(rows, x[:, :, :sinks])
@@ -117,11 +134,12 @@ class StreamingLLM(Method):
             tail.roll(rows, 0, n - held)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Drop the oldest tokens after the sinks (not where that is done once, after the prompt)."""
-        if self.evict == "prefill":
+        """Drop the oldest tokens after the sinks; those that a sliding window has passed alone, where the others were
+        dropped once, after the prompt."""
+        if self.evict == "prefill" and layer.window is None:
             return
         n = layer.real_tokens(rows.indices(layer.batch)[0])
-        held = self.held(n)
+        held = self.held(n, layer.window) if self.evict == "steps" else self.most(n, layer.window)
         for tail, count in self.tails(layer, rows):
             if count > held:
                 tail.roll(rows, count - held, n - held)

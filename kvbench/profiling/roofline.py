@@ -9,7 +9,7 @@ layer, each of which takes a moment beside its bytes; launches by the host and s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ class Shape:
         vocabulary: tokens that lm_head scores.
         tied: lm_head is the embedding table.
         qkv_bias: queries, keys and values have biases (Qwen2).
+        windows: for each layer its sliding window, or None; None: no layer has one.
     """
 
     hidden: int
@@ -52,6 +53,7 @@ class Shape:
     vocabulary: int
     tied: bool = False
     qkv_bias: bool = False
+    windows: tuple[int | None, ...] | None = None
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -82,6 +84,7 @@ class Shape:
             vocabulary=get("vocab_size"),
             tied=bool(get("tie_word_embeddings", False)),
             qkv_bias=get("model_type") == "qwen2" or bool(get("attention_bias", False)),
+            windows=_windows(get),
         )
 
     @property
@@ -122,8 +125,28 @@ class Shape:
         return weight_bytes - (0 if self.tied else width * self.head_elements)
 
     def kv_bytes(self, tokens: int, width: int = 2) -> int:
-        """Bytes of the exact keys and values of so many tokens, all layers."""
-        return 2 * self.layers * self.heads * self.channels * tokens * width
+        """Bytes of the exact keys and values of so many tokens, all layers; of a sliding window's, what it shows."""
+        windows = self.windows or (None,) * self.layers
+        held = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
+        return 2 * self.heads * self.channels * held * width
+
+
+def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
+    """The sliding windows of the layers; ``config.json`` of older models names the layers by a rule, not one by one."""
+    window, layers = get("sliding_window"), get("num_hidden_layers")
+    if not window or get("use_sliding_window", True) is False:
+        return None
+    kinds = get("layer_types")
+    if kinds:
+        sliding = [kind == "sliding_attention" for kind in kinds]
+    elif get("use_sliding_window"):
+        sliding = [layer >= (get("max_window_layers") or 0) for layer in range(layers)]
+    elif str(get("model_type", "")).startswith(("gemma2", "gemma3")):
+        pattern = get("sliding_window_pattern") or (2 if get("model_type") == "gemma2" else 6)
+        sliding = [bool((layer + 1) % pattern) for layer in range(layers)]
+    else:
+        sliding = [True] * layers
+    return tuple(window if slides else None for slides in sliding)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,41 @@
+"""Layers with a sliding window: what their later tokens cannot see is dropped.
+
+A query of such a layer sees itself and the ``window - 1`` tokens before it, so after n tokens the oldest
+``n - (window - 1)`` are hidden from all that will come, and stock transformers drops them
+(``DynamicSlidingWindowLayer`` of its caches). A kvbench layer drops them when it settles, not when new ones come in:
+tokens of the step before may still be taken back then, and with them the window moves back. Which of the hidden tokens
+really go is the method's to say (:meth:`kvbench.methods.base.Method.forget`): groups are packed, and leave, as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
+
+if TYPE_CHECKING:
+    from kvbench.cache.layer import KVLayer
+
+#: tokens beside its window that the buffers of a sliding layer have room for, at least: live tokens are moved to the
+#: front of a buffer only once in so many steps, and some are dropped late
+SLACK = 96
+
+
+def windows(config: Any) -> list[int | None]:
+    """For each layer of a model its sliding window, as transformers' own cache has it; None: it sees everything."""
+    layers = DynamicCache(config=config).layers
+    return [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
+
+
+def room(window: int) -> int:
+    """Tokens that the buffers of a sliding layer have room for: the window, and some slack."""
+    return window - 1 + max(SLACK, window // 8)
+
+
+def hidden_slots(layer: KVLayer, row: int, hidden: int) -> int:
+    """Slots at the front of a row of which every head's token is among the oldest `hidden`."""
+    positions = layer.positions(row)
+    if positions.ndim > 1:
+        positions = positions.amax(0)
+    return int((positions < layer.start(row) + hidden).to(torch.uint8).cumprod(0).sum())
