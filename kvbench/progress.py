@@ -36,6 +36,17 @@ def silence(stream: IO[str]) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
+#: seconds after which a long sample's first line, with an estimate, comes where there is no terminal
+FIRST_S = 3.0
+
+
+def duration(seconds: float) -> str:
+    """A time left, as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 class Progress:
     """Counts samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
 
@@ -51,6 +62,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
         self._started = self._said = time.monotonic()
+        self._before, self._estimated, self._under_way = done, False, ""
 
     def __enter__(self) -> Progress:
         if interactive():
@@ -77,11 +89,25 @@ class Progress:
     def advance(self, count: int, note: str = "") -> None:
         """`count` more samples are done."""
         self.done += count
+        self._under_way = ""
         if self._bar is not None:
             self._bar.update(self._task, total=self.total, completed=self.done, note=note)
         elif time.monotonic() - self._said >= self.every_s and self.done < self.total:
             self._said = time.monotonic()
             say(f"{self.title}: {self.done}/{self.total}  {note}")
+
+    def within(self, share: float, note: str) -> None:
+        """Of the batch under way, whose samples are long, `share` samples' worth is done; `note` says where it is."""
+        self._under_way = note
+        if self._bar is not None:
+            self._bar.update(self._task, total=self.total, completed=self.done + share, note=note)
+            return
+        now = time.monotonic()
+        if now - self._said < (self.every_s if self._estimated else FIRST_S):
+            return
+        self._said, self._estimated = now, True
+        left = (now - self._started) * (self.total - self.done - share) / max(self.done - self._before + share, 1e-9)
+        say(f"{self.title}: {self.done}/{self.total}  {note}, about {duration(left)} left")
 
     def say(self, line: str) -> None:
         """A line above the bar."""
@@ -93,6 +119,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._under_way:
+            self.say(f"{self.title}: {self._under_way}: a sample counts whole, so these will be done again")
         if self._bar is not None:
             self._bar.stop()
         else:

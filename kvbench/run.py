@@ -274,6 +274,7 @@ class _Run:
             stack.callback(self._note_load, load.Moment())
             done = len(self.samples) - len(missing)
             bar = stack.enter_context(Progress(self.label, len(self.samples), done))
+            session.report = bar.within
             if not self.grows:
                 for batch in session.plan(missing):
                     if not self._batch(session, batch, bar):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,8 @@ class Session:
             self.device_name = f"{len(self.loaded.devices)} x {self.device_name} ({self.loaded.layout})"
         self.dtype = str(self.loaded.dtype).removeprefix("torch.")
         self._warm = False
+        #: told while a long sample runs: how many samples' worth of its batch is done, and of which
+        self.report: Callable[[float, str], None] | None = None
         #: measures points of dataset=efficiency; made with the first one
         self.meter: Meter | None = None
 

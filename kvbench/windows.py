@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvbench.cache.prompts import Prompts
-from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
+from kvbench.decoding.perplexity import decode_nll, forward_nll, pass_tokens, simulated_nll
 from kvbench.errors import ConfigError
 from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.profiling.memory import PhasePeaks
@@ -45,7 +45,13 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
     firsts = [window["first"] for window in windows]
     if len(set(firsts)) > 1:
         return [row for sample in samples for row in window_rows(session, [sample], bill)]
-    chunk = exact_chunk(method, windows[0]["chunk"])
+    chunk = pass_tokens(windows[0]["chunk"])
+
+    def report(tokens: int) -> None:
+        if session.report is not None:
+            share = len(samples) * tokens / ids.shape[1]
+            session.report(share, f"{samples[0].id}: {tokens} of {ids.shape[1]} tokens")
+
     cache, model = None, session.loaded.model
     peaks = PhasePeaks(session.device, census=False)
     with peaks.run():
@@ -57,7 +63,7 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
             if mode == "simulated":
                 sums = simulated_nll(model, cache, ids, firsts[0])
             else:
-                sums = decode_nll(model, cache, ids, firsts[0], prompt=prompt, chunk=chunk)
+                sums = decode_nll(model, cache, ids, firsts[0], prompt=prompt, chunk=chunk, report=report)
     count = ids.shape[1] - firsts[0]
     return [
         {

@@ -60,3 +60,23 @@ def test_a_reader_that_has_gone_ends_nothing(stream: str) -> None:
         child.stdin.close()
         assert child.wait() == 0
         assert path.read_text() == "done"
+
+
+def test_a_long_sample_shows_where_it_is_and_what_an_interruption_costs(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr("kvbench.progress.time.monotonic", lambda: clock[0])
+    with pytest.raises(KeyboardInterrupt), Progress("fp16", 3, done=1, every_s=20) as bar:
+        for seconds, share in ((1, 0.1), (4, 0.4), (10, 0.6), (30, 0.9)):
+            clock[0] = seconds
+            bar.within(share, f"text@8/1: {share:.0%}")
+        clock[0] = 40
+        bar.advance(1)
+        clock[0] = 60
+        bar.within(0.5, "text@8/2: 50%")
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.splitlines()[1:5] == [
+        "fp16: 1/3  text@8/1: 40%, about 16 s left",  # 0.4 samples in 4 s, and 1.6 are left
+        "fp16: 1/3  text@8/1: 90%, about 37 s left",
+        "fp16: 2/3  text@8/2: 50%, about 20 s left",
+        "fp16: text@8/2: 50%: a sample counts whole, so these will be done again",
+    ]

@@ -1,8 +1,8 @@
 """Attention over the stores in plain torch: the oracle of every kernel, and what serves a CPU.
 
-It walks both stores slot by slot, a block of packed tokens at a time, and merges the blocks by log-sum-exp in fp32
-(online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more than one block is
-ever in full precision beside the window, and nothing is concatenated.
+It walks both stores a block of slots at a time, whatever formats lie in it, and merges the blocks by log-sum-exp in
+fp32 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more of a store than
+one segment's part of a block is ever in full precision beside the window, and no keys or values are concatenated.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope import rotated_slots
 
-#: packed tokens that are dequantized at a time
-BLOCK = 1024
+#: tokens of a block: at least so many, and more of a small model, as long as the block has so many elements. A step's
+#: cost on a CPU is the number of its operations, until they no longer fit the processor's caches
+BLOCK, ELEMENTS = 1024, 1 << 20
 #: score of a masked slot: far below any real one, yet finite, so that a block without any visible slot is harmless
 MASKED = -1e30
 
@@ -69,6 +70,8 @@ def attend_rows(
     observed = layer.method.observe_steps
     if full_keys is not None and full_values is not None and logits.plain and not observed and not layer.rotation:
         layer.paths.add("sdpa")
+        if mask is None and query.shape[2] == 1 and query.device.type == "cpu":
+            return one_token(query, full_keys, full_values, scaling)
         return sdpa_attention_forward(module, query, full_keys, full_values, mask, scaling=scaling)[0]
     layer.paths.update(("reference", "packed") if full_keys is None or full_values is None else ("reference",))
     out, probabilities = merge_blocks(layer, rows, query, mask, scaling, logits, keep=observed)
@@ -97,17 +100,20 @@ def merge_blocks(
     group = query_heads // layer.heads
     # all query heads and tokens of a KV head are rows of one product: its keys and values are read once
     q = (query.float() * scaling).reshape(batch, layer.heads, group * count, channels)
-    top = q.new_full((*q.shape[:3], 1), MASKED)
-    total = torch.zeros_like(top)
+    top: Tensor | None = None
+    total: Tensor | None = None
+    acc: Tensor | None = None
     if logits.sinks is not None:
-        top = logits.sinks.float().view(1, layer.heads, group, 1).expand(batch, -1, -1, count).reshape(top.shape)
+        top = logits.sinks.float().view(1, layer.heads, group, 1).expand(batch, -1, -1, count).reshape(*q.shape[:3], 1)
         total = torch.ones_like(top)
-    acc = q.new_zeros(*q.shape[:3], layer.value_dim)
     kept: list[Tensor] = []
     upper = layer.progress.upper
     for start, stop in blocks(layer, rows):
-        k = keys.read(rows, start, stop, torch.float32, upper)
-        scores = logits.capped(q @ rotated_slots(layer, rows, start, stop, k).transpose(-1, -2))
+        parts = [
+            q @ rotated_slots(layer, rows, a, b, keys.read(rows, a, b, torch.float32, upper)).transpose(-1, -2)
+            for a, b in pairwise(keys.cuts(rows, start, stop))
+        ]
+        scores = logits.capped(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
         if mask is not None:
             visible = mask[..., start:stop]
             grid = scores.view(batch, layer.heads, group, count, stop - start)
@@ -118,31 +124,47 @@ def merge_blocks(
                 scores = (grid + visible.float().clamp(min=MASKED)).view_as(scores)
         if keep:
             kept.append(scores)
-        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
-        shrink = torch.exp(top - new_top)
+        block_top = scores.amax(-1, keepdim=True)
+        new_top = block_top if top is None else torch.maximum(top, block_top)
         weights = torch.exp(scores - new_top)
-        total = total * shrink + weights.sum(-1, keepdim=True)
-        acc = acc * shrink + weights @ values.read(rows, start, stop, torch.float32, upper)
+        block_total = weights.sum(-1, keepdim=True)
+        block_acc: Tensor | None = None
+        for a, b in pairwise(values.cuts(rows, start, stop)):
+            part = weights[..., a - start : b - start] @ values.read(rows, a, b, torch.float32, upper)
+            block_acc = part if block_acc is None else block_acc.add_(part)
+        if top is None or total is None:
+            total, acc = block_total, block_acc
+        else:
+            shrink = torch.exp(top - new_top)
+            total, acc = total * shrink + block_total, block_acc if acc is None else acc * shrink + block_acc
         top = new_top
-    out = (acc / total.clamp(min=1e-30)).view(batch, query_heads, count, layer.value_dim)
+    assert top is not None and total is not None and acc is not None
+    out = (acc / total).view(batch, query_heads, count, layer.value_dim)
     if not keep:
         return out, None
     probabilities = torch.exp(torch.cat(kept, -1) - top) / total
     return out, probabilities.view(batch, query_heads, count, -1)
 
 
+def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """SDPA of one token a row, ``[B, 1, Hq, Dv]``, with the query heads of a KV head as its queries.
+
+    The same sums as stock transformers' call with grouped heads, which reads keys and values once for every query head
+    (in bf16 on a CPU it takes seven times as long).
+    """
+    batch, heads, _, channels = query.shape
+    grouped = query.reshape(batch, keys.shape[1], heads // keys.shape[1], channels)
+    out = torch.nn.functional.scaled_dot_product_attention(grouped, keys, values, scale=scaling)
+    return out.reshape(batch, 1, heads, values.shape[-1])
+
+
 def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Slot ranges to visit, each inside one segment of both stores and of at most BLOCK packed tokens."""
-    keys, values = layer.stores()
-    cuts = sorted({0, *keys.borders(rows, BLOCK), *values.borders(rows, BLOCK)})
-    order = layer.method.reading_order(layer, rows)
-    if order is None:
-        return list(pairwise(cuts))
-    visited = []
-    for start, stop in order:
-        inner = [cut for cut in cuts if start < cut < stop]
-        visited += list(zip([start, *inner], [*inner, stop], strict=True))
-    return visited
+    """Slot ranges to visit, of at most :data:`BLOCK` tokens or :data:`ELEMENTS` elements of keys or of values."""
+    keys, _ = layer.stores()
+    count = len(range(*rows.indices(layer.batch)))
+    most = max(BLOCK, ELEMENTS // (count * layer.heads * max(layer.key_dim, layer.value_dim)))
+    ranges = layer.method.reading_order(layer, rows) or [(0, keys.length(rows))]
+    return [(first, min(first + most, stop)) for start, stop in ranges for first in range(start, stop, most)]
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -150,9 +150,39 @@ def step(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens to the stores and attend to everything in them."""
+    """Append new tokens to the stores and attend to everything in them; a span at a time where the cache is told so."""
+    count, span = query.shape[2], layer.progress.span
     if layer.index == 0:
-        layer.progress.check_step(mask, layer.batch, query.shape[2])
+        layer.progress.check_step(mask, layer.batch, count)
+    if span is None or span >= count:
+        return append_and_attend(module, layer, query, keys, values, mask, scaling, logits)
+    outs, last = [], layer.seen
+    plain = fused.plain(layer, mask, count)
+    for begin in range(0, count, span):
+        end = min(begin + span, count)
+        layer.seen = last - count + begin
+        if begin:  # as before every step; the first one's was done when its tokens arrived
+            layer.settle()
+        layer.seen = last - count + end
+        part = slice(begin, end)
+        visible = None if plain else prefill.rows_of(mask, begin, end, last)
+        visible = None if visible is None else visible[..., : layer.seen]
+        new = (x[:, :, part] for x in (query, keys, values))
+        outs.append(append_and_attend(module, layer, *new, visible, scaling, logits))
+    return torch.cat(outs, 1)
+
+
+def append_and_attend(
+    module: torch.nn.Module,
+    layer: KVLayer,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    logits: Logits,
+) -> Tensor:
+    """Append new tokens, which see each other exact, and attend to everything in the stores."""
     layer.append(keys, values)
     if layer.method.eager:
         layer.settle(forget=False)

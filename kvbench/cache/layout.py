@@ -12,6 +12,7 @@ the operand orders of the two matrix products of decode attention.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -90,17 +91,25 @@ class TileLayout:
     def pack(self, codes: Tensor) -> Tensor:
         """Words (int16, :meth:`shape`) of whole tiles of codes ``[..., tiles * 128, D]``."""
         grid = codes.unflatten(-2, (-1, self.fields, self.rows)).to(torch.int32)
-        shifts = torch.arange(self.fields, device=codes.device, dtype=torch.int32) * self.width
-        words = to_int16((grid << shifts[:, None, None]).sum(-3, dtype=torch.int32))
+        words = to_int16((grid << self.shifts(torch.int32, codes.device)).sum(-3, dtype=torch.int32))
         return words if self.order == "key" else words.transpose(-1, -2)
 
     def unpack(self, words: Tensor) -> Tensor:
         """Codes (int16, ``[..., tiles * 128, D]``) of whole tiles."""
         if self.order == "value":
             words = words.transpose(-1, -2)
-        shifts = torch.arange(self.fields, device=words.device, dtype=torch.int16) * self.width
-        grid = (words.unsqueeze(-3) >> shifts[:, None, None]) & ((1 << self.width) - 1)
+        grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)
         return grid.flatten(-4, -2)
+
+    def shifts(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Place of each field in a word, ``[F, 1, 1]``."""
+        return _shifts(self.fields, self.width, dtype, device)
+
+
+@lru_cache(maxsize=64)
+def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # it outlives the mode that it is made in
+        return (torch.arange(fields, device=device, dtype=dtype) * width)[:, None, None]
 
 
 def to_int16(words: Tensor) -> Tensor:

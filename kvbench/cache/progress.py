@@ -33,6 +33,9 @@ class Progress:
         positions: rotary positions of the columns, where keys are stored before RoPE.
         group: the rows whose prompts are under way, and how many rows there are in all; None: all rows at once.
         team: the processes that hold the other heads (:class:`kvbench.parallel.team.Team`), or None: all are here.
+        span: new tokens of a step that attention takes at a time, each part as if it were a step of its own, settled
+            before it: what one pass of the model over several known tokens needs to give what single steps give; None:
+            all of a step's tokens see each other exact.
         prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
             what the method stores; empty before.
     """
@@ -50,6 +53,7 @@ class Progress:
     positions: RopePositions = field(default_factory=RopePositions)
     group: tuple[slice, int] | None = None
     team: Any = None
+    span: int | None = None
     prefill: str = ""
 
     @property

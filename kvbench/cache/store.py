@@ -9,7 +9,7 @@ so their codes move without being quantized again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -61,15 +61,14 @@ class Store:
             self.segments[0].append(rows, self.tail.view(rows)[:, :, :missing])
             self.tail.drop_front(rows, missing)
 
-    def borders(self, rows: slice, block: int) -> Iterator[int]:
-        """Slots at which a reader must stop: ends of segments, and every `block` tokens of a packed one."""
-        first = 0
+    def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
+        """`start`, the borders between segments inside ``(start, stop)``, and `stop`."""
+        found, last = [start], 0
         for segment in self.segments:
-            last = first + segment.length(rows)
-            if segment.packed:
-                yield from range(first, last, block)
-            yield last
-            first = last
+            last += segment.length(rows)
+            if start < last < stop and last != found[-1]:
+                found.append(last)
+        return [*found, stop]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
         """Values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``.

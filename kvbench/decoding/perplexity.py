@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +19,17 @@ from kvbench.methods.base import Method
 
 SIMULATED = "kvbench_simulated"
 
+#: tokens of a pass of the model where none are asked for: more make it little faster, and their logits larger
+PASS = 128
+
+
+def pass_tokens(chunk: int | Literal["auto"]) -> int:
+    """Tokens of a pass of the model: `chunk`, or :data:`PASS`."""
+    return PASS if chunk == "auto" else chunk
+
 
 def exact_chunk(method: Method, chunk: int) -> int:
-    """Tokens a step that give what single tokens give: `chunk` where nothing moves while decoding, else 1.
+    """Tokens that attention may take at a time: `chunk` where nothing moves while decoding, else 1.
 
     A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a
     longer chunk would see some that it should not see exact any more. Methods that store tokens before these are seen
@@ -32,18 +41,28 @@ def exact_chunk(method: Method, chunk: int) -> int:
 
 @torch.inference_mode()
 def decode_nll(
-    model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int, *, prompt: int = 0, chunk: int = 1
+    model: PreTrainedModel,
+    cache: KVCache,
+    ids: Tensor,
+    first: int,
+    *,
+    prompt: int = 0,
+    chunk: int | Literal["auto"] = "auto",
+    report: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Negative log-likelihood of tokens ``first..T-1``, teacher-forced through the cache.
 
-    Every token is predicted from what the cache holds in the method's formats; the chunk itself is exact.
+    Every token is predicted from what the cache holds in the method's formats, as if the tokens came one by one: the
+    model runs over a chunk of them at once, and in each layer attention takes as many of them at a time as leave every
+    other token in the format that it would have (:func:`exact_chunk`), and lets the method settle in between.
 
     Args:
         cache: fresh.
         ids: ``[B, T]``, no padding.
         first: first scored token, at least 1 and at least `prompt`.
         prompt: tokens that are a prompt (prefilled at once); at least 1 are.
-        chunk: tokens a step, see :func:`exact_chunk`.
+        chunk: tokens of a pass of the model (:func:`pass_tokens`). The sums do not depend on it but for rounding.
+        report: told after each pass how many of the T tokens are done.
 
     Returns:
         Sums in nats, ``[B]`` fp32.
@@ -53,6 +72,7 @@ def decode_nll(
         ValueError: no token could be scored, or tokens of the prompt, or more than there are, were asked for.
     """
     batch, width = ids.shape
+    chunk = pass_tokens(chunk)
     if not chunk >= 1:
         raise ValueError(f"chunk={chunk}: a step takes at least one token")
     if not 0 <= prompt <= width:
@@ -63,6 +83,7 @@ def decode_nll(
             f"{max(1, prompt)} to {width - 1}"
         )
     place = max(1, prompt)
+    cache.progress.span = exact_chunk(cache.method, chunk)
     logits = prefill(model, cache, ids[:, :place], None)[:, None] if place < width else None
     total = torch.zeros(batch, device=ids.device)
     begin = place  # the logits at hand predict ids[:, begin:]
@@ -70,6 +91,8 @@ def decode_nll(
         end = begin + logits.shape[1]
         total += _nll(logits, ids[:, begin:end], first - begin)
         begin = end
+        if report is not None:
+            report(begin)
         last = min(place + chunk, width - 1)
         if place >= last:
             break

@@ -102,7 +102,7 @@ class AffineQuantizer:
         grouped = self.group(x)
         dim = grouped.ndim - 2 if self.axis == "channel" else grouped.ndim - 1
         low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
-        if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
+        if bool(((low - low) + (high - high)).any()):  # 0 of what is finite, else NaN
             raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
         # -0 becomes 0, as it is open which of the two is the least or the greatest
         codes, params = self.encode_groups(grouped, low + 0.0, high + 0.0)

@@ -194,6 +194,10 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
         lines.append(
             f"KV: bytes of a sequence's cache in use; ratio: method=fp16's bytes to them; peak: {described[kind]}"
         )
+    batches = sorted({run["config"].get("batch_size") or 1 for run in runs} - {1})
+    if batches:
+        sizes = " and ".join(map(str, batches))
+        lines.append(f"batches of {sizes} prompts: TTFT, TPOT and peak are a whole batch's, KV is one sequence's")
     if any(run["env"].get("dtype") == "float32" for run in runs):
         lines.append("the model runs in float32: method=fp16 holds 4 bytes an element, and ratios are to that")
     modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})

@@ -50,8 +50,8 @@ class Perplexity:
         per_document: windows of each document; None: all.
         skip: tokens left out at the beginning of each document.
         prefill: tokens of each window that are a prompt, not scored (Cocktail quantizes nothing else).
-        chunk: tokens a step in ``decode``. More than 1 is exact, and done, only for methods that move nothing while
-            decoding; all others go token by token, whatever stands here (the row has the chunk that was used).
+        chunk: tokens that the model runs over at once in ``decode`` (auto: 128). Attention still takes them one by one
+            where a method moves tokens while decoding, so the result does not depend on it.
         bos: the first token of each window is replaced by the beginning-of-sequence token.
     """
 
@@ -69,7 +69,7 @@ class Perplexity:
     per_document: int | None = bounded(None, minimum=1)
     skip: int = bounded(0, minimum=0)
     prefill: int = bounded(0, minimum=0, maximum=MOST_TOKENS)
-    chunk: int = bounded(1, minimum=1)
+    chunk: int | Literal["auto"] = bounded("auto", minimum=1)
     bos: bool = False
 
     def check(self) -> None:

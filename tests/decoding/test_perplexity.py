@@ -17,6 +17,8 @@ from kvbench.run import run
 from kvbench.schema import build
 from kvbench.tasks.perplexity import Perplexity
 from kvbench.windows import check_mode
+from tests import zoo
+from tests.contract.test_methods import CASES, fresh, make
 from tests.data_support import data_dir
 from tests.run_support import ARCHITECTURE, config
 
@@ -59,6 +61,35 @@ def test_chunks_give_what_single_tokens_give(model, ids, prompt):
     for chunk in (7, 64, 500):
         found = decoded(model, ids, method, prompt=prompt, first=max(1, prompt), chunk=exact_chunk(method, chunk))
         assert torch.allclose(found, single, rtol=1e-5), chunk
+
+
+@pytest.mark.parametrize(("name", "quantizer"), CASES)
+def test_a_pass_over_many_tokens_gives_what_single_steps_give(name, quantizer):
+    """Sums, bytes and places: in every layer each token sees every other one as it would have step by step."""
+    model, method = zoo.model("llama"), make(name, quantizer).alone()
+    ids, _ = zoo.padded_batch([292, 292], seed=4)
+    found = {}
+    for chunk in (1, 23, "auto"):
+        cache = fresh(method, model, ids[:, :228], None)
+        done: list[int] = []
+        sums = decode_nll(model, cache, ids, 228, prompt=228, chunk=chunk, report=done.append)
+        places = [layer.positions(row).tolist() for layer in cache.layers for row in range(2)]
+        found[chunk] = (sums, cache.bill().used, places)
+        assert done[-1] == 292 and len(done) == {1: 64, 23: 4, "auto": 2}[chunk]
+    for chunk in (23, "auto"):
+        assert torch.allclose(found[chunk][0], found[1][0], rtol=1e-6), chunk
+        assert found[chunk][1:] == found[1][1:], chunk
+    method.detach(model)
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2"])
+@pytest.mark.parametrize("name", ["kivi", "atom", "streamingllm"])
+def test_passes_keep_a_sliding_window(name, architecture):
+    model, method = zoo.model(architecture), make(name, None)
+    ids, _ = zoo.padded_batch([200], seed=5)
+    one, many = (decode_nll(model, method.new_cache(model), ids, 90, prompt=90, chunk=c) for c in (1, 64))
+    assert torch.allclose(one, many, rtol=1e-6)
+    method.detach(model)
 
 
 def test_methods_that_move_tokens_go_one_by_one():

@@ -28,6 +28,7 @@ def scaled(monkeypatch):
     monkeypatch.setattr(segments, "GATHERED", 128)
     monkeypatch.setattr(register, "QUERIES", 64)
     monkeypatch.setattr(reference, "BLOCK", 64)
+    monkeypatch.setattr(reference, "ELEMENTS", 1)
     monkeypatch.setattr(observe, "SCORES", {"cpu": 1 << 15})
 
 

@@ -1,0 +1,49 @@
+"""What a sweep's table shows, in words: each method's loss to fp16 and what it saves, read from the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvbench.results.tables import labels, reread
+
+Metrics = Mapping[str, Any]
+
+#: standard errors that a difference must have from zero to be called one
+ERRORS = 2.0
+
+
+def findings(runs: Sequence[Metrics]) -> list[str]:
+    """A sentence for each run that was compared with fp16 on the same samples, worst loss first.
+
+    Args:
+        runs: contents of `metrics.json`; read again where they have a ``run_dir``, as the table does.
+    """
+    runs = [reread(run) for run in runs]
+    found = []
+    for name, run in zip(labels(runs), runs, strict=True):
+        pair = (run.get("mean") or {}).get("vs_fp16")
+        if run["status"] == "ok" and pair and pair["n"]:
+            found.append((pair["diff"], f"{name} {effect(pair)}{memory(run)}"))
+    return [line for _, line in sorted(found, key=lambda each: each[0])]
+
+
+def effect(pair: Mapping[str, Any]) -> str:
+    """The paired difference in points (hundredths of the score) with its standard error, and whether it is one."""
+    points, error = 100 * pair["diff"], pair["stderr"]
+    if error is None:
+        return f"scores {points:+.1f} points to fp16 (n = {pair['n']}: too few for an error)"
+    size = f"{abs(points):.1f} ± {100 * error:.1f} points"
+    if not points and not error:
+        return f"loses nothing on {pair['n']} samples"
+    if abs(points) <= ERRORS * 100 * error:
+        return f"shows no clear difference to fp16 ({points:+.1f} ± {100 * error:.1f} points)"
+    return f"{'loses' if points < 0 else 'gains'} {size}"
+
+
+def memory(run: Mapping[str, Any]) -> str:
+    """What its keys and values take beside fp16's."""
+    ratio = run["kv_bytes"]["ratio"]
+    if ratio is None:
+        return ""
+    return f" at {ratio:.1f}x less memory for keys and values" if ratio >= 1 else f" at {1 / ratio:.1f}x more memory"

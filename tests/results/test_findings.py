@@ -1,0 +1,42 @@
+"""What a sweep shows is read from its rows: signs, sizes and what is no difference."""
+
+from __future__ import annotations
+
+from kvbench.results.findings import findings
+
+
+def run(name, diff, stderr, ratio=4.29, n=40, status="ok"):
+    pair = None if diff is None else {"diff": diff, "stderr": stderr, "n": n}
+    return {
+        "label": name,
+        "status": status,
+        "run_id": name,
+        "config": {"method": {}, "decoding": {}},
+        "mean": {"score": 0.9, "stderr": 0.1, "n": n, "vs_fp16": pair},
+        "kv_bytes": {"ratio": ratio},
+    }
+
+
+def test_losses_gains_and_what_is_neither():
+    lines = findings(
+        [
+            run("fp16", None, None, 1.0),
+            run("same", 0.0, 0.0, 2.85),
+            run("chance", -0.025, 0.025, 3.56),
+            run("worse", -0.142, 0.052),
+            run("better", 0.3, 0.1, 0.5),
+            run("one", -0.5, None, None, n=1),
+            run("broken", -0.9, 0.1, status="error"),
+        ]
+    )
+    assert lines == [
+        "one scores -50.0 points to fp16 (n = 1: too few for an error)",
+        "worse loses 14.2 ± 5.2 points at 4.3x less memory for keys and values",
+        "chance shows no clear difference to fp16 (-2.5 ± 2.5 points) at 3.6x less memory for keys and values",
+        "same loses nothing on 40 samples at 2.9x less memory for keys and values",
+        "better gains 30.0 ± 10.0 points at 2.0x more memory",
+    ]
+
+
+def test_no_baseline_no_finding():
+    assert findings([run("kivi", None, None), run("fp16", None, None)]) == []
