@@ -128,10 +128,9 @@ def merge_blocks(
         new_top = block_top if top is None else torch.maximum(top, block_top)
         weights = torch.exp(scores - new_top)
         block_total = weights.sum(-1, keepdim=True)
-        block_acc: Tensor | None = None
+        block_acc = torch.zeros((), device=q.device)
         for a, b in pairwise(values.cuts(rows, start, stop)):
-            part = weights[..., a - start : b - start] @ values.read(rows, a, b, torch.float32, upper)
-            block_acc = part if block_acc is None else block_acc.add_(part)
+            block_acc = block_acc + weights[..., a - start : b - start] @ values.read(rows, a, b, torch.float32, upper)
         if top is None or total is None:
             total, acc = block_total, block_acc
         else:

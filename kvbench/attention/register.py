@@ -167,8 +167,8 @@ def step(
         part = slice(begin, end)
         visible = None if plain else prefill.rows_of(mask, begin, end, last)
         visible = None if visible is None else visible[..., : layer.seen]
-        new = (x[:, :, part] for x in (query, keys, values))
-        outs.append(append_and_attend(module, layer, *new, visible, scaling, logits))
+        q, k, v = (x[:, :, part] for x in (query, keys, values))
+        outs.append(append_and_attend(module, layer, q, k, v, visible, scaling, logits))
     return torch.cat(outs, 1)
 
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.results.tables import labels, reread
-
 Metrics = Mapping[str, Any]
 
 #: standard errors that a difference must have from zero to be called one
 ERRORS = 2.0
+#: most sentences; a longer table is read without them
+MOST = 8
 
 
-def findings(runs: Sequence[Metrics]) -> list[str]:
+def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
     """A sentence for each run that was compared with fp16 on the same samples, worst loss first.
 
     Args:
-        runs: contents of `metrics.json`; read again where they have a ``run_dir``, as the table does.
+        names: of the runs in the table.
+        runs: contents of `metrics.json`.
     """
-    runs = [reread(run) for run in runs]
     found = []
-    for name, run in zip(labels(runs), runs, strict=True):
+    for name, run in zip(names, runs, strict=True):
         pair = (run.get("mean") or {}).get("vs_fp16")
         if run["status"] == "ok" and pair and pair["n"]:
             found.append((pair["diff"], f"{name} {effect(pair)}{memory(run)}"))
-    return [line for _, line in sorted(found, key=lambda each: each[0])]
+    return [line for _, line in sorted(found, key=lambda each: each[0])] if len(found) <= MOST else []
 
 
 def effect(pair: Mapping[str, Any]) -> str:

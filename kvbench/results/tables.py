@@ -22,6 +22,7 @@ from rich.text import Text
 
 from kvbench.results import points_table, shape
 from kvbench.results.cells import Cell, seconds, size
+from kvbench.results.findings import findings
 from kvbench.results.load import busyness
 from kvbench.results.points import has_points
 
@@ -56,6 +57,9 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     console.print(screen(runs, width))
     for line in notes(runs):
         console.print(Text(line, style="dim"))
+    if len(runs) > 1:
+        for line in findings(labels(runs), runs):
+            console.print(Text(line))
     return buffer.getvalue().rstrip("\n")
 
 

@@ -111,6 +111,7 @@ def test_heads_of_the_evicting_methods_hold_other_tokens_here():
 def test_probabilities_of_a_step_are_those_of_its_output(name, monkeypatch):
     """In slot order, over blocks and segments; they sum to one, or to what the sinks leave."""
     monkeypatch.setattr(reference, "BLOCK", 16)
+    monkeypatch.setattr(reference, "ELEMENTS", 1)
     layer = placed(name)
     query = torch.randn(4, 4, 5, 64, generator=torch.Generator().manual_seed(7))
     for logits in (Logits(), Logits(None, torch.tensor([3.0, -2.0, 0.5, 6.0]))):
@@ -136,6 +137,7 @@ def test_a_block_is_the_most_that_is_dequantized_at_once(monkeypatch):
     layer = placed("kivi")
     longest, read = [], PackedSegment.read
     monkeypatch.setattr(reference, "BLOCK", 16)
+    monkeypatch.setattr(reference, "ELEMENTS", 1)
 
     def spied(self, rows, start, stop, *more):
         longest.append(stop - start)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.decoding.sampling import draw
+from kvbench.decoding.sampling import Sampling, draw, probabilities
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -28,3 +28,28 @@ def test_sums_that_change_where_nothing_can_be_drawn_draw_nothing(monkeypatch: p
         assert int(draw(probs, torch.tensor([uniform]))) == wanted
     monkeypatch.undo()
     assert int(draw(torch.full((1, 5), float("nan")), torch.tensor([0.5]))) == 0
+
+
+def test_each_row_has_a_seed_of_its_own() -> None:
+    drawn = [float(torch.rand(1, generator=each)) for each in Sampling(0.5, seed=7).generators(3)]
+    assert drawn == [float(torch.rand(1, generator=torch.Generator().manual_seed(seed))) for seed in (7, 8, 9)]
+    listed = [float(torch.rand(1, generator=each)) for each in Sampling(0.5, seed=[9, 7, 7]).generators(3)]
+    assert listed == [drawn[2], drawn[0], drawn[0]]
+    with pytest.raises(ValueError, match="2 seeds for a batch of 3"):
+        Sampling(0.5, seed=[1, 2]).generators(3)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.499, 1), (0.5, 1), (0.501, 2), (0.75, 2), (0.751, 3), (0.9, 4)])
+def test_the_nucleus_ends_with_the_token_that_reaches_its_mass(top_p: float, kept: int) -> None:
+    probs = torch.tensor([[0.125, 0.5, 0.25, 0.125]])
+    found = probabilities(probs.log(), Sampling(1.0, top_p))
+    assert int((found > 0).sum()) == kept and float(found.sum()) == pytest.approx(1.0)
+    assert found[0, 1] == found.max()
+
+
+def test_tokens_as_probable_as_the_last_of_top_k_stay() -> None:
+    found = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=3))
+    assert torch.equal(found > 0, torch.tensor([[True, True, True, True]]))
+    found = probabilities(torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log(), Sampling(2.0, top_k=2))
+    assert torch.equal(found > 0, torch.tensor([[False, True, True, False]]))
+    assert float(found[0, 1] / found[0, 2]) == pytest.approx(2**0.5)  # a temperature of 2 takes the root of the odds

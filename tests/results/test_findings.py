@@ -18,18 +18,16 @@ def run(name, diff, stderr, ratio=4.29, n=40, status="ok"):
 
 
 def test_losses_gains_and_what_is_neither():
-    lines = findings(
-        [
-            run("fp16", None, None, 1.0),
-            run("same", 0.0, 0.0, 2.85),
-            run("chance", -0.025, 0.025, 3.56),
-            run("worse", -0.142, 0.052),
-            run("better", 0.3, 0.1, 0.5),
-            run("one", -0.5, None, None, n=1),
-            run("broken", -0.9, 0.1, status="error"),
-        ]
-    )
-    assert lines == [
+    runs = [
+        run("fp16", None, None, 1.0),
+        run("same", 0.0, 0.0, 2.85),
+        run("chance", -0.025, 0.025, 3.56),
+        run("worse", -0.142, 0.052),
+        run("better", 0.3, 0.1, 0.5),
+        run("one", -0.5, None, None, n=1),
+        run("broken", -0.9, 0.1, status="error"),
+    ]
+    assert findings([each["label"] for each in runs], runs) == [
         "one scores -50.0 points to fp16 (n = 1: too few for an error)",
         "worse loses 14.2 ± 5.2 points at 4.3x less memory for keys and values",
         "chance shows no clear difference to fp16 (-2.5 ± 2.5 points) at 3.6x less memory for keys and values",
@@ -38,5 +36,6 @@ def test_losses_gains_and_what_is_neither():
     ]
 
 
-def test_no_baseline_no_finding():
-    assert findings([run("kivi", None, None), run("fp16", None, None)]) == []
+def test_nothing_is_said_without_a_baseline_or_of_a_long_table():
+    assert findings(["kivi", "fp16"], [run("kivi", None, None), run("fp16", None, None)]) == []
+    assert findings(["a"] * 9, [run("a", -0.5, 0.1)] * 9) == []

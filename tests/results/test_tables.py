@@ -167,3 +167,12 @@ def test_a_busy_machine_is_said_once_for_all_its_runs():
     text = " ".join(tables.summary(busy, 160, color=False).split())
     assert text.count("busy with other work") == 1
     assert "a, b, c and 1 more: the machine was busy with other work (1.0 of its 2 processors)" in text
+
+
+def test_a_batch_and_what_a_sweep_shows_are_said_below_the_table():
+    alone, batched = run("kivi int2", score=0.86), run("fp16", score=1.0)
+    assert not any("batches" in line for line in tables.notes([alone, batched]))
+    batched["config"]["batch_size"] = 8
+    assert any(line.startswith("batches of 8 prompts: TTFT, TPOT and peak") for line in tables.notes([alone, batched]))
+    assert "kivi int2 loses 14.0 ± 0.7 points at 4.0x less memory" in tables.summary([alone, batched], 160)
+    assert "loses" not in tables.summary([alone], 160)
