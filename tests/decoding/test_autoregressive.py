@@ -146,3 +146,16 @@ def test_a_used_cache_is_refused_until_it_is_reset():
     assert cache.get_seq_length() == 89
     cache.reset()
     assert generate(model, cache, ids, max_new_tokens=40).tokens == first
+
+
+def test_an_answer_that_must_say_something_does_not_end_at_once(llama):
+    """`min_length` one above the prompt: the first token is none of those that end, later ones may be."""
+    ids, _ = zoo.padded_batch([12])
+    method = load_method("fp16")
+    first = generate(llama, method.new_cache(llama), ids, max_new_tokens=1).tokens[0][0]
+    ended = generate(llama, method.new_cache(llama), ids, max_new_tokens=4, eos_token_ids=[first])
+    assert ended.tokens == [[]] and ended.finish == ["eos"]
+    said = generate(llama, method.new_cache(llama), ids, max_new_tokens=4, eos_token_ids=[first], say_something=True)
+    logits = llama(input_ids=ids).logits[0, -1]
+    assert said.tokens[0][0] == int(logits.topk(2).indices[1])
+    method.detach(llama)

@@ -39,3 +39,22 @@ def test_each_question_is_asked_of_the_same_cache(name):
         else:
             assert not same  # the question reads the text in the method's formats, not exactly
     method.detach(model)
+
+
+def test_the_shared_text_is_in_the_first_questions_time_alone(monkeypatch):
+    """A clock that advances by a second whenever it is asked: prefill, then each question's first token."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr("kvbench.decoding.questions.now", lambda tensor: float(next(ticks)))
+    model, method = zoo.model("llama"), load_method("fp16")
+    shared, _ = zoo.padded_batch([40])
+    results = ask(
+        model,
+        method.new_cache(model),
+        shared,
+        [[5], [6], [7]],
+        answers=[[3]] * 3,
+        max_new_tokens=1,
+        sampling=Sampling(),
+    )
+    assert [result.ttft_s for result in results] == [2.0, 1.0, 1.0]
+    method.detach(model)
