@@ -171,3 +171,18 @@ def assert_slots_hold_what_their_positions_say(text: Text, state) -> None:
         assert error < {"atom": 0.3, "cocktail": 0.6, "kvquant": 0.3}.get(type(text.method).__name__.lower(), 0.02)
         assert len(set(positions[head].tolist())) == positions.shape[1]
         assert positions[head].max() == len(fed) - 1
+
+
+def test_rows_that_give_back_unequally_move_to_the_right_and_beams_take_their_positions_along():
+    layer = zoo.new_layer(load_method("fp16"), starts=[0, 2])
+    keys, values = zoo.random_kv(9, batch=2)
+    zoo.feed(layer, keys, values)
+    layer.order = [torch.arange(9), torch.arange(2, 9)]
+    with pytest.raises(CacheError, match="cannot take back 8 tokens: of row 1 of layer 0 only the newest 7 can go"):
+        layer.take_back([1, 8])
+    layer.take_back([1, 3])
+    layer.progress.starts = [0, 4]
+    assert layer.seen == 8
+    assert [order.tolist() for order in layer.order] == [list(range(8)), [4, 5, 6, 7]]
+    layer.batch_select_indices(torch.tensor([1, 0, 1]))
+    assert [len(order) for order in layer.order] == [4, 8, 4]

@@ -37,3 +37,9 @@ def test_rows_move_and_copies_are_independent():
     assert twin.at(1, torch.arange(4)).tolist() == [5, 6, 7, 8]
     twin.select([1, 1, 0])
     assert [twin.at(row, torch.tensor([0])).item() for row in range(3)] == [5, 5, 0]
+
+
+def test_padding_before_several_runs_has_position_0():
+    held = RopePositions()
+    held.see(torch.tensor([[9, 9, 9, 5, 6, 20, 21]]), 0, [3])
+    assert held.at(0, torch.arange(7)).tolist() == [0, 0, 0, 5, 6, 20, 21]

@@ -143,3 +143,44 @@ def test_every_tile_has_room_for_its_own_parameters(window, tiles):
         assert segment.params[0].shape[2] * quantizer.group_size == held * 128
         tiles = tiles if not count else max(tiles, 4 * window // 128)
         assert held == tiles and segment.capacity == tiles * 128
+
+
+def test_a_buffer_that_grows_begins_its_window_at_its_front():
+    segment, x = FullSegment(**SHAPE, capacity=20, slack=0), tokens(90)
+    segment.append(ALL, x[:, :, :20])
+    segment.drop_front(ALL, 5)
+    segment.append(ALL, x[:, :, 20:60])
+    assert torch.equal(segment.view(ALL), x[:, :, 5:60])
+    segment.append(ALL, x[:, :, 60:])
+    assert torch.equal(segment.view(ALL), x[:, :, 5:])
+
+
+def test_rows_take_the_begin_of_their_windows_along():
+    segment, x = FullSegment(**SHAPE, capacity=20), tokens(12)
+    segment.append(ALL, x)
+    segment.drop_front(slice(0, 1), 4)
+    segment.drop_back(1, 4)  # as long as the other row, and further back in the buffer
+    segment.select(torch.tensor([1, 0]))
+    assert torch.equal(segment.view(slice(0, 1)), x[1:, :, :8])
+    assert torch.equal(segment.view(slice(1, 2)), x[:1, :, 4:])
+
+
+@pytest.mark.parametrize("side", ["key", "value"])
+@pytest.mark.parametrize(("bits", "axis"), [(2, "channel"), (3, "token"), (4, "token"), (8, "channel")])
+@pytest.mark.parametrize("gone", [16, 128, 208, 320])
+def test_packed_tokens_leave_at_the_front_and_the_rest_stays_as_it_is(side, bits, axis, gone):
+    quantizer, x = AffineQuantizer(bits, 16, axis), tokens(400)
+    segment = PackedSegment(**SHAPE, quantizer=quantizer, side=side)
+    segment.append(ALL, x[:, :, :320])
+    before = segment.read(ALL, gone, 320, torch.float32)
+    segment.drop_front(slice(0, 1), gone)
+    assert segment.lengths == [320 - gone, 320]
+    one = slice(0, 1)
+    assert torch.equal(segment.read(one, 0, 320 - gone, torch.float32), before[:1])
+    assert torch.equal(segment.read(slice(1, 2), gone, 320, torch.float32), before[1:])
+    segment.append(one, x[:1, :, 320:])
+    new = quantizer.quantize(x[:1, :, 320:]).dequantize()
+    assert torch.equal(segment.read(one, 320 - gone, 400 - gone, torch.float32), new)
+    if axis == "channel":
+        with pytest.raises(ValueError, match="17 tokens are no whole groups of 16"):
+            segment.drop_front(one, 17)

@@ -101,3 +101,10 @@ def test_groups_that_do_not_divide_and_widths_nobody_stores_are_refused():
 def test_rounding_is_half_to_even_and_clamped_before():
     x = torch.tensor([0.0, 0.5, 1.5, 2.5, 3.0, 3.0, 3.0, 3.0]).view(1, 1, 8, 1)
     assert AffineQuantizer(2, 8).quantize(x).codes().flatten().tolist() == [0, 0, 2, 2, 3, 3, 3, 3]
+
+
+def test_a_minimum_past_the_range_of_fp16_is_stored_as_far_as_it_goes_and_the_scale_is_made_from_it():
+    x = torch.tensor([-70144.0, 0.0, -1024.0, 512.0]).bfloat16().view(1, 1, 4, 1)
+    result = AffineQuantizer(4, 4, "channel").quantize(x)
+    assert result.minimum.item() == -65504.0
+    assert result.scale.item() == torch.tensor((512.0 + 65504.0) / 15).half().item()
