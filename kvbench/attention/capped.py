@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvbench.attention.logits import Logits
 
-#: scores that are made at a time: 256 MiB in fp32, or what a CPU's caches hold
+#: scores that are made at a time: 64 MiB in fp32 (some four such tensors live together), or what a CPU's caches hold
 SCORES = {"cpu": 1 << 20}
-MOST_SCORES = 1 << 26
+MOST_SCORES = 1 << 24
 #: channels that are added for a sink: in three pieces its value is exact in every dtype, and 8 keep the alignment that
 #: SDPA's fast back ends ask for
 CHANNELS = 8

@@ -44,22 +44,22 @@ def tokens(text: str) -> int:
 
 def number(text: str) -> int:
     """A number from 1 on."""
-    if not count(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
+    return _whole(text, 1)
 
 
 def several(text: str) -> int:
     """A number from 2 on: the first new token comes from the prompt, the second from a step."""
-    if number(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 2 on")
-    return int(text)
+    return _whole(text, 2)
 
 
 def count(text: str) -> int:
     """A number from 0 on."""
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{cut(text)!r} is no number from 0 on")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdecimal()) or (len(text) <= 12 and int(text) < least):
+        raise argparse.ArgumentTypeError(f"{cut(text)!r} is no number from {least} on")
     if len(text) > 12 or int(text) > MOST:
         raise argparse.ArgumentTypeError(f"{cut(text)} is beyond any size (at most {MOST})")
     return int(text)

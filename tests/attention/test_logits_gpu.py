@@ -147,6 +147,8 @@ METHODS = {
 def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, kernels, monkeypatch):
     """Whole models, padded batches; the layer with a sliding window is left to the reference path."""
     kernel(kernels)
+    if method_name == "cocktail":
+        pytest.importorskip("bm25s")
     base, options = METHODS[method_name]
     method, served, real = load_method(base, **options), [], fused.attend
     for dtype, lengths in ((torch.bfloat16, [700]), (torch.float16, [431, 620, 431])):
@@ -183,6 +185,7 @@ def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, 
 def test_prompts_and_steps_in_fp32_are_stocks(name):
     """The whole model on the GPU, exact caches: prefill in every form and the reference path."""
     model, method = zoo.capped(name).eval().cuda(), load_method("fp16")
+    model.set_attn_implementation("eager")  # some releases run SDPA on Gemma-2, which leaves its cap out
     ids, mask = (x.cuda() for x in zoo.padded_batch([97, 120, 110]))
     with torch.no_grad():
         stock = model(input_ids=ids, attention_mask=mask).logits
@@ -252,7 +255,8 @@ def test_captured_steps_say_what_eager_ones_say(name, method_name, compiled, ker
             method.detach(model)
     finally:
         fused.choose("auto")
-    if answers["always"].stepping != "graph" and name == "gpt_oss":
-        pytest.skip(f"not recorded: {answers['auto'].stepping}")
-    assert answers["always"].stepping == "graph"
+    stepping = answers["always"].stepping
+    if not stepping.startswith("graph") and name == "gpt_oss":
+        pytest.skip(f"not recorded: {stepping}")
+    assert stepping == ("graph, compiled" if compiled else "graph")
     assert answers["always"].tokens == answers["never"].tokens

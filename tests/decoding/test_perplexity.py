@@ -249,7 +249,7 @@ def test_c4_draws_are_the_papers(tmp_path: Path):
 
 
 def test_real_texts():
-    task = Perplexity(text="wikitext2", path=str(data_dir("wikitext2")))
+    task = Perplexity(text="wikitext2", path=str(data_dir("wikitext2") / "test.raw.txt.gz"))
     assert task.documents[0].lstrip().startswith("= Robert Boulter =")
     books = Perplexity(text="pg19", path=str(data_dir("pg19")))
     assert len(books.documents) == 16

@@ -145,8 +145,9 @@ def test_wrong_settings_are_refused_with_the_remedy(overrides, message):
 
 
 def test_a_group_that_does_not_divide_the_head_is_refused():
+    sides = [{"bits": 2, "group_size": 32, "axis": axis} for axis in ("channel", "token")]
     with pytest.raises(ConfigError, match=r"quantizer.value.group_size=32: does not divide the model's head_dim 80"):
-        load_method("kivi").check(head_dim=80)
+        load_method("kivi", quantizer={"key": sides[0], "value": sides[1]}).check(head_dim=80)
 
 
 @pytest.mark.parametrize("sinks", [0, 2])

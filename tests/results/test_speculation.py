@@ -14,7 +14,7 @@ from tests.run_support import config
 
 METHOD = {"_target_": "kvbench.methods.quantspec.QuantSpec", "takes": ["hierarchical"], "gamma": 3}
 QUANTIZER = {
-    "name": "hierarchical",
+    "name": "hierarchical+key.group_size=32",
     "key": {"bits": 8, "group_size": 32, "axis": "channel", "kind": "hierarchical"},
     "value": {"bits": 8, "group_size": "head_dim", "axis": "token", "kind": "hierarchical"},
 }

@@ -298,5 +298,5 @@ def test_one_form_is_not_taken_for_the_other(folder: Path) -> None:
     with pytest.raises(DataError, match=r"hint: trec_e.jsonl is not it: .* dataset=longbench_e reads it"):
         LongBench(path=str(folder), tasks="trec").identity()
     for name in ("narrativeqa_e", "musique_e", "qasper_e_e", "_e"):
-        with pytest.raises(ConfigError, match="is no task of LongBench"):
+        with pytest.raises(ConfigError, match="unknown task of LongBench"):
             load({"_target_": "kvbench.tasks.longbench.LongBench", "tasks": [name]})
