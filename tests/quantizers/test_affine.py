@@ -82,7 +82,7 @@ def test_groups_past_the_range_of_fp16_stay_finite(quantizer_class, dtype):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_nan_and_inf_are_errors_that_name_the_place(bad):
     x = torch.zeros(1, 2, 64, 32)
-    x[0, 1, 37, 5] = bad
+    x[0, 1, 37, 5] = x[0, 1, 37, 6] = x[0, 1, 60, 0] = bad  # the first of them
     with pytest.raises(NonFiniteError, match=r"\(0, 1, 37, 5\)"):
         AffineQuantizer(4, 32, "channel").quantize(x)
 
@@ -94,6 +94,9 @@ def test_groups_that_do_not_divide_and_widths_nobody_stores_are_refused():
         AffineQuantizer(4, 32, "token").quantize(torch.zeros(1, 1, 64, 48))
     with pytest.raises(ConfigError, match="bits=5"):
         AffineQuantizer(5, 32)
+    for size in (0, -32, True):
+        with pytest.raises(ConfigError, match=f"group_size={size}: must be a positive integer"):
+            AffineQuantizer(4, size, "channel")
     with pytest.raises(ConfigError, match="axis"):
         AffineQuantizer(4, 32, "row")
 
@@ -108,3 +111,21 @@ def test_a_minimum_past_the_range_of_fp16_is_stored_as_far_as_it_goes_and_the_sc
     result = AffineQuantizer(4, 4, "channel").quantize(x)
     assert result.minimum.item() == -65504.0
     assert result.scale.item() == torch.tensor((512.0 + 65504.0) / 15).half().item()
+
+
+def test_the_scale_of_a_group_whose_range_passes_fp16_is_its_whole_range():
+    """The difference of the extremes is infinite in fp16; a fifteenth of it is not."""
+    x = torch.tensor([-60000.0, 60000.0, 0.0, 30000.0]).half().view(1, 1, 4, 1)
+    result = AffineQuantizer(4, 4, "channel").quantize(x)
+    assert result.scale.item() == 8000.0 and result.minimum.item() == -60000.0
+    assert result.codes().flatten().tolist() == [0, 15, 8, 11]
+    assert result.dequantize().flatten().tolist() == [-60000.0, 60000.0, 4000.0, 28000.0]
+
+
+@pytest.mark.parametrize("axis", ["channel", "token"])
+def test_bf16_is_decoded_in_fp32_and_rounded_once(axis):
+    x = (torch.randn(1, 2, 64, 64, generator=torch.Generator().manual_seed(0)) + 3).bfloat16()
+    quantizer = AffineQuantizer(4, 32, axis)
+    result = quantizer.quantize(x)
+    scale, minimum = (p.float().repeat_interleave(32, -2 if axis == "channel" else -1) for p in result.params)
+    assert torch.equal(result.dequantize(), (result.codes().float() * scale + minimum).bfloat16())
