@@ -100,6 +100,21 @@ def test_windows_are_read_from_where_they_begin():
     assert counts == [[(0, 0, 32), (32, 2, 32), (3, 34, 6)]]
 
 
+def test_rows_of_equal_lengths_have_their_own_begins():
+    """After rounds of speculation windows as long as each other stand at other places of the buffer."""
+    keys, values = (FullSegment(3, 1, 128, torch.float16, "cpu", capacity=32) for _ in "kv")
+    for segment in (keys, values):
+        segment.append(ALL, torch.randn(3, 1, 12, 128).half())
+    for row, gone in enumerate((2, 5, 2)):
+        keys.drop_front(slice(row, row + 1), gone)
+        keys.drop_back(row, 5 - gone)
+        values.drop_front(slice(row, row + 1), 1 + row)
+        values.drop_back(row, 4 - row)
+    layer = stub([keys], [values])
+    layer.batch = 3
+    assert lines(layer) == ([(0, 0)], [[(2, 1, 7)], [(5, 2, 7)], [(2, 3, 7)]])
+
+
 def test_tiles_count_the_room_that_a_captured_step_may_fill():
     full = Part(Format("full", 16), buffer=torch.zeros(1, 1, 300, 64))
     counts = [[(0, 0, 130), (0, 0, 1)], [(0, 0, 0), (0, 0, 257)]]
