@@ -5,6 +5,7 @@ import torch
 
 from kvbench.cache.packed import PackedSegment
 from kvbench.cache.rolling import RollingSegment
+from kvbench.cache.scored import ScoredSegment
 from kvbench.cache.segments import FullSegment, uniform_rows
 from kvbench.quantizers import AffineQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -184,3 +185,31 @@ def test_packed_tokens_leave_at_the_front_and_the_rest_stays_as_it_is(side, bits
     if axis == "channel":
         with pytest.raises(ValueError, match="17 tokens are no whole groups of 16"):
             segment.drop_front(one, 17)
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+def test_moved_tokens_take_their_codes_scales_and_minima_along(bits):
+    segment = PackedSegment(**SHAPE, quantizer=AffineQuantizer(bits, 16, "token"), side="value")
+    segment.append(ALL, tokens(200) + torch.arange(200)[:, None])  # no token has another's minimum
+    before = segment.read(ALL, 0, 200, torch.float32)
+    index = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    segment.permute(slice(1, 2), 100, index)
+    after = segment.read(ALL, 0, 200, torch.float32)
+    assert torch.equal(after[1, :, 100:160], before[1, :, 100 + index])
+    assert torch.equal(after[1, :, :100], before[1, :, :100]) and torch.equal(after[1, :, 160:], before[1, :, 160:])
+    assert torch.equal(after[0], before[0])
+
+
+def test_attention_to_tokens_that_were_taken_back_is_forgotten():
+    """Of a step of three, two stay or one; what the others gave and received is in no score."""
+    segment = ScoredSegment(**SHAPE, capacity=16)
+    received = torch.rand(2, 2, 1, 3, 8, generator=torch.Generator().manual_seed(0))
+    segment.append(ALL, tokens(8))
+    segment.observe(ALL, received)
+    segment.drop_back(0, 1)
+    segment.drop_back(1, 2)
+    for row, left in ((0, 2), (1, 1)):
+        scores = segment.commit(slice(row, row + 1))
+        assert torch.equal(scores[0, ..., 0], received[row, :, 0, :left, : 5 + left].sum(-2))
+    segment.append(slice(0, 1), tokens(1)[:1])
+    assert not segment.commit(slice(0, 1))[:, :, -1].any()
