@@ -249,6 +249,58 @@ def test_h2o_forgets_what_rejected_queries_attended_to():
     torch.testing.assert_close(run(True), run(False))
 
 
+PADDED = [("snapkv", {"budget": 24, "window": 8}), ("h2o", {"budget": 24, "recent": 8})]
+
+
+@pytest.mark.parametrize(("method", "settings"), PADDED)
+def test_a_padded_row_holds_what_it_holds_alone(method, settings):
+    """Attention that was observed belongs to a row's own tokens, however many columns of padding stand before them."""
+    method, starts = load_method(method, **settings), [0, 30]
+    keys, values = random_kv(90, batch=2, channels=8)
+    queries = torch.randn(2, 4, 90, 8, generator=torch.Generator().manual_seed(3))
+    mask = torch.ones(2, 1, 90, 90).tril().bool()
+    mask[1, ..., :30] = False  # queries of the padding see nothing
+
+    def held(rows: slice, first: int, mask: torch.Tensor | None) -> list:
+        layer = new_layer(method, starts if mask is not None else None)
+        key, value = layer.update(keys[rows, :, first:], values[rows, :, first:])[0].claim()
+        layer.observed = observe.extend(layer, queries[rows, :, first:], key, mask, 0.5)
+        layer.end_chunk(key, value)
+        return [(layer.positions(row) + first).tolist() for row in range(layer.batch)]
+
+    together = held(ALL, 0, mask)
+    assert together == [*held(slice(0, 1), 0, None), *held(slice(1, 2), 30, None)]
+    assert all(len(set(head)) == 24 for row in together for head in row)
+
+
+def test_what_a_clone_evicts_stays_in_the_original():
+    method = load_method("h2o", budget=24, recent=8)
+    keys, values = random_kv(80, channels=8)
+    queries = torch.randn(1, 4, 80, 8, generator=torch.Generator().manual_seed(4))
+    layer = new_layer(method)
+    key, value = layer.update(keys[:, :, :60], values[:, :, :60])[0].claim()
+    layer.observed = observe.extend(layer, queries[:, :, :60], key, None, 0.5)
+    layer.end_chunk(key, value)
+    before, tail = layer.positions(0).clone(), layer.stores()[0].tail.view(ALL).clone()
+    twin = layer.clone(layer.progress.clone())
+    for n in range(60, 80):
+        twin.append(*twin.update(keys[:, :, n : n + 1], values[:, :, n : n + 1])[0].claim())
+        reference.attend(None, twin, queries[:, :, n : n + 1], None, 0.5)
+    twin.settle()
+    assert torch.equal(layer.positions(0), before) and torch.equal(layer.stores()[0].tail.view(ALL), tail)
+    assert not torch.equal(twin.positions(0), before)
+    assert torch.equal(keys[0, 0, twin.positions(0)[0]], twin.stores()[0].tail.view(ALL)[0, 0])
+
+
+def test_queries_that_see_nothing_attend_to_nothing():
+    keys, _ = random_kv(6, channels=8)
+    query = torch.randn(1, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(1, 1, 6, 6).tril().bool()
+    mask[..., :2] = False
+    seen = observe.probabilities(query, keys, mask, 0.5, 0)
+    torch.testing.assert_close(seen.sum(-1), torch.tensor([0.0, 0, 1, 1, 1, 1]).expand(1, 4, 6))
+
+
 def test_column_sums_are_made_in_blocks(monkeypatch):
     layer = new_layer(load_method("h2o"))
     keys, _ = random_kv(300, channels=16)
