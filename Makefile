@@ -39,7 +39,7 @@ help:  ## this list
 install: $(STAMP)  ## make .venv and install kvbench with pinned packages (about 2 minutes, once)
 
 $(STAMP): pyproject.toml setup.py constraints.txt
-	@$(PYTHON) -c '$(SUITABLE)' || { \
+	@test -x $(BIN)/python || $(PYTHON) -c '$(SUITABLE)' || { \
 	  echo "kvbench needs Python 3.11 to 3.14 with its venv module (Debian, Ubuntu: apt install python3-venv), and"; \
 	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1 || :): make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

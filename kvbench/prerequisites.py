@@ -57,7 +57,7 @@ def check_packages(packages: Iterable[Package]) -> None:
             raise ConfigError(
                 package.key,
                 package.value,
-                f"needs the package {package.module}, which is not installed",
+                f"needs the package {package.module.removeprefix('hydra_plugins.')}, which is not installed",
                 hint=package.hint,
             )
 

@@ -150,7 +150,9 @@ def _begun(store: RunStore) -> dict[str, Any]:
 def _codes(run: Mapping[str, Any]) -> str:
     """The version of the method's code that made the samples, or how many there are."""
     found = list(run.get("code") or ())
-    return found[0][:6] if len(found) == 1 else f"{len(found)} kinds" if found else "-"
+    if len(found) > 1:
+        return f"{len(found)} kinds"
+    return next((code if code == "unknown" else code[:6] for code in found), "-")
 
 
 def _unscored(metrics: dict[str, Any]) -> str:

@@ -218,13 +218,12 @@ class _Run:
         Args:
             missing: how many samples are to be made now.
         """
-        codes = [
-            self.rows[sample.id].get(MEASURED, {}).get("code") for sample in self.samples if sample.id in self.rows
-        ]
-        other = [code for code in codes if code is not None and code != self.code]
+        stored = [self.rows[sample.id].get(MEASURED, {}) for sample in self.samples if sample.id in self.rows]
+        codes = [str(measured.get("code") or "unknown") for measured in stored]  # older rows do not say it
+        now = self.code or "unknown"
+        other = [code for code in codes if code != now]
         if not other:
             return
-        now = self.code or "unknown"
         mixed = (
             f"; the {missing} that are missing are made by the code of now, so the run is of both" if missing else ""
         )

@@ -137,7 +137,10 @@ def merge_blocks(
             shrink = torch.exp(top - new_top)
             total, acc = total * shrink + block_total, block_acc if acc is None else acc * shrink + block_acc
         top = new_top
-    assert top is not None and total is not None and acc is not None
+    if top is None or total is None or acc is None:  # rows whose prompt is padding so far hold nothing
+        return query.new_zeros(batch, query_heads, count, layer.value_dim, dtype=torch.float32), (
+            query.new_zeros(batch, query_heads, count, 0, dtype=torch.float32) if keep else None
+        )
     out = (acc / total).view(batch, query_heads, count, layer.value_dim)
     if not keep:
         return out, None

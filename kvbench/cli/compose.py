@@ -124,6 +124,27 @@ class Composer:
             self._check_jobs(jobs, launcher if here else None)
         return jobs
 
+    def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
+        """The configuration that a run of `texts` would have, as YAML (``--cfg job``).
+
+        Args:
+            package: a part of it, for example ``method``; None: all.
+            resolve: interpolations are replaced by what they stand for.
+
+        Raises:
+            ConfigError: it cannot be composed, or has no such part.
+        """
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = self.compose(texts)
+        quantizer = config.get("quantizer")
+        if isinstance(quantizer, DictConfig) and isinstance(quantizer.get("name"), str):
+            quantizer["name"] = run_config(config)["quantizer"]["name"]
+        part = config if package is None else OmegaConf.select(config, package)
+        if not OmegaConf.is_config(part):
+            raise ConfigError("--package", package, "no such part of the configuration", allowed=list(map(str, config)))
+        head = "" if package is None else f"# @package {package}\n"
+        return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
+
     def compose(self, texts: Sequence[str]) -> DictConfig:
         """The configuration that `texts` compose to; call inside Hydra's initialised state.
 

@@ -138,7 +138,7 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
             continue
         for key in item if isinstance(item, Mapping) else ():
             target = str(key).removeprefix("override ").strip().lstrip("/").partition("@")[0]
-            mine = (group == "method" and target == "quantizer") or (group == "launcher" and target == "hydra/launcher")
+            mine = target == group or (group, target) in (("method", "quantizer"), ("launcher", "hydra/launcher"))
             if not mine:
                 raise _refusal(
                     path,

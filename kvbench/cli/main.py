@@ -131,6 +131,9 @@ def _main(argv: list[str]) -> int:
     if multirun:
         _check_launcher(overrides)
     jobs = composer.check(overrides, multirun, here=not (arguments.cfg or arguments.info))
+    if arguments.cfg == "job" and not arguments.info:
+        show(composer.shown(overrides, arguments.package, arguments.resolve))
+        return 0
     if arguments.cfg or arguments.info:
         return _hydra(arguments.argv(overrides))
     folder = None

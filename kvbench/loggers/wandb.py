@@ -76,7 +76,8 @@ class WandbLogger(Logger):
         run = self._start()
         if self._rows:
             data = [[*(row.get(name) for name in _TABLE), row["scores"].get("score")] for row in self._rows]
-            run.log({"samples": wandb.Table(columns=[*_TABLE, "score"], data=data)})
+            table = wandb.Table(columns=[*_TABLE, "score"], data=data)
+            run.log({"samples": table}, step=len(self._rows) - 1)  # a step of its own would stand in the next row's way
         for name in ("scores", "mean", "samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention", "env"):
             for key, value in flatten(metrics[name], name).items():
                 if value is not None:

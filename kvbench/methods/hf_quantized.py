@@ -117,7 +117,7 @@ class HFQuantized(Method):
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
 
     def check_reach(self, max_length: int) -> None:
-        """Nor a residual that generated tokens never fill."""
+        """Refuse also a residual that generated tokens never fill."""
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
             if count is not None and count >= max_length:

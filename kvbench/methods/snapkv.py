@@ -60,7 +60,7 @@ class SnapKV(Method):
         return Reach("method.window", self.window, self.window, of_prompt=True)
 
     def check_reach(self, max_length: int) -> None:
-        """Nor a window or a pooling wider than any prompt."""
+        """Refuse also a window or a pooling that is wider than any prompt."""
         for key in ("window", "kernel"):
             if getattr(self, key) >= max_length:
                 raise ConfigError(

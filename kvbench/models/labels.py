@@ -59,7 +59,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         exists(made["path"], "model.path")
     elsewhere = made.get("path") is not None and not _same_folder(made["path"], preset.get("path"))
     repository = made.get("path") is None and made.get("hub_id") not in (None, preset.get("hub_id"))
-    if not elsewhere and (not repository or made.get("weights") == "random"):
+    if not elsewhere and not repository:
         return dict(model)
     if elsewhere and "hub_id" not in own:
         made["hub_id"] = None
@@ -69,8 +69,19 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         if key not in own:
             made[key] = value
     folder = _folder(made)
+    random = made.get("weights") == "random"
+    if folder is None and repository and random and is_repository(str(made["hub_id"])):
+        raise ConfigError(
+            "model.hub_id",
+            made["hub_id"],
+            "its config.json is not on this machine and the hub does not give it, so there is no architecture to fill "
+            "with random weights",
+            hint="model.path=DIR with that config.json, or a preset: model=llama2-7b model.weights=random",
+        )
     if folder is None:  # not on this machine yet, or nowhere: loading says which
         return made
+    if repository and random:
+        made["path"] = str(folder)
     try:
         numbers = checkpoint.read_config(folder)
         template = checkpoint.has_chat_template(folder)

@@ -154,7 +154,7 @@ def fetch_description(hub_id: str, revision: str | None) -> Path | None:
     folder = None
     for name in DESCRIPTION:
         try:
-            file = hf_hub_download(hub_id, name, revision=revision)
+            file = hf_hub_download(hub_id, name, revision=revision, etag_timeout=PROBE_SECONDS)
         except (HfHubHTTPError, OSError):  # a repository need not have the files of a chat template
             continue
         folder = folder or (Path(file).parent if name == "config.json" else None)

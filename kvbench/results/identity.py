@@ -63,6 +63,8 @@ def identity(
     if model["weights"] != "random":
         model["architecture"] = None  # the checkpoint's own config.json is read instead
         model["files"] = fingerprint(weights, say)
+    elif weights is not None and not str(config["model"].get("path")).startswith("kvbench:"):
+        model["description"] = _described(weights)
     method = {key: value for key, value in config["method"].items() if key not in ("takes", "preset")}
     quantizer = config.get("quantizer") or {}
     formats = {key: value for key, value in quantizer.items() if key != "name"}
@@ -78,6 +80,15 @@ def identity(
     }
     plain: dict[str, Any] = json.loads(_canonical(material))
     return plain
+
+
+def _described(folder: Path) -> str:
+    """A digest of what a folder gives a model with random weights: its shape and its tokenizer."""
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json", "tokenizer.model"):
+        file = folder / name
+        digest.update(f"{name}:".encode() + (file.read_bytes() if file.is_file() else b"-"))
+    return digest.hexdigest()[:16]
 
 
 def run_id(material: Mapping[str, Any]) -> str:

@@ -108,11 +108,17 @@ def test_a_repository_is_named_and_does_not_stand_behind_the_presets_folder(
     assert unknown["name"] == "me/unknown"
 
 
-def test_random_weights_of_a_preset_do_not_care_for_a_repository(tmp_path: Path) -> None:
-    plain = composed("model=llama2-7b", "model.weights=random")["model"]
-    other = composed("model=llama2-7b", "model.weights=random", "model.hub_id=me/mine")["model"]
-    assert other == {**plain, "hub_id": "me/mine"}
+def test_random_weights_are_of_the_repositorys_own_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = folder(tmp_path / "shape")
+    monkeypatch.setattr(checkpoint, "snapshot", lambda hub_id, revision=None: place if hub_id == "me/mine" else None)
+    for preset in ("tiny", "llama2-7b"):
+        model = composed(f"model={preset}", "model.weights=random", "model.hub_id=me/mine")["model"]
+        assert (model["name"], model["max_length"]) == ("me/mine", 1024)
+        assert build(ModelConfig, model, "model").head_dim() == 32
+        with pytest.raises(ConfigError, match=r"me/unknown: its config\.json is not on this machine"):
+            composed(f"model={preset}", "model.weights=random", "model.hub_id=me/unknown")
     assert composed("model=llama2-7b", "model.weights=random", f"model.path={place}")["model"]["name"] == "shape"
 
 
@@ -140,6 +146,19 @@ def test_a_repository_that_is_not_here_yet_is_described_by_the_hub(
         assert composed("model=tiny", "model.hub_id=me/other")["model"]["name"] == "me/other"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert composed("model=tiny", "model.hub_id=me/mine")["model"] == first
+
+
+def test_cfg_job_shows_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = folder(tmp_path / "mine")
+    changed = ["quantizer=int2", "quantizer.key.group_size=64"]
+    assert main(["--cfg", "job", "model=tiny", f"model.path={place}", "method=kivi", *changed]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["model"]["name"], shown["model"]["max_length"]) == ("mine", 1024)
+    assert shown["quantizer"]["name"] == "int2+key.group_size=64"
+    assert main(["--cfg", "job", "--package", "method", "method=kivi"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["residual"] == 128
+    assert main(["--cfg", "job", "--package", "nothing"]) == 2
+    assert "no such part" in capsys.readouterr().err
 
 
 def test_a_snapshot_of_the_hubs_cache_is_named_for_its_repository(tmp_path: Path) -> None:
