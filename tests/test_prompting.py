@@ -42,6 +42,12 @@ def test_context_span_in_tokens(tokenizer):
     assert prompt.removed == 0
 
 
+def test_special_tokens_before_a_context_that_begins_the_prompt_are_outside_of_it(tokenizer):
+    prompt = encode(sample(prompt=CONTEXT + "\nAnswer:", context_span=(0, len(CONTEXT))), tokenizer)
+    assert prompt.ids[0] == tokenizer.bos_token_id
+    assert prompt.context_span == (1, 1 + len(CONTEXT))
+
+
 def test_characters_of_several_bytes(tokenizer):
     context = "naïve – 日本"
     prompt = encode(sample(context), tokenizer)

@@ -273,3 +273,23 @@ def test_batches_share_their_times_and_prompts_come_longest_first(tmp_path):
     assert counted == rows[:2]
     assert all(row[MEASURED]["decoded"] == len(row["tokens"]) - (row["finish"] != "eos") for row in rows)
     assert torch.get_num_threads() >= 1
+
+
+def test_the_batch_of_the_longest_prompt_comes_first_wherever_it_stands_in_it():
+    from types import SimpleNamespace
+
+    session = object.__new__(Session)
+    session.config = SimpleNamespace(runtime=SimpleNamespace(batch_size=2))
+    made = [sample(name, prompt="p" * length) for name, length in zip("abcdef", (5, 5, 4, 9, 8, 1), strict=True)]
+    assert [[each.id for each in batch] for batch in session.plan(made)] == [["c", "d"], ["a", "b"], ["e", "f"]]
+
+
+def test_a_shared_text_leaves_room_for_its_longest_question(tmp_path, monkeypatch):
+    shared, asked = "Read: " + "word " * 40, ["Who?", "What was said of " + "it " * 12 + "?", "Why so?"]
+    questions = [{"prompt": each, "answer": " a"} for each in asked]
+    meta = {"shared": len(shared), "questions": questions}
+    monkeypatch.setattr(ToyTask, "samples", lambda self: iter([sample("a/0", prompt=shared + asked[0], meta=meta)]))
+    monkeypatch.setattr(ToyTask, "score_questions", lambda self, one, lines: {"score": len(lines)}, raising=False)
+    (row,) = store_of(run(config(tmp_path, model={"max_length": 128}))).samples().rows.values()
+    assert row["prompt_tokens"] == 128 - 4 - len(asked[1])  # a token a byte
+    assert row["truncated"] == 1 + len(shared) - row["prompt_tokens"]

@@ -169,6 +169,15 @@ def test_the_eviction_twin_keeps_the_newest_r_keys_and_values(sinks):
                 assert held[0, 0, :, 0].tolist() == expected
 
 
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_positions_of_the_eviction_twin_are_columns_of_the_padded_batch(sinks):
+    layer = new_layer(load_method("kivi", residual=32, sinks=sinks, evict=True), [0, 30, 70])
+    feed(layer, *random_kv(80, batch=3))
+    for row, start in enumerate((0, 30, 70)):
+        first = min(start + sinks, 80)
+        assert layer.positions(row).tolist() == [*range(start, first), *range(max(48, first), 80)]
+
+
 @pytest.mark.parametrize("key_axis", ["channel", "token"])
 def test_values_per_channel_leave_in_whole_groups(key_axis):
     """The other half of QuantSpec's Table 3: key axis by value axis."""

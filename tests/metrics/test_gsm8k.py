@@ -21,6 +21,8 @@ def test_logquants_digits_keep_their_faults() -> None:
     assert gsm8k.score_digits("#### -5", "x #### -5") == 0.0
     assert gsm8k.score_digits("#### 1,000", "x #### 1,000") == 0.0
     assert gsm8k.digits("#### 18 in 2 days") == "182"
+    assert gsm8k.digits("#### 7 eggs, so #### 18") == "18"
+    assert gsm8k.score_digits("#### 7, so #### 18", "x #### 9\ny #### 18") == 1.0
 
 
 def test_flexible_agrees_with_all_flags_of_published_solutions() -> None:

@@ -93,6 +93,10 @@ def test_repair_keeps_the_damaged_line_aside(tmp_path):
     again = samples.read(path)
     assert list(again.rows) == ["needle@512/0", "needle@512/1"]
     assert not again.damaged
+    samples.repair(path, again)
+    path.write_bytes(path.read_bytes() + b"torn")
+    samples.repair(path, samples.read(path))
+    assert (tmp_path / "samples.damaged").read_bytes() == b"garbage\ntorn\n"
 
 
 def test_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
