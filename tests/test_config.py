@@ -14,6 +14,7 @@ from kvbench.confdir import conf_dir, groups, options, summary
 from kvbench.config import GROUPS, check
 from kvbench.errors import ConfigError
 from kvbench.schema import bounded, build
+from tests.run_support import config
 
 #: launchers that come with an extra package
 PLUGINS = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
@@ -140,3 +141,16 @@ def test_build_makes_nested_dataclasses() -> None:
 def test_build_refuses(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build(Outer, data, "method")
+
+
+@pytest.mark.parametrize(
+    ("group", "key", "value"),
+    [
+        *(("runtime", "device", name) for name in ("cpux", "cuda:0x", "cuda:", "autocpu", "gpu", "")),
+        *(("decoding", "stop", stop) for stop in (["END", ""], ["", "END"], [""])),
+        *(("model", "chat", chat) for chat in ("alpaca", "[INST]{prompt}[/INST]{prompt}", "")),
+    ],
+)
+def test_values_that_only_begin_right_or_are_right_in_part_are_refused(group: str, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{group}\.{key}="):
+        check(config("results", **{group: {key: value}}))

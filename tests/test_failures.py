@@ -26,6 +26,8 @@ WINDOWS = RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough mem
         (MemoryError("Unable to allocate 7.28 TiB for an array with shape (1,)"), int(7.28 * 2**40)),
         (RuntimeError("unable to mmap 123 bytes from file <x>: Cannot allocate memory (12)"), 123),
         (MemoryError(), None),
+        (OSError(12, "Cannot allocate memory"), None),
+        (OSError("unable to mmap 5 bytes from file <x>: Cannot allocate memory (12)"), 5),
     ],
 )
 def test_out_of_memory(error, count):

@@ -26,6 +26,14 @@ def test_plain_lines(capsys):
     assert lines[3].startswith("kivi int2: 3/3 in ")
 
 
+def test_a_batch_counts_as_its_samples(capsys):
+    with Progress("kivi int2", 6, done=1, every_s=0) as bar:
+        bar.advance(2, "needle 1.00")
+        bar.advance(3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == "kivi int2: 3/6  needle 1.00" and lines[2].startswith("kivi int2: 6/6 in ")
+
+
 @pytest.mark.parametrize(("terminal", "ci", "watched"), [(True, "", True), (True, "true", False), (False, "", False)])
 def test_who_watches(monkeypatch, terminal, ci, watched):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)

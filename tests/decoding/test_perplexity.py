@@ -20,6 +20,7 @@ from kvbench.windows import check_mode
 from tests import zoo
 from tests.contract.test_methods import CASES, fresh, make
 from tests.data_support import data_dir
+from tests.run_files import store_of
 from tests.run_support import ARCHITECTURE, config
 
 LENGTH = 160
@@ -195,6 +196,20 @@ def test_fp16_mode_equals_decode(tmp_path: Path, text: Path):
         found[mode] = run(made)["scores"]["text@96"]["perplexity"]["ppl"]
     assert math.isclose(found["decode"], found["fp16"], rel_tol=1e-3)
     assert math.isclose(found["simulated"], found["fp16"], rel_tol=1e-3)
+
+
+def test_sliding_windows_that_count_from_different_tokens_are_scored_as_alone(tmp_path: Path, text: Path):
+    """The first of them counts from its second token, the others what the one before did not have."""
+    nll = {}
+    for batch in (1, 3):
+        made = config(tmp_path / str(batch), "fp16", runtime={"batch_size": batch})
+        made["dataset"] = settings(text, mode="fp16", stride=64, limit=3)
+        rows = store_of(run(made)).samples().rows
+        nll[batch] = {name: row["nll"] for name, row in rows.items()}
+    assert [each["n"] for each in nll[3].values()] == [95, 64, 64]
+    for name, alone in nll[1].items():
+        assert nll[3][name]["n"] == alone["n"]
+        assert math.isclose(nll[3][name]["sum"], alone["sum"], rel_tol=1e-5)
 
 
 class Letters:

@@ -186,6 +186,20 @@ def test_what_failed_once_is_sent_by_the_next_session(tmp_path, monkeypatch, cap
     assert [len(ids) for ids in tables(tmp_path)] == [2]
 
 
+def test_a_run_that_ended_out_of_memory_is_a_result_and_one_that_failed_is_none(tmp_path, monkeypatch):
+    from kvbench.session import Session
+
+    codes = {}
+    for status, error in (("oom", MemoryError()), ("error", ValueError("a bad record"))):
+        monkeypatch.setattr(Session, "rows", lambda self, batch, error=error: (_ for _ in ()).throw(error))
+        place = tmp_path / status
+        made = config(place / "r", dataset={"limit": 1}, logger=logger_config(place, "offline"))
+        assert run(made)["status"] == status
+        (path,) = files(place)
+        codes[status] = read(path)["exit_code"]
+    assert codes == {"oom": 0, "error": 1}
+
+
 def test_offline_is_another_place_than_the_service(tmp_path, monkeypatch):
     def place(mode: str, **changes) -> str | None:
         settings = SimpleNamespace(
