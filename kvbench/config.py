@@ -179,8 +179,8 @@ class CsvLogger:
         check_writable(self.path, "logger.path", file=True)
         if Path(self.path).is_file():
             with open(self.path, "rb") as handle:
-                head = handle.readline(100_000)
-            if head.strip() and b"run_id" not in head.rstrip().split(b","):
+                head = handle.read(100_000)
+            if head.strip() and b"run_id" not in head.splitlines()[0].split(b","):
                 raise ConfigError(
                     "logger.path",
                     self.path,

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.perplexity import decode_nll, forward_nll, pass_tokens, simulated_nll
-from kvbench.errors import ConfigError
+from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods.base import QUERY_TOKENS, Method
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
@@ -64,6 +64,11 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
                 sums = simulated_nll(model, cache, ids, firsts[0])
             else:
                 sums = decode_nll(model, cache, ids, firsts[0], prompt=prompt, chunk=chunk, report=report)
+    if not bool(torch.isfinite(sums).all()):
+        raise NonFiniteError(
+            f"{samples[0].id}: the likelihood of the text is not a number: the model's logits hold NaN or Inf.\n"
+            "  hint: model.dtype=float32 tells whether the range of the dtype is passed; else its weights are damaged"
+        )
     count = ids.shape[1] - firsts[0]
     return [
         {

@@ -48,11 +48,12 @@ REFUSED: list[tuple[str, list[str]]] = [
     # the classes and names that a choice stands for
     ("method._target_=kvbench.methods.kivi.Kivi", ["method._target_", "method=NAME"]),
     ("dataset._target_=os.system", ["dataset._target_=os.system", "dataset=NAME"]),
+    ("method=fp16 quantizer=int2 method.takes=[int2]", ["method.takes", "cannot be set by itself"]),
     ("dataset.name=abc", ["dataset.name=abc", "cannot be set by itself"]),
     ("method=kivi quantizer.name=int4", ["quantizer.name=int4", "follows from the formats"]),
     ("method=kivi quantizer.key={}", ["changes nothing", "quantizer.key.bits=..."]),
-    ("method=kivi method.takes=[]", ["quantizer=int2"]),
-    ("method=kivi method.takes=[none] quantizer=none", ["Kivi packs keys and values", "quantizer=int2"]),
+    ("method=kivi method.takes=[]", ["method.takes", "cannot be set by itself"]),
+    ("method=kivi method.takes=[none] quantizer=none", ["method.takes", "cannot be set by itself"]),
     # beyond the context: nothing would be packed under the method's name
     ("method=kivi method.residual=4096", ["method.residual=4096", "nothing would be packed"]),
     ("method=kivi method.sinks=4000", ["up to 4127 tokens all stay exact", "model.max_length=4096"]),
@@ -236,9 +237,10 @@ def test_a_path_that_cannot_be(
 def test_a_file_of_ones_own_is_not_written_over(
     started: list[Mapping[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "notes.txt").write_text("my notes\n")
-    assert main(["logger.path=notes.txt"]) == 2
-    assert "which would be written over" in capsys.readouterr().err
+    for notes in ("my notes\n", "\nmy notes, day 1\n", "\nrun_id\n"):
+        (tmp_path / "notes.txt").write_text(notes)
+        assert main(["logger.path=notes.txt"]) == 2
+        assert "which would be written over" in capsys.readouterr().err
     for head in ("time,run_id,status\n", "run_id\n", "", "\n"):
         (tmp_path / "notes.txt").write_text(head)
         assert main(["logger.path=notes.txt"]) == 0

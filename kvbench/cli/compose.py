@@ -49,6 +49,7 @@ HELP = "python -m kvbench --help"
 #: keys that a choice's file sets and nothing else may: what runs is what its name says
 FIXED = {
     "method._target_": "method=NAME; a class of your own: --config-dir DIR with method/foo.yaml",
+    "method.takes": "which quantizers a method takes is its class's: method=NAME with a quantizer of `--help`",
     "dataset._target_": "dataset=NAME; a class of your own: --config-dir DIR with dataset/foo.yaml",
     "dataset.name": "the name of a data set in tables is its choice's: --config-dir DIR with dataset/foo.yaml",
     "quantizer.name": "the name follows from the formats: quantizer=NAME, quantizer.key.bits=4, ...",

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache
 from kvbench.decoding.slices import sliced
-from kvbench.errors import CacheError
+from kvbench.errors import CacheError, NonFiniteError
 
 #: prompts that are run in one forward pass
 Rows = int | Literal["auto"] | None
@@ -39,7 +39,22 @@ def prefill(
 
     Raises:
         CacheError: the cache was used before, or the model used another one.
+        NonFiniteError: the logits are not numbers, so every answer would be the token 0.
     """
+    logits = _prompt(model, cache, input_ids, mask, chunk, rows)
+    bad = (torch.isnan(logits) | torch.isposinf(logits)).any(-1).nonzero()
+    if len(bad):
+        raise NonFiniteError(
+            f"the model's logits behind the prompt of row {int(bad[0])} hold NaN or Inf: its weights do, or "
+            f"its numbers pass the range of {str(logits.dtype).removeprefix('torch.')}.\n"
+            "  hint: model.dtype=float32 tells which; damaged weights have to be fetched again"
+        )
+    return logits
+
+
+def _prompt(
+    model: PreTrainedModel, cache: KVCache, input_ids: Tensor, mask: Tensor | None, chunk: int | None, rows: Rows
+) -> Tensor:
     if cache.get_seq_length():
         raise CacheError(
             f"the cache holds {cache.get_seq_length()} tokens of another prompt already: make a new one for each, "

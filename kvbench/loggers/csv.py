@@ -20,6 +20,9 @@ from kvbench.results.tables import UNSAID
 #: columns that say when a row was written, and what fp16 gave by then: a row that differs in these alone is there
 _LATER = re.compile(r"time$|.*[._]vs_fp16(\.|$)")
 
+#: seconds that another run may take to append its row
+LOCK_SECONDS = 60
+
 
 class CsvLogger(Logger):
     """Appends to `path`; when a run brings new columns (other tasks) the file is rewritten with them, atomically.
@@ -38,7 +41,9 @@ class CsvLogger(Logger):
         """Append the run's row. Raises OSError; the file then holds what it held."""
         row = flat_row(metrics)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.path.with_name(f".{self.path.name}.lock")):
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        lock.touch()  # where no file can be made, this says so; the lock would wait for it for ever
+        with FileLock(lock, timeout=LOCK_SECONDS):
             columns, rows, whole = self._read()
             if rows and _same([each for each in rows if each.get("run_id") == row["run_id"]][-1:], row):
                 return

@@ -39,6 +39,7 @@ LIMITS = {
     "head_dim": 2**16,
     "vocab_size": 2**28,
     "intermediate_size": 2**24,
+    "sliding_window": 2**40,
     **dict.fromkeys(LENGTHS, 2**40),
 }
 #: bits of an element, by safetensors' name of its type; others are left to the library

@@ -24,16 +24,18 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
     for name, run in zip(names, runs, strict=True):
         pair = (run.get("mean") or {}).get("vs_fp16")
         if run["status"] == "ok" and pair and pair["n"]:
-            found.append((pair["diff"], f"{name} {effect(pair)}{memory(run)}"))
+            found.append((pair["diff"], f"{name} {effect(pair, run['mean'].get('score'))}{memory(run)}"))
     return [line for _, line in sorted(found, key=lambda each: each[0])] if len(found) <= MOST else []
 
 
-def effect(pair: Mapping[str, Any]) -> str:
+def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     """The paired difference in points (hundredths of the score) with its standard error, and whether it is one."""
     points, error = 100 * pair["diff"], pair["stderr"]
     if error is None:
         return f"scores {points:+.1f} points to fp16 (n = {pair['n']}: too few for an error)"
     size = f"{abs(points):.1f} ± {100 * error:.1f} points"
+    if not points and not error and mean == 0:
+        return f"scores 0 on all {pair['n']} samples, as fp16 does: that shows nothing"
     if not points and not error:
         return f"loses nothing on {pair['n']} samples"
     if abs(points) <= ERRORS * 100 * error:

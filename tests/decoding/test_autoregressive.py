@@ -1,12 +1,14 @@
 """kvbench's own loop: equal to transformers', with stops, limits, observers and the check that the cache was used."""
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache, Phi3Config, Phi3ForCausalLM
 
 from kvbench.decoding import Sampling, generate
 from kvbench.decoding.sampling import choose, probabilities
-from kvbench.errors import CacheError
+from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods import load_method
 from tests import zoo
 
@@ -159,3 +161,14 @@ def test_an_answer_that_must_say_something_does_not_end_at_once(llama):
     logits = llama(input_ids=ids).logits[0, -1]
     assert said.tokens[0][0] == int(logits.topk(2).indices[1])
     method.detach(llama)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_no_answer(broken):
+    """A weight that is NaN gave the token 0 for ever, and a score of 0 that looked measured."""
+    model, method = copy.deepcopy(zoo.model("llama")), load_method("fp16")
+    with torch.no_grad():
+        model.lm_head.weight[3, 0], model.lm_head.weight[4, 0] = broken, -broken
+    ids = torch.arange(5, 25)[None]
+    with pytest.raises(NonFiniteError, match=r"row 0 hold NaN or Inf.*\n.*model\.dtype=float32"):
+        generate(model, method.new_cache(model), ids, None, max_new_tokens=3)

@@ -145,3 +145,12 @@ def test_lists_are_no_cells(metrics):
 
     assert not [key for key, value in flat_row(metrics).items() if isinstance(value, (list, dict))]
     assert "method.preset" not in flat_row({**metrics, "config": {**metrics["config"], "method": {"preset": "x"}}})
+
+
+def test_a_place_without_room_for_a_lock_is_said_and_not_waited_for(tmp_path, metrics, monkeypatch):
+    def refused(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "touch", refused)
+    with pytest.raises(PermissionError, match=r"runs\.csv\.lock"):
+        CsvLogger(tmp_path / "runs.csv").finish(metrics)

@@ -39,3 +39,11 @@ def test_losses_gains_and_what_is_neither():
 def test_nothing_is_said_without_a_baseline_or_of_a_long_table():
     assert findings(["kivi", "fp16"], [run("kivi", None, None), run("fp16", None, None)]) == []
     assert findings(["a"] * 9, [run("a", -0.5, 0.1)] * 9) == []
+
+
+def test_two_scores_of_nothing_show_nothing():
+    broken = run("kivi", 0.0, 0.0)
+    broken["mean"]["score"] = 0.0
+    assert findings(["kivi"], [broken]) == [
+        "kivi scores 0 on all 40 samples, as fp16 does: that shows nothing at 4.3x less memory for keys and values"
+    ]
