@@ -310,3 +310,18 @@ def test_the_bundled_model_loads() -> None:
     folder = local_folder("kvbench:tiny")
     assert folder is not None
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 26 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "device"),
+    [(0, "cuda", None), (0, "cuda:0", None), (2, "cuda", "cuda:0"), (2, "cuda:1", "cuda:1"), (2, "cuda:2", None)]
+    + [(0, "auto", "cpu"), (2, "auto", "cuda:0"), (2, "cpu", "cpu")],
+)
+def test_a_gpu_that_the_machine_lacks_is_refused(monkeypatch, count: int, name: str, device: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    if device is not None:
+        assert resolve_device(name) == torch.device(device)
+        return
+    with pytest.raises(ConfigError, match=f"runtime.device={name}: does not exist on this machine"):
+        resolve_device(name)

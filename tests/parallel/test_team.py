@@ -86,3 +86,26 @@ def test_what_the_main_thread_has_noticed_is_its_own(ended: Any) -> None:
     fails(watched)
     team._watcher.join(20)
     assert not team._watcher.is_alive() and not codes
+
+
+@pytest.mark.parametrize("own", [None, ValueError("mine"), MemoryError("mine")])
+def test_where_ranks_fail_in_different_ways_memory_comes_first(own: Exception | None) -> None:
+    """That one ran out of memory is the result, whoever else failed, and whichever rank it was."""
+    errors = {
+        1: {"kind": "ValueError", "message": "theirs", "oom": False},
+        2: {"kind": "MemoryError", "message": "full", "oom": True},
+    }
+    store = dist.HashStore()
+    team = teams.Team(0, 3, torch.device("cpu"), store, store)
+    for rank, error in errors.items():
+        store.set(f"round/0/{rank}", json.dumps({"value": None, "error": error, "calls": 0}))
+    try:
+        with pytest.raises(MemoryError) as found:
+            team.settle(None, own)
+    finally:
+        team.close()
+    assert team.shared is found.value and not team.broken
+    if isinstance(own, MemoryError):
+        assert found.value is own
+    else:
+        assert isinstance(found.value, teams.PeerOutOfMemoryError) and "rank 2: MemoryError: full" in str(found.value)
