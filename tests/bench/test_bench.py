@@ -209,3 +209,10 @@ def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, c
     with pytest.raises(SystemExit):
         command.parser().parse_args(["kernel", *arguments])
     assert said in capsys.readouterr().err
+
+
+def test_settings_are_not_cut_inside_brackets():
+    from kvbench.bench.settings import split
+
+    assert split("kivi:{bits: 2, axis: token}:x=[1:2],y", ":") == ["kivi", "{bits: 2, axis: token}", "x=[1:2],y"]
+    assert split("a={b: [1, 2], c: 3},d=4", ",") == ["a={b: [1, 2], c: 3}", "d=4"]

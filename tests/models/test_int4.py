@@ -30,6 +30,14 @@ def test_the_product_is_that_of_the_rounded_weights(dtype, columns, group):
     torch.testing.assert_close(made(x).float(), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("offset", [-100.0, 100.0])
+def test_codes_are_four_bits_where_storing_the_zero_in_the_models_dtype_moves_it(offset):
+    """The zero of a narrow group far from 0 is rounded by more than a step."""
+    weight = offset + torch.rand(16, 64, generator=torch.Generator().manual_seed(0)).sub(0.37)
+    codes, _ = int4.quantize(weight, 32, torch.bfloat16)
+    assert int(codes.min()) >= 0 and int(codes.max()) <= 15
+
+
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
 def test_only_drafts_run_the_four_bit_weights_and_detaching_restores_the_model(architecture):
     model = zoo.model(architecture)

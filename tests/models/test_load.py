@@ -325,3 +325,14 @@ def test_a_gpu_that_the_machine_lacks_is_refused(monkeypatch, count: int, name: 
         return
     with pytest.raises(ConfigError, match=f"runtime.device={name}: does not exist on this machine"):
         resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("named", "own", "ids"),
+    [(5, 7, (5, 7)), ([5, 6], 7, (5, 6, 7)), ([5, 7], 7, (5, 7)), (None, 7, (7,)), (5, None, (5,))],
+)
+def test_the_tokenizers_own_end_ends_an_answer_too(named: Any, own: int | None, ids: tuple[int, ...]) -> None:
+    from kvbench.models.load import _eos_token_ids
+
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=named))
+    assert _eos_token_ids(model, SimpleNamespace(eos_token_id=own)) == ids

@@ -109,3 +109,17 @@ def test_where_ranks_fail_in_different_ways_memory_comes_first(own: Exception | 
         assert found.value is own
     else:
         assert isinstance(found.value, teams.PeerOutOfMemoryError) and "rank 2: MemoryError: full" in str(found.value)
+
+
+def test_the_first_failure_is_the_cause_and_stays() -> None:
+    store = dist.HashStore()
+    team = [teams.Team(rank, 2, torch.device("cpu"), store, dist.HashStore()) for rank in (0, 1)]
+    try:
+        team[1].fail(ValueError("the cause"))
+        team[0].fail(RuntimeError("what came of it"))
+    finally:
+        for each in team:
+            each.close()
+    found = json.loads(store.get("failed"))
+    assert (found["rank"], found["kind"], found["message"]) == (1, "ValueError", "the cause")
+    assert team[0].broken and team[1].broken

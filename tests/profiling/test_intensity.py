@@ -35,6 +35,12 @@ def test_intensity_tends_to_the_tables_last_rows(phase, part, B, S_L):
     assert 0.4 < found / limit <= 1.01
 
 
+def test_a_text_as_long_as_the_model_is_wide_is_a_long_one():
+    limits = {phase: [asymptote(phase, "aggregate", 4, S_L, 64) for S_L in (63, 64)] for phase in ("prefill", "decode")}
+    assert limits == {"prefill": [4 * 63, 64], "decode": [4, 1]}
+    assert asymptote("prefill", "linear", 4, 64, 64) == 64
+
+
 def test_decoding_is_memory_bound_and_prefill_is_not_on_an_a6000():
     """Fig. 2 and 6: Llama-2-7B in 16 bits; linear layers, attention, and both, at all batches and contexts."""
     gpu = GPUS["a6000"]

@@ -35,3 +35,14 @@ def test_on_a_gpu():
     with limited("cuda", 1.0), pytest.raises(torch.OutOfMemoryError):
         torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
     torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts private memory")
+def test_the_limit_on_a_cpu_is_in_gib_on_top_of_what_is_there():
+    import resource
+    from pathlib import Path
+
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmData:"))
+    with limited("cpu", 4.0):
+        allowed = resource.getrlimit(resource.RLIMIT_DATA)[0] - int(line.split()[1]) * 1024
+    assert abs(allowed - 4 * GIB) < GIB // 8

@@ -79,6 +79,16 @@ def test_a_damaged_store_costs_nothing_but_time(tmp_path):
     assert Counting(EmbeddingStore(tmp_path / "file" / "v.sqlite")).scores("a", ["b"]) == [0.0]
 
 
+def test_kept_vectors_and_their_costs_are_of_one_encoder(tmp_path):
+    store = EmbeddingStore(tmp_path / "v.sqlite")
+    store.put("one", {"a": [1.0]}, "here", 2.0)
+    assert store.get("two", ["a"]) == {} == store.costs("two", ["a"], "here")
+    store.put("two", {"a": [3.0], "b": [4.0]}, "here", 8.0)
+    assert store.get("one", ["a", "b"]) == {"a": [1.0]} and store.get("two", ["a", "b"]) == {"a": [3.0], "b": [4.0]}
+    assert store.costs("one", ["a"], "here") == {"a": 2.0} and store.costs("two", ["a"], "here") == {"a": 4.0}
+    assert len(store) == 3
+
+
 class Clocked(Counting):
     """Encodes at one second a text and loads in a hundred, by a clock of its own."""
 
