@@ -10,6 +10,7 @@ from kvbench.attention.projections import attentions
 from kvbench.calibration import calibrate as library
 from kvbench.calibration import file
 from kvbench.calibration.collect import collect
+from kvbench.calibration.fit import fit_values
 from kvbench.errors import ConfigError, DataError, ModelError
 from kvbench.methods import load_method
 from tests import zoo
@@ -85,6 +86,33 @@ def test_first_tokens_do_not_count():
     assert same == [True, False]
     with pytest.raises(ConfigError, match="leaves nothing of sequences of 40 tokens"):
         library.calibrate(model, sequences, name="m", first_tokens=40)
+
+
+def test_the_first_tokens_of_every_sequence_are_left_out_of_the_codebooks():
+    model = zoo.model("llama")
+    sequences, _ = zoo.padded_batch([40, 40, 40])
+    made = library.calibrate(model, sequences, name="m", bits=(2,), fisher=False, first_tokens=15)
+    values, _ = collect(model, sequences, [0], fisher=False)[0][1].joined()
+    counted = values.unflatten(0, (3, 40))[:, 15:].flatten(0, 1)  # each token is normalised by itself
+    expected = fit_values(counted, None, [2], 0.01).codebooks[2].levels
+    assert torch.equal(made.tensors["layers.0.value.levels.2"], expected)
+
+
+def test_sequences_that_texts_cannot_share_evenly_are_as_many_as_asked_for(tmp_path, monkeypatch):
+    taken = []
+
+    def noted(model, sequences, **settings):
+        taken.append(sequences)
+        raise DataError("enough")
+
+    monkeypatch.setattr(library, "calibrate", noted)
+    for name in "abc":
+        (tmp_path / name).write_text(f"The harbour {name} lay still. " * 60, encoding="utf-8")
+    texts = [str(tmp_path / name) for name in "abc"]
+    for count in (3, 5, 7):
+        arguments = ["--model", "tiny", "--text", *texts, "--sequences", str(count), "--length", "64", "--random"]
+        assert command.main(arguments) == DataError.exit_code
+    assert [tuple(each.shape) for each in taken] == [(3, 64), (5, 64), (7, 64)]
 
 
 def test_the_bundled_files_are_tinys_and_are_found(tmp_path, monkeypatch):

@@ -231,3 +231,13 @@ def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match="did you mean 'contriever'"):
         encoders.check_name("contreiver")
     encoders.check_name("org/model")
+
+
+def test_vectors_of_an_endpoint_belong_to_their_texts_in_whatever_order_they_come(monkeypatch):
+    def post(url, json, headers, timeout):
+        data = [{"index": number, "embedding": [float(len(text))]} for number, text in enumerate(json["input"])]
+        return types.SimpleNamespace(raise_for_status=lambda: None, json=lambda: {"data": data[::-1]})
+
+    monkeypatch.setitem(sys.modules, "httpx", types.SimpleNamespace(post=post, HTTPError=OSError))
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
+    assert encoders.OpenAI(EmbeddingStore(None)).embed(["a", "bbb", "cc"]) == [[1.0], [3.0], [2.0]]
