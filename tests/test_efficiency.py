@@ -305,6 +305,11 @@ def test_times_of_steps_and_of_rounds():
     found = times(drafted, [0.5], [0.0], batch=1, new_tokens=7)
     assert found["first_step_s"] == 4.0 and found["tpot_s"]["median"] == 1.0 and found["tpot_s"]["n"] == 2
     assert found["speculation"] == {"rounds": 3, "drafted": 9, "accepted": 3, "tokens": 6}
+    pair = [Round(6.0, [4, 4], [4, 4], [1, 3], [2, 4]), Round(5.0, [6, 8], [4, 0], [3, 0], [4, 0])]
+    two = Generation([[1] * 7, [1] * 5], [], ["length", "stop"], 0.5, [6.0, 5.0], [4, 4], rounds=pair)
+    found = times(two, [0.5], [0.0], batch=2, new_tokens=7)
+    assert found["first_step_s"] == 2.0  # 6 s, of which a row got three tokens on the average
+    assert found["tpot_s"]["mean"] == pytest.approx(5 / 3, abs=1e-6)  # the other three of a row's six took 5 s
     one = times(Generation([[1, 1]], [], ["length"], 0.5, [2.0], [4]), [0.5], [0.0], batch=1, new_tokens=2)
     assert one["tpot_s"]["median"] == one["first_step_s"] == 2.0
 
