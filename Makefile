@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e ".[$(EXTRAS)]"
 	@touch $@
 
-run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 bits and atom 4 bits (about 2 minutes)
+run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 bits and atom 4 bits (under 4 minutes)
 	$(BIN)/python -m kvbench --multirun experiment=$(QUICKSTART)
 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
