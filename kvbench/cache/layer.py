@@ -171,6 +171,8 @@ class KVLayer(CacheLayerMixin):
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
             available = min(self.seen - self.firm[row], sum(stores[0].signature(row)))
+            if self.method.gives_tail and self.window is None:
+                available = max(available, min(store.tail.lengths[row] for store in stores))
             if count > available:
                 raise CacheError(
                     f"cannot take back {count} tokens: of row {row} of layer {self.index} only the newest {available} "
@@ -185,6 +187,7 @@ class KVLayer(CacheLayerMixin):
                 self.order[row] = order[..., : sum(stores[0].signature(row))] + (count - least)
             self.firm[row] += count - least
         self.seen -= least
+        self.firm[:] = [min(firm, self.seen) for firm in self.firm]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Rows ``beam_idx`` become the batch."""

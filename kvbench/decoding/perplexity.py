@@ -129,6 +129,8 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
     AttentionInterface.register(SIMULATED, _simulated)
     AttentionMaskInterface.register(SIMULATED, mask)
     model.set_attn_implementation(SIMULATED)
+    for layer in cache.layers:  # every query of the window attends, so a sliding layer drops nothing
+        layer.window = None
     try:
         batch, width = ids.shape
         positions = torch.arange(width, device=ids.device).expand(batch, -1)

@@ -40,6 +40,7 @@ class Kivi(Method):
     """
 
     rolls: ClassVar[bool] = True
+    gives_tail: ClassVar[bool] = True
     needs_quantizer: ClassVar[bool] = True
     residual: int = 128
     sinks: int = 0

