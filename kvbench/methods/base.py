@@ -88,8 +88,8 @@ class Method:
     #: whether a token's stored form depends on that token and its position alone, so that any number may be taken back
     by_token: ClassVar[bool] = False
     #: the exact tails are the newest tokens without a gap, and all of them may be taken back, those of the prompt too
-    #: (transformers' assisted generation verifies its first drafts with the prompt); of a prompt's values some then stay
-    #: packed that a shorter prompt would have left exact
+    #: (transformers' assisted generation verifies its first drafts with the prompt); of a prompt's values some then
+    #: stay packed that a shorter prompt would have left exact
     gives_tail: ClassVar[bool] = False
 
     @property
