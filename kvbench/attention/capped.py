@@ -140,6 +140,6 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Whether no mask means a causal one, as transformers' ``sdpa`` decides it."""
-    said = kwargs.get("is_causal")
-    return mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if said is None else said)
+    """True if a missing mask stands for a causal one, by the rule of transformers' ``sdpa``."""
+    given = kwargs.get("is_causal")
+    return mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if given is None else given)

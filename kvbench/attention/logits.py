@@ -1,4 +1,4 @@
-"""What some models do to attention scores beside scaling and masking: a softcap (Gemma-2) and sinks (gpt-oss).
+"""Attention scores beyond scaling and masking: a softcap (Gemma-2) and sinks (gpt-oss).
 
 Both change the softmax and nothing else, so everything that merges partial results by log-sum-exp serves them: the cap
 is applied to each scaled score before it is masked, and a sink is one more logit of a query head, without a value,
@@ -36,7 +36,7 @@ class Logits:
 
     @property
     def plain(self) -> bool:
-        """Whether attention is softmax over the scores alone."""
+        """True if attention is a softmax over the scores alone."""
         return self.softcap is None and self.sinks is None
 
     def capped(self, scores: Tensor) -> Tensor:
