@@ -32,8 +32,19 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS):
         return True
+    if isinstance(error, SystemError) and "without" in str(error) and "exception" in str(error):
+        return _limited()  # an extension whose own allocation failed, and that set no exception
     # a CUDA graph's capture that is cut short by it ends in an error of its own
     return isinstance(error, RuntimeError) and error.__context__ is not None and is_out_of_memory(error.__context__)
+
+
+def _limited() -> bool:
+    """Whether a limit on this process's memory is set (runtime.memory_limit_gb on a CPU, or ``ulimit -d``)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    return resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
 
 
 def bytes_asked(error: BaseException) -> int | None:

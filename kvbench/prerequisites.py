@@ -77,7 +77,8 @@ def check_launcher(name: str, multirun: bool) -> None:
     """Raise ConfigError for a launcher that is not installed, or has no sweep to launch."""
     if name not in PLUGINS:
         return
-    check_packages([Package(PLUGINS[name], "launcher", name, "pip install 'kvbench[launch]', or launcher=local")])
+    package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
+    check_packages([Package(PLUGINS[name], "launcher", name, f"pip install {package}, or launcher=local")])
     if not multirun:
         raise ConfigError("launcher", name, "launches the jobs of a sweep, and this is one run", hint="add --multirun")
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvbench.failures import bytes_asked, describe, is_out_of_memory
+from kvbench.profiling.limit import limited
 
 CUDA = torch.OutOfMemoryError(
     "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 1.2 GiB is free"
@@ -38,6 +39,16 @@ def test_out_of_memory(error, count):
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of memory of my own"), OSError("x")])
 def test_other_errors(error):
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "said", ["error return without exception set", "<method 'x'> returned NULL without setting an exception"]
+)
+def test_an_extension_that_fails_without_a_word_has_run_out_of_memory_where_that_is_limited(said):
+    assert not is_out_of_memory(SystemError(said))
+    with limited("cpu", 64.0) as set_here:
+        assert is_out_of_memory(SystemError(said)) is set_here
+        assert not is_out_of_memory(SystemError("unknown opcode"))
 
 
 def test_a_real_one():

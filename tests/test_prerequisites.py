@@ -48,7 +48,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("model=qwen1.5-7b-chat-awq", "gptqmodel"),
         ("dataset=longbench model=llama2-7b", "jieba"),
         ("dataset=multi_lexsum model=llama3.1-8b", "rouge_score"),
-        ("--multirun launcher=joblib method=fp16,kivi", "kvbench[launch]"),
+        ("--multirun launcher=joblib method=fp16,kivi", "pip install hydra-joblib-launcher, or launcher=local"),
         ("launcher=submitit", "kvbench[launch]"),
         ("runtime.kernels=triton", "runtime.kernels=auto"),
     ],

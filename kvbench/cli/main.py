@@ -31,6 +31,7 @@ from kvbench.config import check_writable
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
 from kvbench.progress import say, show, silence
+from kvbench.results.load import SIDE_BY_SIDE
 
 #: exit status of an interrupted run, as a shell counts SIGINT
 INTERRUPTED = 130
@@ -139,6 +140,7 @@ def _main(argv: list[str]) -> int:
     folder = None
     if multirun:
         os.environ[JOBS] = str(len(jobs))
+        os.environ[SIDE_BY_SIDE] = "1" if "launcher=joblib" in overrides else ""
         named = [text.split("=", 1)[1].strip("'\"") for text in overrides if text.startswith("hydra.sweep.dir=")]
         if named:
             check_writable(named[-1], "hydra.sweep.dir")

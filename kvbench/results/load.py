@@ -11,6 +11,8 @@ from typing import Any
 
 #: shares of the processors: as busy as this, with so much of it other work, times are not to be trusted
 FULL, OTHERS = 0.85, 0.2
+#: set for the workers of a sweep whose jobs run side by side: what is busy beside one of them are the others
+SIDE_BY_SIDE = "KVBENCH_JOBS_SIDE_BY_SIDE"
 #: share of a session that a container may be held back by its limit of processor time
 HELD_BACK = 0.05
 
@@ -74,6 +76,11 @@ def busyness(load: Mapping[str, Any] | None) -> str | None:
         )
     if others is None or others <= OTHERS * cpus or others + load["own_cpus"] < FULL * cpus:
         return None
+    if os.environ.get(SIDE_BY_SIDE):
+        return (
+            f"timed beside other jobs of the sweep ({others:.1f} of {cpus} processors were theirs):"
+            " compare TTFT and TPOT within the sweep alone"
+        )
     return (
         f"the machine was busy with other work ({others:.1f} of its {cpus} processors):"
         " TTFT and TPOT may be much longer than on an idle one"

@@ -53,6 +53,16 @@ def test_only_a_machine_that_is_full_with_other_work_is_busy(own, others, held, 
         assert f"{others:.1f} of its 2" in said
 
 
+def test_jobs_that_run_side_by_side_are_named_as_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"cpus": 2, "own_cpus": 1.0, "other_cpus": 0.9, "held_back": 0.0}
+    assert "other work" in busyness(found)
+    monkeypatch.setenv(load.SIDE_BY_SIDE, "1")
+    said = busyness(found)
+    assert "beside other jobs of the sweep (0.9 of 2 processors were theirs)" in said
+    assert "other work" not in said
+    assert busyness({**found, "other_cpus": 0.1}) is None
+
+
 def test_nothing_known_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert busyness(None) is busyness({}) is None
     monkeypatch.setattr(load, "_text", lambda path: "")
