@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvbench.util.version import __version__
+
 if TYPE_CHECKING:
     from kvbench.methods.load import load_method
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "load_method"]
 
 

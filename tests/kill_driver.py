@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from kvbench.results import samples
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests.run_support import config
 
 SAMPLES = 60

@@ -33,7 +33,7 @@ def test_the_core_needs_torch_and_transformers_alone() -> None:
     """A GPU machine has neither Hydra nor any logger, fetcher or table drawer."""
     code = BLOCKER + (
         "import kvbench, kvbench.methods, kvbench.cache, kvbench.attention.register, kvbench.quantizers\n"
-        "import kvbench.decoding.autoregressive, kvbench.models.load, kvbench.config\n"
+        "import kvbench.decoding.autoregressive, kvbench.models.load, kvbench.config.run_config\n"
         "assert kvbench.load_method('kivi', quantizer='int4').residual == 128\n"
     )
     done = _run(code, "hydra,omegaconf,wandb,datasets,sentence_transformers,rouge_score,pandas,matplotlib")
@@ -42,7 +42,7 @@ def test_the_core_needs_torch_and_transformers_alone() -> None:
 
 def test_a_configuration_is_checked_without_torch() -> None:
     code = BLOCKER + (
-        "from kvbench.confdir import options\n"
+        "from kvbench.util.confdir import options\n"
         "from kvbench.methods.load import load_method\n"
         "for name in options('method'):\n"
         "    load_method(name)\n"

@@ -28,10 +28,10 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from kvbench.attention.projections import attentions, key_source, value_source
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.methods import Method
+from kvbench.models.projections import attentions, key_source, value_source
 
 VOCABULARY = 97
 ARCHITECTURE = {

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.efficiency.grid import CLAIMS, Claim
 from experiments.efficiency.plot import plot
 from experiments.efficiency.read import Point
-from kvbench.results.cells import seconds, size
+from kvbench.util.cells import seconds, size
 
 Row = dict[str, Any]
 

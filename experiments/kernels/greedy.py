@@ -34,10 +34,10 @@ def load(name: str, device: str) -> tuple[Any, Any]:
     """Model and tokenizer of ``conf/model``."""
     import yaml
 
-    from kvbench.confdir import conf_dir
-    from kvbench.config import RuntimeConfig
+    from kvbench.config.run_config import RuntimeConfig
     from kvbench.models.load import load as load_model
     from kvbench.models.spec import ModelConfig
+    from kvbench.util.confdir import conf_dir
 
     data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
     data.pop("_target_", None)

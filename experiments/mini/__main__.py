@@ -42,7 +42,7 @@ def composed(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
 
     from kvbench.cli.compose import run_config
-    from kvbench.confdir import conf_dir
+    from kvbench.util.confdir import conf_dir
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return run_config(compose("config", overrides=overrides(setting, arguments)))
@@ -50,7 +50,7 @@ def composed(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_one(setting: Setting, arguments: argparse.Namespace) -> int:
     """Run one setting in this process."""
-    from kvbench.run import run
+    from kvbench.runner.run import run
 
     return 0 if run(composed(setting, arguments))["status"] == "ok" else 1
 

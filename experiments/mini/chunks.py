@@ -16,16 +16,16 @@ from typing import Any
 import yaml
 
 from experiments.mini.fold import error
-from kvbench.confdir import conf_dir
 from kvbench.models.load import load_tokenizer
 from kvbench.models.spec import ModelConfig
-from kvbench.prompting import encode
 from kvbench.retrieval.chunks import Chunked, cut
 from kvbench.retrieval.encoders import encoder
 from kvbench.retrieval.search import Widths, by_threshold
-from kvbench.schema import build
+from kvbench.runner.prompting import encode
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
+from kvbench.util.confdir import conf_dir
+from kvbench.util.schema import build
 
 #: the queried key in a question, by task
 KEYS = {

@@ -22,15 +22,15 @@ import yaml
 
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.cache import Prompts
-from kvbench.confdir import conf_dir
 from kvbench.decoding import Sampling, generate
 from kvbench.errors import KvbenchError
+from kvbench.measure.random_fill import go_on
 from kvbench.methods import load_method
 from kvbench.models.load import LoadedModel, load
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.team import current, leave
-from kvbench.random_fill import go_on
-from kvbench.schema import build
+from kvbench.util.confdir import conf_dir
+from kvbench.util.schema import build
 
 LAYOUTS = ("one", "device_map", "tensor_parallel")
 #: methods whose tokens are compared

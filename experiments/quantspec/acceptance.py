@@ -57,11 +57,11 @@ class Setup:
     def __init__(self, name: str, device: str, dtype: str) -> None:
         import yaml
 
-        from kvbench.confdir import conf_dir
-        from kvbench.config import RuntimeConfig
+        from kvbench.config.run_config import RuntimeConfig
         from kvbench.models.load import load
         from kvbench.models.spec import ModelConfig
-        from kvbench.schema import build
+        from kvbench.util.confdir import conf_dir
+        from kvbench.util.schema import build
 
         data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
         loaded: Any = load(build(ModelConfig, {**data, "dtype": dtype}, "model"), RuntimeConfig(device=device))

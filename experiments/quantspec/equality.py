@@ -37,7 +37,7 @@ class Setup:
     """The bundled model in fp32 and the method."""
 
     def __init__(self, device: str, group: int, weights: Weights) -> None:
-        from kvbench.config import RuntimeConfig
+        from kvbench.config.run_config import RuntimeConfig
 
         found = ModelConfig(name="tiny", path="kvbench:tiny", dtype="float32", max_length=4096)
         loaded: Any = load(found, RuntimeConfig(device=device))

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from kvbench.errors import ConfigError
-from kvbench.schema import bounded, build
+from kvbench.util.schema import bounded, build
 
 
 @dataclass(frozen=True)

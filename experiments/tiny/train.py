@@ -27,7 +27,7 @@ from experiments.tiny.fillers import Library
 from experiments.tiny.mix import ANSWER, TEXT, WEIGHTS, Mix
 from experiments.tiny.model import Network
 from experiments.tiny.schedule import length_at, rate_at
-from kvbench import atomic
+from kvbench.util import atomic
 
 
 def prepare(config: TrainConfig) -> Library:

@@ -31,7 +31,7 @@ from kvbench.attention.synthetic import error, exact
 TOLERANCE = 3e-3
 #: bytes that are rotated over: more than twice any L2
 ROTATED = 160 * 2**20
-KERNELS = {"triton": "kvbench.attention.triton_decode", "cuda": "kvbench.attention.cuda_decode"}
+KERNELS = {"triton": "kvbench.attention.triton.decode", "cuda": "kvbench.attention.cuda.decode"}
 
 Attend = Callable[[Tensor, Work, float], Tensor]
 
@@ -49,7 +49,7 @@ def kernels(names: str) -> dict[str, Any]:
 
 def tune(text: str) -> None:
     """Change Triton's launch choices, ``"warps=1,stages=4"``, or of one width only, ``"2:warps=2"``."""
-    from kvbench.attention import triton_tuning
+    from kvbench.attention.triton import tuning as triton_tuning
 
     for part in filter(None, text.split(";")):
         only, _, choices = part.rpartition(":")

@@ -93,10 +93,10 @@ def load(name: str) -> ModuleType | str:
     """The module of a kernel, or why it cannot be imported."""
     try:
         if name == "cuda":
-            from kvbench.attention import cuda_decode
+            from kvbench.attention.cuda import decode as cuda_decode
 
             return cuda_decode
-        from kvbench.attention import triton_decode
+        from kvbench.attention.triton import decode as triton_decode
 
         return triton_decode
     except ModuleNotFoundError as error:

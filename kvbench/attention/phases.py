@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.logits import PLAIN, Logits
+from kvbench.cache.kernels.tables import upload
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.layout import TILE
-from kvbench.cache.packed import PackedSegment, fits_tiles
-from kvbench.cache.segments import FullSegment, Segment
-from kvbench.cache.tables import upload
+from kvbench.cache.segments.base import FullSegment, Segment
+from kvbench.cache.segments.layout import TILE
+from kvbench.cache.segments.packed import PackedSegment, fits_tiles
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -29,7 +29,7 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (32, 64, 128)
 #: longest window, and longest group of one, that have a number in a kernel
-#: (:func:`kvbench.attention.triton_codes.number`)
+#: (:func:`kvbench.attention.triton.codes.number`)
 WIDEST, LONGEST = 2047, 255
 #: numbers of a line of the table: first token in the key segment, in the value segment, tokens
 FIELDS = 3
@@ -60,7 +60,7 @@ class Format:
 @dataclass
 class Part:
     """One segment as a kernel reads it: ``words`` int16 ``[B, H, tiles, ...]`` (most significant plane first) and
-    ``params`` fp16 (:class:`kvbench.cache.packed.PackedSegment`), or ``buffer`` ``[B, H, capacity, D]``."""
+    ``params`` fp16 (:class:`kvbench.cache.segments.packed.PackedSegment`), or ``buffer`` ``[B, H, capacity, D]``."""
 
     format: Format
     words: Sequence[Tensor] = ()

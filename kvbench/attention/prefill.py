@@ -24,7 +24,7 @@ from transformers.masking_utils import causal_mask_function
 
 from kvbench.attention import capped
 from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
-from kvbench.cache.segments import uniform_rows
+from kvbench.cache.segments.base import uniform_rows
 
 Backend = Literal["auto", "stock"]
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from kvbench.attention import fused, observe, pre_rope, prefill, reference
+from kvbench.attention import fused, observe, prefill, reference
 from kvbench.attention.logits import Logits, hands_over, logits_of
+from kvbench.attention.rope import pre_rope
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError

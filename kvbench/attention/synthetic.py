@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention.phases import Format, Part, Work, pairs_of_row
-from kvbench.cache.layout import TILE, TileLayout
+from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.quantizers.packing import PLANES, join_planes
 
 FULL = Format("full", 16)

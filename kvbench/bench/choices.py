@@ -10,13 +10,13 @@ from typing import Any, Literal
 import yaml
 
 from kvbench.bench.settings import setting
-from kvbench.confdir import options
 from kvbench.errors import ConfigError, cut
 from kvbench.methods.base import Method
 from kvbench.models.spec import local_folder
-from kvbench.prerequisites import exists
 from kvbench.profiling.roofline import Shape
-from kvbench.schema import MOST, MOST_TOKENS
+from kvbench.util.confdir import options
+from kvbench.util.requirements import exists
+from kvbench.util.schema import MOST, MOST_TOKENS
 
 
 def token_count(text: str) -> int:

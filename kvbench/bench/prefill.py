@@ -13,8 +13,8 @@ from kvbench.bench.settings import Setting
 from kvbench.bench.shapes import short
 from kvbench.bench.whole import Bench, gib, ms
 from kvbench.decoding.passes import prefill
-from kvbench.efficiency import Meter, fresh_search
-from kvbench.figures import weight_bytes
+from kvbench.measure.meter import Meter, fresh_search
+from kvbench.measure.point_figures import weight_bytes
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import median, now
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from kvbench.cache import Prompts
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.sampling import Sampling
+from kvbench.measure.random_fill import place
 from kvbench.methods.base import Method
-from kvbench.random_fill import place
 
 #: kinds of kernels, by their names; the first that matches counts
 KINDS = (
@@ -40,7 +40,7 @@ def profile(
     """Milliseconds of a captured step after `context` random tokens, by kind of kernel.
 
     Args:
-        prompts: what the cache is told about them (:meth:`kvbench.efficiency.Meter.batch`).
+        prompts: what the cache is told about them (:meth:`kvbench.measure.meter.Meter.batch`).
 
     Returns:
         ``step_ms`` (wall time under the profiler), ``busy_ms`` (the sum over kernels), ``ms`` by kind and ``kernels``,

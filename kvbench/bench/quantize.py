@@ -16,9 +16,10 @@ from kvbench.bench import ceiling, report
 from kvbench.bench.clock import Time, copies, eager, replayed
 from kvbench.bench.shapes import FORMATS, MODELS, Point, resolved, short, side_bytes
 from kvbench.bench.table import table
-from kvbench.cache import pack, packed
-from kvbench.cache.packed import PackedSegment
-from kvbench.cache.segments import Side
+from kvbench.cache.kernels import pack
+from kvbench.cache.segments import packed
+from kvbench.cache.segments.base import Side
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.watch import Watch, words
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer

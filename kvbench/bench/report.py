@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kvbench import atomic
+from kvbench.util import atomic
 
 #: versions that are written down
 PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-bindings", "hqq", "optimum-quanto")

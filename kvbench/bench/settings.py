@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
-from kvbench.confdir import conf_dir, options
-from kvbench.config import RuntimeConfig
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.load import load_method, true_name
 from kvbench.models.spec import ModelConfig
-from kvbench.schema import build
+from kvbench.util.confdir import conf_dir, options
+from kvbench.util.schema import build
 
 
 @dataclass(frozen=True)

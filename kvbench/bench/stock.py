@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kvbench.attention.register import detach
 from kvbench.errors import ConfigError
+from kvbench.measure.random_fill import random_layers
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import median, now, percentile
-from kvbench.random_fill import random_layers
 
 #: name -> what it is
 BASELINES = {

@@ -11,7 +11,7 @@ from kvbench.bench import stock
 from kvbench.bench.settings import Setting
 from kvbench.bench.shapes import short
 from kvbench.bench.whole import Bench, gib, ms
-from kvbench.efficiency import Meter
+from kvbench.measure.meter import Meter
 from kvbench.profiling.device import device_name
 from kvbench.profiling.gpus import gpu_of
 from kvbench.profiling.memory import release

@@ -11,12 +11,12 @@ from typing import Any
 from kvbench.bench import report
 from kvbench.bench.settings import Setting, load, model_config, setting, share
 from kvbench.bench.table import table
-from kvbench.config import check_writable
-from kvbench.efficiency import How, Meter
+from kvbench.config.run_config import check_writable
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.failures import bytes_asked, is_out_of_memory
+from kvbench.measure.meter import How, Meter
 from kvbench.profiling.limit import limited
 from kvbench.profiling.memory import release
+from kvbench.util.failures import bytes_asked, is_out_of_memory
 
 Row = dict[str, Any]
 

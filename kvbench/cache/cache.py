@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from kvbench.cache import roll_together, rope, watch
+from kvbench.cache import rope, watch
 from kvbench.cache.bill import Bill, Parts
+from kvbench.cache.kernels import roll_together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.progress import Progress
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import CacheError
 
 if TYPE_CHECKING:
-    from kvbench.methods.base import Method
+    from kvbench.cache.policy import Policy
 
 
 class KVCache(Cache):
@@ -39,7 +40,7 @@ class KVCache(Cache):
 
     def __init__(
         self,
-        method: Method,
+        method: Policy,
         layers: int,
         prompts: Prompts | None = None,
         max_length: int | None = None,

@@ -20,13 +20,13 @@ from kvbench.cache import rope, sliding, watch
 from kvbench.cache.nonfinite import located, located_in_tails
 from kvbench.cache.order import extended
 from kvbench.cache.progress import Progress
-from kvbench.cache.rolling import RollingSegment
-from kvbench.cache.segments import FullSegment, same, uniform_rows
+from kvbench.cache.segments.base import FullSegment, same, uniform_rows
+from kvbench.cache.segments.rolling import RollingSegment
 from kvbench.cache.store import Store
 from kvbench.errors import CacheError, NonFiniteError
 
 if TYPE_CHECKING:
-    from kvbench.methods.base import Method
+    from kvbench.cache.policy import Policy
 
 ALL = slice(None)
 
@@ -70,8 +70,8 @@ class KVLayer(CacheLayerMixin):
         paths: attention paths that have served this layer.
         observed: attention that the method asked to see while the prompt is open (``Method.observe_prompt``).
         follower: the same layer of a draft's own cache, which is handed the same prompt; or None.
-        rotation: the model's RoPE (:meth:`kvbench.attention.rotary.Rotary.rotate`) where keys are stored before it,
-            else None.
+        rotation: the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`) where keys are stored before
+            it, else None.
         firm: for each row the column from which on tokens may be taken back: what came before them has moved since
             (was packed, thinned out, evicted), and would not be what it is had they never come.
     """
@@ -80,7 +80,7 @@ class KVLayer(CacheLayerMixin):
     is_croppable = True
     is_sliding = False
 
-    def __init__(self, method: Method, index: int, progress: Progress, window: int | None = None) -> None:
+    def __init__(self, method: Policy, index: int, progress: Progress, window: int | None = None) -> None:
         super().__init__()
         self.method, self.index, self.progress, self.window = method, index, progress, window
         self.follower: KVLayer | None = None

@@ -26,8 +26,8 @@ class Progress:
         plans: what the method decided for each row before the prefill (chunk widths), or None.
         started: for each row, whether a real token was seen already (while the padding is being inferred).
         held: nothing is demoted for now: the newest tokens may still be taken back (speculative decoding).
-        turn: moves keys of the model on by some positions (:meth:`kvbench.attention.rotary.Rotary.turn`), for methods
-            that re-assign positions; or None.
+        turn: moves keys of the model on by some positions (`Rotary.turn`), for methods that
+            re-assign positions; or None.
         upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
         calibration: file of the method's thresholds and codebooks (KVQuant), or None.
         positions: rotary positions of the columns, where keys are stored before RoPE.

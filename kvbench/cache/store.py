@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvbench.cache.packed import PackedSegment
-from kvbench.cache.segments import FullSegment, Segment
+from kvbench.cache.segments.base import FullSegment, Segment
+from kvbench.cache.segments.packed import PackedSegment
 
 
 class Store:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvbench.attention.projections import head_dim, kv_heads
 from kvbench.calibration import file
 from kvbench.calibration.collect import collect
 from kvbench.calibration.fit import SideFit, fit_keys, fit_values
 from kvbench.errors import ConfigError, DataError
+from kvbench.models.projections import head_dim, kv_heads
 
 #: bytes of activations and gradients that are held at a time: where layers need more, the text is read several times
 MEMORY = 8 << 30

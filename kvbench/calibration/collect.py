@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvbench.attention.projections import Source, attentions, head_dim, key_source, value_source
 from kvbench.errors import ModelError
+from kvbench.models.projections import Source, attentions, head_dim, key_source, value_source
 
 
 @dataclass

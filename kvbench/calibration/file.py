@@ -18,9 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvbench import atomic
 from kvbench.errors import ConfigError
-from kvbench.progress import say
+from kvbench.util import atomic
+from kvbench.util.progress import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,7 +102,7 @@ class Calibration:
 
     def check_model(self, model: PreTrainedModel) -> None:
         """Raise ConfigError where the file was made with another model."""
-        from kvbench.attention.projections import head_dim, kv_heads
+        from kvbench.models.projections import head_dim, kv_heads
 
         config = model.config.get_text_config(decoder=True)
         shape = (config.num_hidden_layers, kv_heads(model), head_dim(model))
@@ -127,7 +127,7 @@ class Calibration:
 
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """A few numbers of the weights: of each layer's key projection where it has weights, and of the embedding."""
-    from kvbench.attention.projections import attentions, key_source
+    from kvbench.models.projections import attentions, key_source
 
     team = getattr(model, "_kvbench_team", None)
     if team is not None and hasattr(model, "_kvbench_probe"):
@@ -249,6 +249,6 @@ def versions() -> dict[str, Any]:
     """Versions that a file names."""
     import transformers
 
-    from kvbench import __version__
+    from kvbench.util.version import __version__
 
     return {"kvbench": __version__, "torch": torch.__version__, "transformers": transformers.__version__}

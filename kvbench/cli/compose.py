@@ -34,13 +34,13 @@ from kvbench.cli.overrides import (
     refuse_marks,
     value,
 )
-from kvbench.confdir import conf_dir, groups, options
-from kvbench.config import GROUPS, DecodingConfig, check
+from kvbench.config.prerequisites import check_here, check_launcher
+from kvbench.config.run_config import GROUPS, DecodingConfig, check
 from kvbench.errors import CombinationError, ConfigError, nearest
 from kvbench.methods.load import true_name
 from kvbench.models import labels as models
-from kvbench.prerequisites import check_here, check_launcher
-from kvbench.schema import field_names, unknown
+from kvbench.util.confdir import conf_dir, groups, options
+from kvbench.util.schema import field_names, unknown
 
 #: combinations of choices whose keys are looked up beforehand; the rest is checked when a job starts
 MAX_COMBINATIONS = 256

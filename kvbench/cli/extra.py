@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from kvbench.cli.expand import limit
-from kvbench.confdir import groups, options
 from kvbench.errors import ConfigError, cut
+from kvbench.util.confdir import groups, options
 
 #: most values in one file, aliases counted wherever they stand; the environment variable raises it
 MAX_VALUES = 5_000

@@ -26,12 +26,12 @@ from kvbench.cli.compose import Composer, labelled, run_config
 from kvbench.cli.overrides import as_sweeps, explain
 from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
-from kvbench.confdir import conf_dir, groups
-from kvbench.config import check_writable
+from kvbench.config.run_config import check_writable
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
-from kvbench.progress import say, show, silence
 from kvbench.results.load import SIDE_BY_SIDE
+from kvbench.util.confdir import conf_dir, groups
+from kvbench.util.progress import say, show, silence
 
 #: exit status of an interrupted run, as a shell counts SIGINT
 INTERRUPTED = 130
@@ -196,7 +196,7 @@ def _run(config: DictConfig, job: Any) -> dict[str, Any]:
     try:
         labelled(config, job.runtime.choices.get("model"), job.overrides.task, next(iter(extra), None))
         plain = _named(config, job)
-        from kvbench.run import run
+        from kvbench.runner.run import run
 
         metrics = run(plain)
     except KvbenchError as error:

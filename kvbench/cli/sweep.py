@@ -10,9 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvbench import atomic
 from kvbench.errors import KvbenchError
 from kvbench.results import shape
+from kvbench.util import atomic
 
 #: sweeps are kept here, beside the runs
 SWEEPS = Path("results/sweeps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvbench.confdir import groups, options, summary
+from kvbench.util.confdir import groups, options, summary
 
 #: order of the groups in the help, the ones a person sets first before the rest
 ORDER = ("method", "quantizer", "model", "dataset", "experiment", "runtime", "logger", "launcher")

@@ -27,8 +27,8 @@ from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
-from kvbench.failures import is_out_of_memory
 from kvbench.methods.speculation import Speculation
+from kvbench.util.failures import is_out_of_memory
 
 Graphs = Literal["auto", "always", "never"]
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from kvbench.attention import pre_rope, reference
+from kvbench.attention import reference
 from kvbench.attention.logits import logits_of
 from kvbench.attention.register import NAME, attention, mask
+from kvbench.attention.rope import pre_rope
 from kvbench.cache import KVCache
 from kvbench.cache.layer import Handle
+from kvbench.cache.policy import Policy
 from kvbench.decoding.passes import check_cache, forward, prefill
-from kvbench.methods.base import Method
 
 SIMULATED = "kvbench_simulated"
 
@@ -28,14 +29,14 @@ def pass_tokens(chunk: int | Literal["auto"]) -> int:
     return PASS if chunk == "auto" else chunk
 
 
-def exact_chunk(method: Method, chunk: int) -> int:
+def exact_chunk(method: Policy, chunk: int) -> int:
     """Tokens that attention may take at a time: `chunk` where nothing moves while decoding, else 1.
 
     A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a
     longer chunk would see some that it should not see exact any more. Methods that store tokens before these are seen
     (``eager``) leave nothing to demote.
     """
-    still = (type(method).settle is Method.settle or method.eager) and not method.observe_steps
+    still = (not method.settles or method.eager) and not method.observe_steps
     return chunk if still else 1
 
 

@@ -22,12 +22,13 @@ from kvbench.attention import fused, phases
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
 from kvbench.attention.recorded import PassThrough
-from kvbench.cache import KVCache, roll_together, watch
-from kvbench.cache.append import append
+from kvbench.cache import KVCache, watch
+from kvbench.cache.kernels import roll_together
+from kvbench.cache.kernels.append import append
+from kvbench.cache.kernels.pack import warm
+from kvbench.cache.kernels.pack_together import together
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.pack import warm
-from kvbench.cache.pack_together import together
-from kvbench.cache.packed import PackedSegment
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 
 #: host copies of the tables under way: the host may be so many steps ahead of the device, less one

@@ -13,9 +13,9 @@ from typing import Any
 
 from filelock import FileLock
 
-from kvbench import atomic
 from kvbench.loggers.base import Logger
 from kvbench.results.tables import UNSAID
+from kvbench.util import atomic
 
 #: columns that say when a row was written, and what fp16 gave by then: a row that differs in these alone is there
 _LATER = re.compile(r"time$|.*[._]vs_fp16(\.|$)")

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.speculation import Speculation
-from kvbench.prerequisites import Package
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, preset
+from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
     from kvbench.cache.store import Store
     from kvbench.models.spec import ModelConfig
     from kvbench.quantizers.affine import AffineQuantizer
@@ -301,7 +301,7 @@ class Method:
         attach(model)
         cache = KVCache(self, config.num_hidden_layers, prompts, max_length, sliding.windows(model.config))
         if self.keys_before_rope:
-            from kvbench.attention import pre_rope
+            from kvbench.attention.rope import pre_rope
 
             rotation = pre_rope.attach(model)
             for layer in cache.layers:
@@ -322,7 +322,7 @@ class Method:
 
     def full(self, layer: KVLayer, side: Side, capacity: int = 0, slack: int = 64) -> Segment:
         """A full-precision segment for one side of `layer`."""
-        from kvbench.cache.segments import FullSegment
+        from kvbench.cache.segments.base import FullSegment
 
         channels = layer.key_dim if side == "key" else layer.value_dim
         return FullSegment(
@@ -331,7 +331,7 @@ class Method:
 
     def packed(self, layer: KVLayer, side: Side, quantizer: AffineQuantizer, capacity: int = 0) -> Segment:
         """A packed segment for one side of `layer`."""
-        from kvbench.cache.packed import PackedSegment
+        from kvbench.cache.segments.packed import PackedSegment
 
         channels = layer.key_dim if side == "key" else layer.value_dim
         return PackedSegment(

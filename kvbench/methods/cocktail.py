@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvbench.errors import CacheError, CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.sliding import CHUNK, whole
-from kvbench.prerequisites import Package
 from kvbench.quantizers.spec import fitting
+from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.retrieval.chunks import Chunked
     from kvbench.retrieval.search import Widths
@@ -183,8 +183,8 @@ class Cocktail(Method):
 
     def identity(self) -> dict[str, Any]:
         """What the encoder is behind its name: BM25's version, a folder's content, the endpoint of an own server."""
-        from kvbench.fingerprint import SUFFIXES, fingerprint
         from kvbench.retrieval.encoders import BM25, NAMED, OPENAI_MODEL, OPENAI_URL, openai_endpoint
+        from kvbench.util.fingerprint import SUFFIXES, fingerprint
 
         if self.encoder == "bm25":  # other words are another search
             return {"encoder": f"bm25 {BM25.version}"}

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
 
 
 @dataclass(kw_only=True)

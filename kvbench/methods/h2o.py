@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.scored import ScoredSegment
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
+    from kvbench.cache.segments.scored import ScoredSegment
 
 
 @dataclass(kw_only=True)
@@ -94,7 +94,7 @@ class H2O(Method):
         room = sum(self.split(expected)) + 64
         if side == "value":
             return [self.full(layer, side, capacity=room)]
-        from kvbench.cache.scored import ScoredSegment
+        from kvbench.cache.segments.scored import ScoredSegment
 
         shape = (layer.batch, layer.heads, layer.key_dim)
         return [ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
@@ -181,7 +181,7 @@ class H2O(Method):
 
     def scored(self, layer: KVLayer) -> ScoredSegment:
         """The segment of the keys, which carries the scores."""
-        from kvbench.cache.scored import ScoredSegment
+        from kvbench.cache.segments.scored import ScoredSegment
 
         tail = layer.stores()[0].tail
         assert isinstance(tail, ScoredSegment)

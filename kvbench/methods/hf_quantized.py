@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError, ModelError
 from kvbench.methods.base import Method, Reach, Side
-from kvbench.prerequisites import Package
 from kvbench.quantizers.spec import fitting
+from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
     import torch
     from transformers.cache_utils import QuantizedLayer
 
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
 
 #: the stores of a layer, in their order
 SIDES: tuple[Side, Side] = ("key", "value")
@@ -148,7 +148,7 @@ class HFQuantized(Method):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Sinks, what transformers quantized, the residual."""
-        from kvbench.cache.foreign import HFSegment
+        from kvbench.cache.segments.foreign import HFSegment
 
         backend = self.backend_layer()
         backend.dtype, backend.device = layer.dtype, layer.device

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.sliding import CHUNK, outlier_block, whole
-from kvbench.schema import bounded
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
     from kvbench.calibration.file import Calibration
     from kvbench.models.spec import ModelConfig
 
@@ -178,7 +178,7 @@ class KVQuant(Method):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """First tokens (where asked for), packed tokens, room for those of the step under way."""
-        from kvbench.cache.nuq import NuqFormat, NuqSegment
+        from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
         from kvbench.calibration.file import load
 
         path = layer.progress.calibration or Path(str(self.calibration)).expanduser()

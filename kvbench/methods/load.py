@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
-from kvbench.confdir import conf_dir, options
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.quantizers.spec import QuantizerSpec, described, preset
-from kvbench.schema import build, load_class
+from kvbench.util.confdir import conf_dir, options
+from kvbench.util.schema import build, load_class
 
 #: entry-point group by which another package offers methods: name = "module:Class"
 ENTRY_POINTS = "kvbench.methods"

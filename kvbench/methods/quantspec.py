@@ -16,8 +16,8 @@ from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side, affine
 from kvbench.methods.sliding import whole
 from kvbench.methods.speculation import OWN_VIEWS, Speculation, Weights
-from kvbench.prerequisites import Package
-from kvbench.schema import bounded
+from kvbench.util.requirements import Package
+from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
     from kvbench.models.spec import ModelConfig
 
 

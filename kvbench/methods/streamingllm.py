@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
-    from kvbench.cache.rolling import RollingSegment
-    from kvbench.cache.segments import Segment
+    from kvbench.cache.segments.base import Segment
+    from kvbench.cache.segments.rolling import RollingSegment
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class StreamingLLM(Method):
     position: Literal["cache", "original"] = "cache"
     evict: Literal["steps", "prefill"] = "steps"
 
-    #: windows of all layers roll at once (:mod:`kvbench.cache.roll_together`)
+    #: windows of all layers roll at once (:mod:`kvbench.cache.kernels.roll_together`)
     rolls: ClassVar[bool] = True
 
     @property
@@ -83,7 +83,7 @@ class StreamingLLM(Method):
         """
         cache = super().new_cache(model, prompts, max_length)
         if self.position == "cache" and self.sinks:
-            from kvbench.attention.rotary import rotary
+            from kvbench.attention.rope.rotary import rotary
 
             cache.progress.turn = rotary(model).turn
         return cache
@@ -105,7 +105,7 @@ class StreamingLLM(Method):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """One window behind its sinks."""
-        from kvbench.cache.rolling import RollingSegment
+        from kvbench.cache.segments.rolling import RollingSegment
 
         turn = layer.progress.turn
         if side == "value" or self.position == "original" or not self.sinks:
@@ -146,7 +146,7 @@ class StreamingLLM(Method):
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
         """The windows of keys and values, and how many tokens each holds of `rows`."""
-        from kvbench.cache.rolling import RollingSegment
+        from kvbench.cache.segments.rolling import RollingSegment
 
         found = []
         for store in layer.stores():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """What loading needs of the configuration's `runtime` group (`kvbench.config.RuntimeConfig` has it)."""
+    """What loading needs of the configuration's `runtime` group (`kvbench.config.run_config.RuntimeConfig` has it)."""
 
     @property
     def device(self) -> str: ...

@@ -16,7 +16,7 @@ from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.locate import fetch_description
 from kvbench.models.spec import BUNDLED, is_repository, local_folder
-from kvbench.prerequisites import exists
+from kvbench.util.requirements import exists
 
 __all__ = ["is_repository", "labelled"]
 

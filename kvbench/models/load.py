@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import KvbenchError, ModelError
-from kvbench.failures import is_out_of_memory
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
 from kvbench.models.locate import Source, locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, refusal
+from kvbench.util.failures import is_out_of_memory
 
 __all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "resolve_dtype", "shape_of"]
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.served import unserved
-from kvbench.prerequisites import Package, exists
-from kvbench.schema import MOST_TOKENS, bounded
+from kvbench.util.requirements import Package, exists
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: a repository: an owner and a name, or a name alone, as the hub has them
 _HUB_ID = re.compile(r"(?![.-])[\w.-]{1,96}(?:/(?![.-])[\w.-]{1,96})?")

@@ -11,7 +11,7 @@ from kvbench.models.checkpoint import DamagedFile, check_files, layer_of, weight
 from kvbench.models.locate import Source
 from kvbench.models.served import unserved
 from kvbench.models.spec import ModelConfig
-from kvbench.progress import say
+from kvbench.util.progress import say
 
 
 def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kvbench.errors import ConfigError, KvbenchError
-from kvbench.failures import is_out_of_memory
 from kvbench.parallel import launch
+from kvbench.util.failures import is_out_of_memory
 
 #: a collective that waits longer than this for another rank is an error
 TIMEOUT = timedelta(minutes=10)

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import kvbench
+from kvbench.util.version import __version__
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
 
@@ -31,7 +31,7 @@ def environment(device: str | None = None, device_name: str | None = None, dtype
         "cpu_count": os.cpu_count(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "kvbench": kvbench.__version__,
+        "kvbench": __version__,
         "commit": commit(),
         **{name: _version(name) for name in _PACKAGES},
     }
@@ -52,7 +52,7 @@ def cpu_name() -> str:
 @cache
 def commit() -> str | None:
     """Commit of the source tree that kvbench is imported from, ``+`` where tracked files differ; None outside git."""
-    root = Path(kvbench.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     head = _git(root, "rev-parse", "HEAD")

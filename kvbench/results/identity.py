@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench.fingerprint import fingerprint
+from kvbench.util.fingerprint import fingerprint
 
 #: raised by hand whenever the same configuration would give other outputs (prompting, decoding, a quantizer's rule)
 GENERATION_VERSION = 1

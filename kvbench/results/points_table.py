@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.results.cells import Cell, seconds, size
 from kvbench.results.points import each
+from kvbench.util.cells import Cell, seconds, size
 
 Metrics = Mapping[str, Any]
 

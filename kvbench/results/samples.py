@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvbench import atomic
 from kvbench.errors import KvbenchError
+from kvbench.util import atomic
 
 Row = dict[str, Any]
 

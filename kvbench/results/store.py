@@ -14,11 +14,11 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
-from kvbench import atomic
 from kvbench.errors import KvbenchError
 from kvbench.results import samples as lines
 from kvbench.results import shape
 from kvbench.results.samples import DiskError, Row, Samples
+from kvbench.util import atomic
 
 #: raised when a key of metrics.json changes its meaning; the schema is tests/results/metrics.schema.json
 SCHEMA_VERSION = 1

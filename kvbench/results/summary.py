@@ -179,7 +179,7 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 
 
 def codes(rows: Sequence[Row]) -> dict[str, int]:
-    """How many rows each version of the method's code made (see `kvbench.sources`), ``unknown`` for older rows."""
+    """Rows that each version of the method's code made (see `kvbench.runner.sources`); ``unknown`` for older rows."""
     return dict(Counter(str(row.get(MEASURED, {}).get("code") or "unknown") for row in rows))
 
 

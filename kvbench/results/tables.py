@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbench.results import points_table, shape
-from kvbench.results.cells import Cell, seconds, size
 from kvbench.results.findings import findings
 from kvbench.results.load import busyness
 from kvbench.results.points import has_points
+from kvbench.util.cells import Cell, seconds, size
 
 Metrics = Mapping[str, Any]
 

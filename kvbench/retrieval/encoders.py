@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError, ModelError
-from kvbench.prerequisites import Package, exists
 from kvbench.retrieval.store import EmbeddingStore
+from kvbench.util.requirements import Package, exists
 
 #: names with a meaning; anything else is a sentence-transformers model, by hub id or folder
 NAMED = ("contriever", "bm25", "llm_embedder", "minilm", "openai")

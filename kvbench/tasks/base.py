@@ -55,6 +55,30 @@ class Sample:
         return self.task if self.length is None else f"{self.task}@{self.length}"
 
 
+class Setup(Protocol):
+    """What a task may look at of the run that it is part of (:class:`kvbench.config.run_config.RunConfig`)."""
+
+    @property
+    def model(self) -> Any:
+        """``max_length``, ``prompt_limit``, ``weights`` and names of the model."""
+        ...
+
+    @property
+    def method(self) -> Any:
+        """The method, for windows that would not measure it."""
+        ...
+
+    @property
+    def decoding(self) -> Any:
+        """``max_new_tokens``, ``stop`` and how tokens are drawn."""
+        ...
+
+    @property
+    def runtime(self) -> Any:
+        """``batch_size`` and where the run takes place."""
+        ...
+
+
 class Task(Protocol):
     """A data set of one or more tasks. Knows nothing of models or caches; `kvbench.tasks.load` makes one."""
 

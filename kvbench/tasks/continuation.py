@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from kvbench import data
-from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError, KvbenchError
-from kvbench.schema import MOST_TOKENS, bounded
-from kvbench.tasks.base import Sample
+from kvbench.tasks import data
+from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.data import HubSource
 from kvbench.tasks.texts import DOCUMENTS, check_text
-
-if TYPE_CHECKING:
-    from kvbench.config import RunConfig
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: tokens of the shortest prompt
 SHORTEST = 16
@@ -68,7 +65,7 @@ class Continuation:
         check_lengths(self.lengths)
         check_text(self.text, self.path)
 
-    def fits(self, config: RunConfig) -> None:
+    def fits(self, config: Setup) -> None:
         """Raise ConfigError for prompts that the model cannot take."""
         check_fits(config, self.lengths, self.max_new_tokens)
 
@@ -168,7 +165,7 @@ class Continuation:
         return list(ids), offsets
 
 
-def check_fits(config: RunConfig, lengths: tuple[int, ...], max_new_tokens: int) -> None:
+def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> None:
     """Raise ConfigError where prompts of exactly so many tokens, and their answers, are more than the model takes.
 
     Such prompts are refused by the run, not cut, so that the longest decides.

@@ -10,14 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
-from kvbench.tasks.base import Sample
-
-if TYPE_CHECKING:
-    from kvbench.config import RunConfig, RuntimeConfig
+from kvbench.tasks.base import Sample, Setup
+from kvbench.util.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 
 #: fewest tokens of a prompt: a few words
 SHORTEST = 16
@@ -63,7 +60,7 @@ class Efficiency:
         if not self.batches:
             raise ConfigError("dataset.batches", "[]", "names no batch", hint="dataset.batches=[1,2,4], or grow")
 
-    def fits(self, config: RunConfig) -> None:
+    def fits(self, config: Setup) -> None:
         """Raise ConfigError where the rest of the configuration cannot run this grid."""
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
@@ -104,7 +101,7 @@ class Efficiency:
         return {"target": "efficiency", "version": self.version, **settings}
 
     @staticmethod
-    def setting(runtime: RuntimeConfig, device: str) -> dict[str, Any]:
+    def setting(runtime: Any, device: str) -> dict[str, Any]:
         """What of the machine and the runtime group makes another run: all that changes time or memory."""
         said = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
         return {"device": device, **said}

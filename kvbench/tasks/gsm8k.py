@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from kvbench import data
-from kvbench.data import HubSource, Record
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import gsm8k as metric
-from kvbench.records import FILLED_TEXT
-from kvbench.schema import MOST, MOST_TOKENS, bounded
+from kvbench.tasks import data
 from kvbench.tasks.base import Sample, check_shots
+from kvbench.tasks.data import HubSource, Record
+from kvbench.tasks.records import FILLED_TEXT
+from kvbench.util.schema import MOST, MOST_TOKENS, bounded
 
 FIELDS = {"question": FILLED_TEXT, "answer": FILLED_TEXT}
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from kvbench.errors import ConfigError
-from kvbench.schema import build, load_class
 from kvbench.tasks.base import Task
+from kvbench.util.schema import build, load_class
 
 
 def load(config: Mapping[str, Any]) -> Task:

@@ -15,15 +15,15 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from kvbench import data
-from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import longbench as metric
 from kvbench.metrics.longbench import EXTENDED
-from kvbench.prerequisites import Package
-from kvbench.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
-from kvbench.schema import MOST_TOKENS, bounded
+from kvbench.tasks import data
 from kvbench.tasks.base import Sample
+from kvbench.tasks.data import HubSource
+from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
+from kvbench.util.requirements import Package
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: tasks that the official code runs without the chat wrapper
 NO_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
-from kvbench import data
-from kvbench.data import HubSource, Record
 from kvbench.errors import DataError
-from kvbench.records import FILLED_TEXT
-from kvbench.schema import MOST_TOKENS, bounded
+from kvbench.tasks import data
 from kvbench.tasks.base import Sample, check_shots
+from kvbench.tasks.data import HubSource, Record
+from kvbench.tasks.records import FILLED_TEXT
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: fields of a question, in one form whatever file it came from
 FIELDS = ("stem", "choices", "key")

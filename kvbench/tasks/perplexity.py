@@ -16,17 +16,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from kvbench import data
-from kvbench.data import HubSource
 from kvbench.errors import ConfigError, DataError, KvbenchError
-from kvbench.schema import MOST_TOKENS, bounded
-from kvbench.tasks.base import Sample
+from kvbench.tasks import data
+from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.data import HubSource
 from kvbench.tasks.texts import DOCUMENTS, check_text
-
-if TYPE_CHECKING:
-    from kvbench.config import RunConfig
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: windows that GPTQ and its heirs draw from C4
 C4_WINDOWS = 256
@@ -83,7 +80,7 @@ class Perplexity:
         if self.text == "c4" and self.stride not in (None, self.window):
             raise ConfigError("dataset.stride", self.stride, "c4's windows are drawn one by one: they do not slide")
 
-    def fits(self, config: RunConfig) -> None:
+    def fits(self, config: Setup) -> None:
         """Raise ConfigError for windows longer than the model, and modes that would not measure the method."""
         longest = config.model.max_length
         if self.window > longest:

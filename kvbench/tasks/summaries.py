@@ -13,20 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from kvbench import data
-from kvbench.data import HubSource, Record
 from kvbench.errors import DataError, KvbenchError
 from kvbench.metrics.summary import rouge
-from kvbench.prerequisites import Package
-from kvbench.records import TEXT, TEXT_OR_NULL, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_NULL, check_record, is_text
-from kvbench.schema import MOST_TOKENS, bounded
-from kvbench.tasks.base import Sample
+from kvbench.tasks import data
+from kvbench.tasks.base import Sample, Setup
 from kvbench.tasks.continuation import MOST_WARM_UP, SHORTEST, check_fits, check_lengths, check_warm_up, warmed
-
-if TYPE_CHECKING:
-    from kvbench.config import RunConfig
+from kvbench.tasks.data import HubSource, Record
+from kvbench.tasks.records import TEXT, TEXT_OR_NULL, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_NULL, check_record, is_text
+from kvbench.util.requirements import Package
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 Kind = Literal["multi_lexsum", "infinitebench_sum"]
 
@@ -69,7 +66,7 @@ class Summaries:
         """ROUGE."""
         return (Package("rouge_score", "dataset", self.name, "pip install rouge-score"),)
 
-    def fits(self, config: RunConfig) -> None:
+    def fits(self, config: Setup) -> None:
         """Raise ConfigError for prompts that the model cannot take."""
         check_fits(config, self.lengths, self.max_new_tokens)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvbench import data
-from kvbench.data import Found, HubSource
 from kvbench.errors import ConfigError, DataError
-from kvbench.records import TEXT
+from kvbench.tasks import data
+from kvbench.tasks.data import Found, HubSource
+from kvbench.tasks.records import TEXT
 
 #: endings of texts in a folder
 _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")

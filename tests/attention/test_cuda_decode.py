@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.attention import cuda_build, cuda_decode
+from kvbench.attention.cuda import build as cuda_build
+from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.phases import Format
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvbench.attention import check_cases, cuda_decode, fused, reference
+from kvbench.attention import check_cases, fused, reference
 from kvbench.attention.check_cases import Case, channel, token, whole
+from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.synthetic import error, exact
 from kvbench.cache import Prompts
@@ -42,7 +43,7 @@ TIERS = {
 def kernel(name):
     if name == "cuda":
         return cuda_decode
-    module = pytest.importorskip("kvbench.attention.triton_decode")
+    module = pytest.importorskip("kvbench.attention.triton.decode")
     if module.INTERPRETED:
         pytest.skip("TRITON_INTERPRET=1: this process interprets kernels on the CPU")
     return module

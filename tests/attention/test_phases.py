@@ -7,8 +7,8 @@ import torch
 
 from kvbench.attention import phases
 from kvbench.attention.phases import Format, NotServed, Part, Work, lines, part
-from kvbench.cache.packed import PackedSegment
-from kvbench.cache.segments import FullSegment
+from kvbench.cache.segments.base import FullSegment
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.cache.store import Store
 from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 from kvbench.quantizers.atom import AtomQuantizer

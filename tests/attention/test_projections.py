@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from kvbench.attention.projections import attentions, head_dim, key_source, kv_heads, value_source
-from kvbench.attention.rotary import rotary
+from kvbench.attention.rope.rotary import rotary
+from kvbench.models.projections import attentions, head_dim, key_source, kv_heads, value_source
 from tests import zoo
 
 

@@ -132,7 +132,7 @@ def test_probabilities_of_a_step_are_those_of_its_output(name, monkeypatch):
 
 
 def test_a_block_is_the_most_that_is_dequantized_at_once(monkeypatch):
-    from kvbench.cache.packed import PackedSegment
+    from kvbench.cache.segments.packed import PackedSegment
 
     layer = placed("kivi")
     longest, read = [], PackedSegment.read

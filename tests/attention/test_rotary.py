@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import CohereConfig, CohereForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from kvbench.attention.rotary import rotary
+from kvbench.attention.rope.rotary import rotary
 from kvbench.cache.rope import rotated_slots
 from kvbench.errors import ModelError
 from kvbench.methods import load_method
@@ -138,7 +138,7 @@ def test_a_layer_that_does_more_to_its_keys_is_refused_and_leaves_no_hook(monkey
     model, method = architecture("Olmo2"), load_method("atom", rope="pre", quantizer="int4_token")
     del model.model.layers[1].self_attn.k_norm
     model.model.layers[1].self_attn.k_norm = lambda keys: 2 * keys
-    monkeypatch.setattr("kvbench.attention.projections.KEYS", ("k_proj",))
+    monkeypatch.setattr("kvbench.models.projections.KEYS", ("k_proj",))
     with pytest.raises(ModelError, match="Olmo2Attention of layer 0: keys before RoPE, rotated, are not the keys"):
         method.new_cache(model)
     assert not any(module._forward_hooks for module in model.modules())

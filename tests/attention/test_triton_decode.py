@@ -11,11 +11,13 @@ from tests.attention import interpreter
 
 interpreter.require()
 
-from kvbench.attention import phases, triton_decode, triton_tuning  # noqa: E402
+from kvbench.attention import phases  # noqa: E402
 from kvbench.attention.check_cases import windows  # noqa: E402
 from kvbench.attention.logits import Logits  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
+from kvbench.attention.triton import decode as triton_decode  # noqa: E402
+from kvbench.attention.triton import tuning as triton_tuning  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
 from kvbench.methods.cocktail import ChunkPlan  # noqa: E402
 from kvbench.retrieval.chunks import Chunked  # noqa: E402

@@ -17,7 +17,7 @@ TOLERANCE = {torch.float16: 3e-3, torch.bfloat16: 4.5e-3}  # bf16 alone rounds t
 
 
 def check(case, heads=None):
-    triton_decode = pytest.importorskip("kvbench.attention.triton_decode")
+    triton_decode = pytest.importorskip("kvbench.attention.triton.decode")
     if triton_decode.INTERPRETED:
         pytest.skip("TRITON_INTERPRET=1: this process interprets kernels on the CPU")
     query, work = case.query(), case.work(0)

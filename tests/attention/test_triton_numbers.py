@@ -10,9 +10,10 @@ from tests.attention import interpreter
 
 interpreter.require()
 
-from kvbench.attention import triton_codes, triton_decode  # noqa: E402
 from kvbench.attention.phases import Format  # noqa: E402
 from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa: E402
+from kvbench.attention.triton import codes as triton_codes  # noqa: E402
+from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 
 TOLERANCE = 3e-3
 

@@ -27,8 +27,8 @@ from kvbench.bench.shapes import (
 )
 from kvbench.bench.table import shown as cell
 from kvbench.bench.table import table
-from kvbench.cache.packed import PackedSegment
-from kvbench.cache.segments import FullSegment
+from kvbench.cache.segments.base import FullSegment
+from kvbench.cache.segments.packed import PackedSegment
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].single])

@@ -145,7 +145,7 @@ def shape_config():
     import yaml
 
     from kvbench.models.spec import Architecture
-    from kvbench.schema import build
+    from kvbench.util.schema import build
 
     return build(Architecture, yaml.safe_load((ROOT / "conf/model/llama2-7b.yaml").read_text())["architecture"])
 

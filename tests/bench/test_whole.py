@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-import kvbench.efficiency as measuring
+import kvbench.measure.meter as measuring
 from kvbench.bench import __main__ as command
 from kvbench.bench import settings, stock, tpot, whole
 from kvbench.bench.command import BASELINES, COMMANDS

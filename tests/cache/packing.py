@@ -20,7 +20,7 @@ def interpreted():
 @pytest.fixture(autouse=True, scope="module")
 def interpret():
     """Only here: other tests of this process shall not have their CPU caches interpreted."""
-    from kvbench.cache import pack
+    from kvbench.cache.kernels import pack
 
     pack.INTERPRET = True
     yield

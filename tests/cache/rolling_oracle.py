@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
-from kvbench.attention.rotary import Rotary
+from kvbench.attention.rope.rotary import Rotary
 from kvbench.cache import KVCache
 from kvbench.methods import load_method
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.cache.layout import TILE, TileLayout
+from kvbench.cache.segments.layout import TILE, TileLayout
 
 
 @pytest.mark.parametrize("order", ["key", "value"])

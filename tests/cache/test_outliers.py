@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.cache.outliers import Outliers
+from kvbench.cache.segments.outliers import Outliers
 from kvbench.errors import ConfigError
 
 ALL = slice(None)

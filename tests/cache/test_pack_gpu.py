@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvbench.cache import packed
-from kvbench.cache.pack import Form, served
-from kvbench.cache.packed import PackedSegment
+from kvbench.cache.kernels.pack import Form, served
+from kvbench.cache.segments import packed
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.errors import NonFiniteError
 from kvbench.methods import load_method
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer

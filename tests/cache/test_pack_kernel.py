@@ -9,9 +9,10 @@ from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F4
 
 interpreted()
 
-from kvbench.cache import pack, packed  # noqa: E402
-from kvbench.cache.pack import Form, served  # noqa: E402
-from kvbench.cache.packed import PackedSegment  # noqa: E402
+from kvbench.cache.kernels import pack  # noqa: E402
+from kvbench.cache.kernels.pack import Form, served  # noqa: E402
+from kvbench.cache.segments import packed  # noqa: E402
+from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers import AffineQuantizer, AtomQuantizer  # noqa: E402
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer  # noqa: E402

@@ -11,9 +11,9 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the GPU runs it in test_graphs_gpu.py; TRITON_INTERPRET=1 runs this", allow_module_level=True)
 require()
 
-from kvbench.cache import pack, pack_together  # noqa: E402
-from kvbench.cache.packed import PackedSegment  # noqa: E402
-from kvbench.cache.segments import FullSegment  # noqa: E402
+from kvbench.cache.kernels import pack, pack_together  # noqa: E402
+from kvbench.cache.segments.base import FullSegment  # noqa: E402
+from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Place, Watch  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402

@@ -7,9 +7,10 @@ from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F4
 
 interpreted()
 
-from kvbench.cache import pack, pack_together, packed  # noqa: E402
-from kvbench.cache.pack import Form, served  # noqa: E402
-from kvbench.cache.packed import PackedSegment, fits_tiles  # noqa: E402
+from kvbench.cache.kernels import pack, pack_together  # noqa: E402
+from kvbench.cache.kernels.pack import Form, served  # noqa: E402
+from kvbench.cache.segments import packed  # noqa: E402
+from kvbench.cache.segments.packed import PackedSegment, fits_tiles  # noqa: E402
 from kvbench.cache.watch import Watch  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
 from kvbench.quantizers.windowed import WindowedQuantizer  # noqa: E402

@@ -14,7 +14,7 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the GPU runs them in test_roll_gpu.py; TRITON_INTERPRET=1 runs this", allow_module_level=True)
 require()
 
-from kvbench.cache import roll_kernel, roll_together  # noqa: E402
+from kvbench.cache.kernels import roll_kernel, roll_together  # noqa: E402
 from tests.cache.rolling_oracle import Watched  # noqa: E402
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbench.cache import roll_together
-from kvbench.cache.roll_together import Move
+from kvbench.cache.kernels import roll_together
+from kvbench.cache.kernels.roll_together import Move
 from tests.cache.rolling_oracle import Watched
 
 

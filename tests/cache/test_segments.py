@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kvbench.cache.packed import PackedSegment
-from kvbench.cache.rolling import RollingSegment
-from kvbench.cache.scored import ScoredSegment
-from kvbench.cache.segments import FullSegment, uniform_rows
+from kvbench.cache.segments.base import FullSegment, uniform_rows
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.cache.segments.rolling import RollingSegment
+from kvbench.cache.segments.scored import ScoredSegment
 from kvbench.quantizers import AffineQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench import calibrate as command
-from kvbench.attention.projections import attentions
 from kvbench.calibration import calibrate as library
 from kvbench.calibration import file
 from kvbench.calibration.collect import collect
 from kvbench.calibration.fit import fit_values
+from kvbench.cli import calibrate as command
 from kvbench.errors import ConfigError, DataError, ModelError
 from kvbench.methods import load_method
+from kvbench.models.projections import attentions
 from tests import zoo
 
 

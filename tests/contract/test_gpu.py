@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kvbench.cache import Prompts
-from kvbench.confdir import options
 from kvbench.decoding import generate
 from kvbench.methods import load_method
+from kvbench.util.confdir import options
 from tests import zoo
 from tests.contract.test_methods import MISSING, OVERRIDES
 

@@ -10,10 +10,10 @@ import yaml
 from transformers import PreTrainedModel
 
 from kvbench.cache import KVCache, Prompts
-from kvbench.cache.packed import PackedSegment
-from kvbench.confdir import options
+from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding import Sampling, generate
 from kvbench.methods import load_method
+from kvbench.util.confdir import options
 from tests import slow, zoo
 
 TOY = Path(__file__).parent / "toy.yaml"

@@ -13,10 +13,10 @@ from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, si
 from kvbench.errors import ConfigError
 from kvbench.models.random_weights import hf_config, random_model
 from kvbench.models.spec import ModelConfig
-from kvbench.run import run
-from kvbench.schema import build
+from kvbench.runner.perplexity import check_mode
+from kvbench.runner.run import run
 from kvbench.tasks.perplexity import Perplexity
-from kvbench.windows import check_mode
+from kvbench.util.schema import build
 from tests import zoo
 from tests.contract.test_methods import CASES, fresh, make
 from tests.data_support import data_dir

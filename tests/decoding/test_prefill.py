@@ -5,7 +5,10 @@ import torch
 from transformers import AttentionInterface, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from kvbench.attention import observe, prefill, reference, register
-from kvbench.cache import Prompts, nuq, packed, segments
+from kvbench.cache import Prompts
+from kvbench.cache.segments import base as segments
+from kvbench.cache.segments import codebook as nuq
+from kvbench.cache.segments import packed
 from kvbench.decoding import generate
 from kvbench.methods import load_method
 from kvbench.profiling.memory import TensorCensus

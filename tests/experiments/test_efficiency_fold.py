@@ -10,8 +10,8 @@ from experiments.efficiency.fold import fold, judged, reached, relative, section
 from experiments.efficiency.grid import CLAIMS, GRIDS
 from experiments.efficiency.read import read
 from kvbench.bench import __main__ as bench
-from kvbench.run import run
-from tests.test_efficiency import settings
+from kvbench.runner.run import run
+from tests.measure.test_meter import settings
 
 GiB = 2**30
 

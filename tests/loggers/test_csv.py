@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.loggers.csv import CsvLogger
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests.run_support import config
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvbench import loggers
 from kvbench.loggers.wandb import WandbLogger, has_key
 from kvbench.results import samples
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests.loggers.wandb_file import read
 from tests.run_support import config
 
@@ -150,7 +150,7 @@ def test_a_finished_run_is_sent_when_it_is_repeated_and_only_once(tmp_path):
 
 
 def test_a_resumed_run_has_the_samples_of_all_its_sessions(tmp_path, monkeypatch):
-    from kvbench.session import Session
+    from kvbench.runner.session import Session
 
     rows = Session.rows
 
@@ -187,7 +187,7 @@ def test_what_failed_once_is_sent_by_the_next_session(tmp_path, monkeypatch, cap
 
 
 def test_a_run_that_ended_out_of_memory_is_a_result_and_one_that_failed_is_none(tmp_path, monkeypatch):
-    from kvbench.session import Session
+    from kvbench.runner.session import Session
 
     codes = {}
     for status, error in (("oom", MemoryError()), ("error", ValueError("a bad record"))):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kvbench.cache import Parts, Prompts
-from kvbench.confdir import options
 from kvbench.errors import ConfigError
 from kvbench.methods import Method, load_method
 from kvbench.methods.byte_parts import KVBytes
 from kvbench.methods.bytes import kv_bytes
+from kvbench.util.confdir import options
 from tests import zoo
 
 #: the random models: 2 layers, 4 query heads, 2 KV heads of 64 channels

@@ -17,7 +17,7 @@ from kvbench.bench.settings import setting
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import ConfigError
 from kvbench.methods.bytes import kv_bytes
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests.run_support import ARCHITECTURE, config
 
 SETTINGS = [

@@ -8,13 +8,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from kvbench.attention import pre_rope
-from kvbench.attention.projections import attentions
+from kvbench.attention.rope import pre_rope
 from kvbench.calibration import file
 from kvbench.decoding import generate
 from kvbench.decoding.perplexity import decode_nll, exact_chunk, forward_nll, simulated_nll
 from kvbench.errors import CacheError, ConfigError, ModelError, NonFiniteError
 from kvbench.methods import load_method
+from kvbench.models.projections import attentions
 from tests import slow, zoo
 from tests.zoo import feed, new_layer, random_kv
 

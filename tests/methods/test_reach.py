@@ -11,7 +11,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods import load_method
 from kvbench.models.random_weights import hf_config, random_model
 from kvbench.models.spec import ModelConfig
-from kvbench.schema import build
+from kvbench.util.schema import build
 from tests.run_support import ARCHITECTURE
 
 #: QuantSpec's formats with small groups

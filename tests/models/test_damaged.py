@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kvbench.config import RuntimeConfig
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.models.load import load
 from kvbench.models.random_weights import byte_tokenizer, random_model

@@ -12,15 +12,15 @@ import yaml
 
 from kvbench.cli.compose import Composer, run_config
 from kvbench.cli.main import main
-from kvbench.confdir import conf_dir, options
-from kvbench.config import check
+from kvbench.config.run_config import check
 from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import identity, run_id
-from kvbench.schema import build
-from kvbench.session import own_limit
+from kvbench.runner.session import own_limit
 from kvbench.tasks.base import Sample
+from kvbench.util.confdir import conf_dir, options
+from kvbench.util.schema import build
 from tests.models.hub import serving
 
 QWEN = {

@@ -15,15 +15,15 @@ import pytest
 import torch
 import yaml
 
-from kvbench.confdir import options
-from kvbench.config import RuntimeConfig
+from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
 from kvbench.models import locate as locating
 from kvbench.models.load import load, resolve_device, shape_of
 from kvbench.models.locate import locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig, local_folder
-from kvbench.schema import build
+from kvbench.util.confdir import options
+from kvbench.util.schema import build
 from tests.effort import effort
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from kvbench.models.load import load
 from kvbench.models.random_weights import hf_config
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import Carrier, balanced, connect, pretrained_spread, random_spread
-from kvbench.schema import build
+from kvbench.util.schema import build
 from tests import run_support, zoo
 
 #: two devices to every comparison of devices, one memory

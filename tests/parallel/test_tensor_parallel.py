@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from kvbench.results import samples
 from kvbench.results.samples import outputs
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests import run_support
 from tests.parallel.tp_driver import METHODS
 

@@ -19,8 +19,8 @@ from kvbench.decoding import Sampling, generate
 from kvbench.errors import KvbenchError
 from kvbench.parallel import team as teams
 from kvbench.parallel.shard import shard
-from kvbench.run import run
-from kvbench.session import Session
+from kvbench.runner.run import run
+from kvbench.runner.session import Session
 from tests import run_support, zoo
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from kvbench.failures import bytes_asked, is_out_of_memory
 from kvbench.profiling.limit import limited
+from kvbench.util.failures import bytes_asked, is_out_of_memory
 
 GIB = 2**30
 

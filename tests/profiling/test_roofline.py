@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvbench.confdir import conf_dir, options
 from kvbench.errors import ConfigError
 from kvbench.models.spec import Architecture
 from kvbench.profiling.gpus import GPUS, gpu_named, gpu_of, own_gpu
 from kvbench.profiling.roofline import LONG, SLICE, TOGETHER, Shape, live_elements, max_batch, predict, tokens_of_a_pass
-from kvbench.schema import build
+from kvbench.util.confdir import conf_dir, options
+from kvbench.util.schema import build
 
 H200 = GPUS["h200"]
 K = 1024

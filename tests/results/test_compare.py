@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import report
+from kvbench.cli import report
 from kvbench.results import compare
 from kvbench.results.store import RunStore
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests.run_support import config
 
 

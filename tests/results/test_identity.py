@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from kvbench import fingerprint as fingerprint_module
-from kvbench.fingerprint import fingerprint
 from kvbench.results.identity import identity, is_baseline, run_id, short_name
+from kvbench.util import fingerprint as fingerprint_module
+from kvbench.util.fingerprint import fingerprint
 from tests.run_support import config
 
 DATA = {"identity": {"name": "toy", "seed": 0}, "version": 1}

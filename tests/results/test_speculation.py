@@ -8,7 +8,7 @@ import pytest
 
 from kvbench.results import ranking, tables
 from kvbench.results.speculation import ratio_error, speculation, speedup
-from kvbench.run import run
+from kvbench.runner.run import run
 from tests.run_files import SCHEMA
 from tests.run_support import config
 

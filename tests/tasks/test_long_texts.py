@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from kvbench import tasks
-from kvbench.confdir import conf_dir
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics.summary import rouge
-from kvbench.prompting import encode
-from kvbench.run import run
+from kvbench.runner.prompting import encode
+from kvbench.runner.run import run
 from kvbench.tasks.summaries import templates
+from kvbench.util.confdir import conf_dir
 from tests.data_support import data_dir, read_lines
 from tests.run_support import config
 

@@ -11,10 +11,10 @@ import pytest
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.spec import ModelConfig
-from kvbench.prompting import encode
 from kvbench.results.store import RunStore
-from kvbench.run import run
-from kvbench.session import batches, end_ids, own_limit
+from kvbench.runner.prompting import encode
+from kvbench.runner.run import run
+from kvbench.runner.session import batches, end_ids, own_limit
 from kvbench.tasks.load import load
 from kvbench.tasks.longbench import EXTENDED, LongBench, groups, templates
 from tests.data_support import data_dir, golden
@@ -139,7 +139,7 @@ def test_a_run_adds_samples_and_scores_anew_without_generating(
     assert "rouge_1_0_1" in more["scores"]["samsum"]["variants"]
     monkeypatch.setattr(LongBench, "scorer_version", 2)
     monkeypatch.setattr(LongBench, "score", lambda self, sample, prediction: {"score": 0.5})
-    monkeypatch.setattr("kvbench.ranks.opened", lambda *args: pytest.fail("generates"))
+    monkeypatch.setattr("kvbench.runner.ranks.opened", lambda *args: pytest.fail("generates"))
     again = go(3)
     assert again["scores"]["qasper"]["score"] == 0.5
     assert again["scores"]["qasper"]["scorer_version"] == 2
@@ -219,7 +219,7 @@ def test_samsums_rule_is_that_of_stock_generate(tokenizer) -> None:
     import kvbench
     from kvbench.decoding import generate
     from kvbench.models.random_weights import hf_config, random_model
-    from kvbench.schema import build
+    from kvbench.util.schema import build
     from tests.run_support import ARCHITECTURE
 
     numbers = {"name": "toy", "weights": "random", "max_length": 512, "architecture": ARCHITECTURE}

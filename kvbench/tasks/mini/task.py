@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError
 from kvbench.models.spec import BUNDLED
-from kvbench.schema import MOST, bounded
-from kvbench.tasks.base import Sample
+from kvbench.tasks.base import Sample, Setup
 from kvbench.tasks.mini.catalogue import TASKS
 from kvbench.tasks.mini.compose import Document, compose, tails
 from kvbench.tasks.mini.draft import Draft, Question, Setting
@@ -19,9 +18,7 @@ from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.mini.scoring import SCORERS
 from kvbench.tasks.mini.templates import WRAPPERS
 from kvbench.tasks.mini.tokens import encoder, fingerprint
-
-if TYPE_CHECKING:
-    from kvbench.config import RunConfig
+from kvbench.util.schema import MOST, bounded
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
@@ -69,7 +66,7 @@ class Mini:
             if len(set(values)) < len(values):
                 raise ConfigError(f"dataset.{key}", list(values), "names something twice", hint="each once")
 
-    def fits(self, config: RunConfig) -> None:
+    def fits(self, config: Setup) -> None:
         """Raise ConfigError for lengths that the model cannot take.
 
         Lengths are tokens of the bundled model. Another model's tokenizer makes fewer of the same text, but not half.

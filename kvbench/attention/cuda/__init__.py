@@ -1,0 +1,1 @@
+"""The CUDA decode kernel, compiled at first use."""

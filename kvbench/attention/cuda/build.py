@@ -1,0 +1,258 @@
+"""Compiling the CUDA decode kernel: what for (:class:`Build`), with nvrtc, once a machine.
+
+nvrtc comes with every CUDA build of torch and compiles the kernel in about a second; no nvcc and no host compiler are
+needed. The machine code is kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.attention.phases import Format
+from kvbench.util import atomic
+
+KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
+AXES = {"": 0, "channel": 0, "token": 1}
+#: the parts of the source, in their order
+PARTS = (
+    "header.cuh",
+    "instructions.cuh",
+    "storage.cuh",
+    "loads.cuh",
+    "scores.cuh",
+    "softmax.cuh",
+    "values.cuh",
+    "decode.cu",
+)
+#: bytes of shared memory that a CTA may have (sm_90)
+SHARED = 227 * 1024
+
+Signature = tuple[tuple[Format, Format], ...]
+
+
+@dataclass(frozen=True)
+class Build:
+    """What the kernel is compiled for; the macros of ``cuda/header.cuh``."""
+
+    channels: int
+    team: int
+    one_column: bool
+    bf16: bool
+    phases: Signature
+    teams: int
+    stages: int
+    resident: int
+    softcap: bool = False
+    sinks: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Query rows that a CTA serves."""
+        return 4 if self.one_column else 8 * self.team
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA."""
+        return self.team * self.teams
+
+    @property
+    def slot(self) -> int:
+        """Bytes of the largest part of a tile."""
+        sizes = [32 * self.channels * 2 if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
+        for key, value in self.phases:
+            sizes += [slot_bytes(key, self.channels), slot_bytes(value, self.channels)]
+        return max(sizes)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        queries = (2 if self.bf16 else 1) * self.team * self.channels // 16 * 256
+        return max(queries + self.teams * self.stages * self.slot, self.teams * self.rows * self.channels * 4, 16384)
+
+    def macros(self) -> str:
+        """The lines that stand before the source."""
+        table = ", ".join(
+            "{" + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group)) + "}"
+            for pair in self.phases
+        )
+        values = {
+            "D": self.channels,
+            "TEAM": self.team,
+            "ONECOL": int(self.one_column),
+            "BF16": int(self.bf16),
+            "TEAMS": self.teams,
+            "STAGES": self.stages,
+            "MINB": self.resident,
+            "SLOT": self.slot,
+            "SOFTCAP": int(self.softcap),
+            "SINKS": self.sinks,
+            "NPHASES": len(self.phases),
+            "PHASE_TABLE": "{" + table + "}",
+        }
+        return "".join(f"#define {name} {value}\n" for name, value in values.items())
+
+
+def slot_bytes(form: Format, channels: int) -> int:
+    """Bytes of codes and parameters of one tile of a packed format."""
+    if form.kind == "full":
+        return 0
+    params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
+    return 128 * channels * form.bits // 8 + 2 * params
+
+
+def build(
+    phases: Signature,
+    channels: int,
+    rows: int,
+    bf16: bool,
+    tuning: tuple[tuple[str, int], ...] = (),
+    shared: int = SHARED,
+    softcap: bool = False,
+    sinks: int = 0,
+) -> Build:
+    """The configuration for `rows` query rows of a KV head.
+
+    Args:
+        tuning: overrides of teams, stages, resident.
+        shared: bytes of shared memory that a CTA of the device may have.
+        softcap: scores are capped. sinks: 1: of the query's type; 2: fp32; 0: none.
+    """
+    team = min(-(-rows // 8), 3)
+    while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
+        team -= 1  # as many CTAs with fewer rows each
+    # as measured on an H200: two CTAs a multiprocessor where the rings of both fit, else one with more teams
+    options = [(4, 2, 1), (2, 2, 1)] if team > 1 else [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1)]
+    chosen = dict(tuning)
+    for teams, stages, resident in options:
+        made = Build(
+            channels,
+            team,
+            rows <= 4,
+            bf16,
+            phases,
+            chosen.get("teams", teams),
+            chosen.get("stages", stages),
+            chosen.get("resident", resident),
+            softcap,
+            sinks,
+        )
+        if (made.shared + 1024) * made.resident <= (shared if resident == 1 else min(shared, 160 * 1024)):
+            break
+    return made
+
+
+class Kernel:
+    """A compiled :class:`Build` on one device.
+
+    Raises:
+        RuntimeError: nvrtc or the driver refused; the message holds their words.
+    """
+
+    def __init__(self, made: Build, device: int) -> None:
+        self.made = made
+        major, minor = torch.cuda.get_device_capability(device)
+        binary = compiled(made.macros() + source(), f"sm_{major}{minor}")
+        with torch.cuda.device(device):  # a module belongs to the context that is current when it is loaded
+            self._load(binary, device)
+
+    def _load(self, binary: bytes, device: int) -> None:
+        from cuda.bindings import driver
+
+        made = self.made
+        self.module = ask(driver.cuModuleLoadData(binary))
+        self.function = ask(driver.cuModuleGetFunction(self.module, b"decode"))
+        attribute = driver.CUfunction_attribute
+        ask(
+            driver.cuFuncSetAttribute(
+                self.function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, made.shared
+            )
+        )
+        self.registers = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, self.function))
+        self.spilled = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, self.function))
+        fit = ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, made.warps * 32, made.shared))
+        self.resident = fit * torch.cuda.get_device_properties(device).multi_processor_count
+        self._launch = driver.cuLaunchKernel
+
+    def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
+        """Run it; `arguments` is the packed ``Args``."""
+        held = ctypes.create_string_buffer(arguments, len(arguments))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
+        ask(
+            self._launch(
+                self.function,
+                *grid,
+                self.made.warps * 32,
+                1,
+                1,
+                self.made.shared,
+                stream,
+                ctypes.addressof(pointers),
+                0,
+            )
+        )
+
+
+def compiled(source: str, architecture: str) -> bytes:
+    """The machine code of `source`, from the disk where it was compiled before.
+
+    Raises:
+        RuntimeError: nvrtc refused; the message holds its words.
+    """
+    from cuda.bindings import nvrtc
+
+    options = [f"--gpu-architecture={architecture}", "--std=c++17", "-default-device"]
+    words = "\n".join([repr(nvrtc.nvrtcVersion()), *options, source])
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = base / "kvbench" / "kernels" / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    program = ask(nvrtc.nvrtcCreateProgram(source.encode(), b"decode.cu", 0, [], []))
+    if nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0].value:
+        log = bytearray(ask(nvrtc.nvrtcGetProgramLogSize(program)))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"nvrtc could not compile the decode kernel: {log.decode(errors='replace')}")
+    binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
+    ask(nvrtc.nvrtcGetCUBIN(program, binary))
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, bytes(binary))
+    return bytes(binary)
+
+
+def ask(answer: tuple[Any, ...]) -> Any:
+    """The value of a call of cuda.bindings, which answers (error, value); raises RuntimeError with its name."""
+    if answer[0].value:
+        raise RuntimeError(f"CUDA: {answer[0]!r}")
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+@cache
+def source() -> str:
+    """The kernel's source, without the macros."""
+    folder = Path(__file__).parent
+    return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
+
+
+@lru_cache(maxsize=256)
+def kernel(
+    phases: Signature,
+    channels: int,
+    rows: int,
+    bf16: bool,
+    device: int,
+    tuning: tuple[tuple[str, int], ...] = (),
+    softcap: bool = False,
+    sinks: int = 0,
+) -> Kernel:
+    """The compiled kernel, once a process."""
+    shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
+    return Kernel(build(phases, channels, rows, bf16, tuning, shared, softcap, sinks), device)

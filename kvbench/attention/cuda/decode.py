@@ -1,0 +1,199 @@
+"""Decode attention by the CUDA kernel in ``cuda/``, compiled at first use for the formats of a layer.
+
+One kernel serves all phases of :class:`kvbench.attention.phases.Work` in one launch
+(:mod:`kvbench.attention.cuda.build` compiles it).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.cuda.build import Signature, kernel
+from kvbench.attention.phases import Part, Work
+from kvbench.cache.segments.layout import TILE
+
+LOG2E = math.log2(math.e)
+#: (sequence, KV head) pairs of a launch: CUDA's limit on the second and third dimension of a grid
+LINES = 65535
+
+
+@cache
+def available() -> str | None:
+    """Why this machine cannot compile the kernel, or None."""
+    try:
+        from cuda.bindings import driver, nvrtc  # noqa: F401
+    except ImportError:
+        return "the package cuda-bindings is not installed"
+    if not torch.cuda.is_available():
+        return "there is no GPU"
+    if torch.cuda.get_device_capability() < (8, 0):
+        return "the GPU is older than sm_80"
+    return None
+
+
+def refuses(query: Tensor, work: Work) -> str | None:
+    """Why this kernel does not serve a layer, or None."""
+    reason = available()
+    if reason:
+        return reason
+    if work.key_dim != work.value_dim or work.key_dim not in (64, 128):
+        return f"heads of {work.key_dim} and {work.value_dim} channels"
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return f"queries in {str(query.dtype).removeprefix('torch.')}"
+    for key, value in work.phases:
+        if value.format.axis == "channel":
+            return "values grouped per channel"
+        if key.format.window:
+            return f"windows of {key.format.window} tokens, which do not fit tiles of {TILE}"
+        for form in (key.format, value.format):
+            if form.axis == "token" and form.group > work.key_dim:
+                return f"groups of {form.group} channels"
+        for part in (key, value):
+            if part.buffer is not None and part.buffer.dtype != query.dtype:
+                return "queries and exact keys or values of different types"
+            if (
+                part.format.axis == "channel"
+                and part.params[0].shape[2] * part.format.group != part.words[0].shape[2] * TILE
+            ):
+                return f"groups of {part.format.group} tokens that end within a tile"
+    if query.shape[0] * work.heads > LINES:
+        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
+    rows = query.shape[1] // work.heads * query.shape[2]
+    bf16, extra = query.dtype == torch.bfloat16, extras(query, work)
+    return problem(work.signature(), work.key_dim, rows, bf16, query.device.index or 0, *extra)
+
+
+@lru_cache(maxsize=256)
+def problem(
+    phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
+) -> str | None:
+    """Why the kernel cannot be compiled or held by this GPU, or None; found out once."""
+    try:
+        made = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
+    except RuntimeError as error:
+        return f"not compiled: {str(error).splitlines()[0]}"
+    return None if made.resident else "a multiprocessor of this GPU has no room for it"
+
+
+def attend(
+    query: Tensor, work: Work, scaling: float, tuning: tuple[tuple[str, int], ...] = (), splits: int | None = None
+) -> Tensor:
+    """Attention of the newest tokens to everything in the stores.
+
+    Args:
+        query: ``[B, Hq, q, D]``, fp16 or bf16, channels contiguous.
+        work: the layer (:func:`kvbench.attention.phases.work`).
+        scaling: factor on the scores.
+        tuning: overrides of teams, stages, resident (benchmarks).
+        splits: CTAs that share a head; None: as many as the GPU holds at once.
+
+    Returns:
+        ``[B, q, Hq, D]``.
+    """
+    batch, heads_q, count, channels = query.shape
+    if query.stride(-1) != 1:
+        query = query.contiguous()
+    group = heads_q // work.heads
+    rows = group * count
+    device = query.device.index or 0
+    extra = extras(query, work)
+    made_for = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning, *extra)
+    made = made_for.made
+    blocks = -(-rows // made.rows)
+    if splits is not None:
+        splits = max(1, min(splits, 128))  # the last merge holds a weight for each in shared memory
+    else:
+        splits = best_splits(batch * work.heads * blocks, made_for.resident, work.tiles(), made.teams)
+    out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
+    stream = torch.cuda.current_stream(query.device).cuda_stream
+    lines = batch * work.heads * blocks
+    partial, counter = workspace(device, stream, lines * splits * made.rows * (channels + 2), lines)
+    sinks = work.logits.sinks
+    if sinks is not None:
+        sinks = (sinks.float() if extra[1] == 2 else sinks).contiguous()
+    arguments = b"".join(pack(key, value) for key, value in work.phases) + struct.pack(
+        "PP3qPPP4i2fP",
+        work.table.data_ptr(),
+        query.data_ptr(),
+        query.stride(0),
+        query.stride(1),
+        query.stride(2),
+        out.data_ptr(),
+        partial.data_ptr(),
+        counter.data_ptr(),
+        work.heads,
+        group,
+        count,
+        splits,
+        *factors(scaling, work.logits.softcap),
+        0 if sinks is None else sinks.data_ptr(),
+    )
+    made_for.launch((splits, batch * work.heads, blocks), arguments, stream)
+    return out
+
+
+def extras(query: Tensor, work: Work) -> tuple[bool, int]:
+    """Whether scores are capped, and what sinks there are (``SINKS`` of ``cuda/header.cuh``)."""
+    sinks = work.logits.sinks
+    return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
+
+
+def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
+    """Factor on the scores, and their cap, in bits: the kernel makes ``cap * tanh(score / 2)`` of capped ones."""
+    if softcap is None:
+        return scaling * LOG2E, 0.0
+    return 2 * scaling * LOG2E / softcap, softcap * LOG2E
+
+
+def pack(key: Part, value: Part) -> bytes:
+    """``struct Phase`` of one phase."""
+    fields: list[int] = []
+    capacity = []
+    for part in (key, value):
+        if part.buffer is not None:
+            fields += [part.buffer.data_ptr(), 0, 0, 0]
+            capacity.append(part.buffer.shape[2])
+        else:
+            lower = part.words[1].data_ptr() if len(part.words) > 1 else 0
+            fields += [part.words[0].data_ptr(), lower, part.params[0].data_ptr(), part.params[1].data_ptr()]
+            capacity.append(part.words[0].shape[2])
+    return struct.pack("8P2i", *fields, *capacity)
+
+
+@lru_cache(maxsize=4096)
+def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
+    """CTAs for each head that are done soonest.
+
+    A CTA takes the time of its tiles over its teams and, for its first loads and its merge, that of one tile more; a
+    wave of CTAs that is nearly empty takes as long as a full one.
+
+    Args:
+        lines: heads of all sequences. resident: CTAs that the GPU runs at once. tiles: of a head. teams: of a CTA.
+    """
+    most = min(max(-(-tiles // teams), 1), 128)  # beyond it teams would find no tile
+
+    def cost(splits: int) -> tuple[float, int]:
+        return -(-lines * splits // resident) * (1 + max(tiles / (splits * teams), 1)), splits
+
+    return min(range(1, most + 1), key=cost)
+
+
+_workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
+
+
+def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor, Tensor]:
+    """Partial results and counters of a stream. Outgrown ones are kept: a captured graph may still write to them."""
+    held = _workspaces.setdefault((device, stream), [])
+    if not held or held[-1][0].numel() < floats or held[-1][1].numel() < lines:
+        most = max(floats, 2 * held[-1][0].numel() if held else 1 << 20)
+        where = torch.device("cuda", device)
+        with torch.inference_mode(False):
+            held.append(
+                (torch.empty(most, device=where), torch.zeros(max(lines, 4096), dtype=torch.int32, device=where))
+            )
+    return held[-1]

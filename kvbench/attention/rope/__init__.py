@@ -1,0 +1,1 @@
+"""Rotary position embedding as models apply it, and keys before it."""

@@ -1,0 +1,105 @@
+"""Keys before RoPE for layers that store them so (KVQuant; Atom as its authors have it).
+
+``Cache.update`` gets keys after RoPE. A hook on what makes them (:mod:`kvbench.models.projections`) leaves the keys
+on the attention module, from where kvbench's attention takes them in the same call; the position ids come with that
+call too. When the hooks are put in place, and again at the first token of each layer, the keys are rotated and compared
+with those that the cache received, so a model that does anything else to them is refused and never served wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kvbench.attention.rope.rotary import PROBED, alike, probed, rotary
+from kvbench.cache.layer import KVLayer
+from kvbench.errors import CacheError, ModelError
+from kvbench.models.projections import Source, attentions, head_dim, key_source
+
+#: attribute of an attention module that holds the keys of the call under way
+TAKEN = "_kvbench_keys_before_rope"
+OTHERWISE = (
+    "{}: keys before RoPE, rotated, are not the keys that attention gets: this architecture does more "
+    "to them than kvbench can repeat.\n  hint: a method that stores keys after RoPE, such as method=kivi"
+)
+
+
+def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
+    """Put the hooks in place (repeating it is harmless); the rotation of `model`.
+
+    Raises:
+        ModelError: the keys before RoPE cannot be seen, or the rotation is not one that can be done again.
+    """
+    rotation = rotary(model, "keys before RoPE", "a method that stores keys after RoPE, such as method=kivi")
+    if not hasattr(model, "_kvbench_key_hooks"):
+        size, layers = head_dim(model), attentions(model)
+        model._kvbench_key_hooks = [  # type: ignore[assignment]
+            _hook(attention, key_source(model, attention), size) for attention in layers
+        ]
+        positions = torch.tensor([[0], [PROBED]])
+        for index, (keys, before) in probed(model, lambda index: take(layers[index])).items():
+            if before is None or before.shape != keys.shape or not alike(rotation.rotate(before, positions), keys):
+                detach(model)
+                raise ModelError(OTHERWISE.format(f"{type(layers[index]).__name__} of layer {index}"))
+    return rotation.rotate
+
+
+def detach(model: PreTrainedModel) -> None:
+    """Remove the hooks."""
+    for handle in getattr(model, "_kvbench_key_hooks", ()):
+        handle.remove()
+    if hasattr(model, "_kvbench_key_hooks"):
+        del model._kvbench_key_hooks
+
+
+def _hook(attention: nn.Module, source: Source, channels: int) -> Any:
+    def keep(module: nn.Module, inputs: Any, out: Tensor) -> None:
+        attention.__dict__[TAKEN] = source.cut(out, channels)
+
+    return source.module.register_forward_hook(keep)
+
+
+def take(module: nn.Module) -> Tensor | None:
+    """The keys that the hook left on an attention module ``[B, H, q, D]``, once."""
+    return module.__dict__.pop(TAKEN, None)
+
+
+def stored(
+    layer: KVLayer, keys: Tensor, before: Tensor | None, module: nn.Module, position_ids: Tensor | None
+) -> Tensor:
+    """The new keys in the form that `layer` stores, ``[B, H, q, D]``, and their positions noted.
+
+    Args:
+        keys: after RoPE.
+        before: what :func:`take` gave.
+        position_ids: ``[B or 1, q]``.
+
+    Raises:
+        CacheError: the hooks are gone.
+        ModelError: the model gives no position ids, or does more to its keys than RoPE.
+    """
+    if all(each.rotation is None for each in layer.chain()):
+        return keys
+    count, name = keys.shape[2], type(module).__name__
+    if position_ids is None or position_ids.ndim != 2:
+        raise ModelError(f"{name} passes no plain position ids to its attention: keys before RoPE cannot be served")
+    if layer.index == 0:
+        starts = layer.progress.starts or [0] * layer.batch
+        layer.progress.positions.see(position_ids, layer.seen - count, starts)
+    if layer.rotation is None:
+        return keys
+    if before is None or before.shape != keys.shape:
+        raise CacheError(
+            f"{name}: the keys before RoPE were not seen. Make the cache with method.new_cache(model), which hooks the "
+            "model, and do not detach a method while its cache is in use"
+        )
+    if layer.seen == count:
+        newest = position_ids[:, -1:].expand(layer.batch, 1)
+        expected = keys[:, :, -1:]
+        if not alike(layer.rotation(before[:, :, -1:], newest), expected) and bool(torch.isfinite(expected).all()):
+            raise ModelError(OTHERWISE.format(name))
+    return before

@@ -1,0 +1,1 @@
+"""The Triton decode kernel, over every tier of a layer in one launch."""

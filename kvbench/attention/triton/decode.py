@@ -1,0 +1,189 @@
+"""Decode attention in Triton over every tier of a layer: what the host does.
+
+    attend(query, work, scaling)   # Tensor [B, q, Hq, Dv]
+    refuses(query, work)           # why not, or None
+
+The kernel is :mod:`kvbench.attention.triton.kernel`; it is compiled once for a list of formats and shape of the query,
+and launched once for all phases (twice where many partial results are merged). Importing this module needs triton.
+Sources of the ideas: KIVI (Liu et al. 2024, sec. 4: scales folded into the products), flash decoding (Dao et al. 2023:
+split keys and values, merge by log-sum-exp), Marlin (Frantar et al. 2024: codes unpacked by logic operations).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kvbench.attention.phases import Format, Part, Work
+from kvbench.attention.triton.codes import number
+from kvbench.attention.triton.kernel import decode, part
+from kvbench.attention.triton.merge import merge
+from kvbench.attention.triton.tuning import Tuning, costs, tuning
+
+#: channels of a head that the kernel is written for
+HEAD_DIMS = (64, 128)
+#: most query rows of a KV head (query heads of the group x tokens of the step)
+ROWS = 128
+#: most (sequence, KV head) pairs: CUDA's limit on the third dimension of a grid
+LINES = 65535
+#: Triton's interpreter runs kernels on the CPU and knows no PTX
+INTERPRETED = triton.knobs.runtime.interpret
+#: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
+REGISTERS = 65536
+LOG2E = math.log2(math.e)
+#: what :func:`together` found for a compiled kernel
+TOGETHER: dict[Any, int] = {}
+
+
+def refuses(query: Tensor, work: Work) -> str | None:
+    """Why this kernel cannot serve a step, for the result row; None where it can.
+
+    Args:
+        query: ``[B, Hq, q, D]``. work: the layer's phases.
+    """
+    if not (query.is_cuda or INTERPRETED):
+        return f"tensors on {query.device.type}"
+    if query.is_cuda and torch.cuda.get_device_capability(query.device) < (8, 0):
+        return "a GPU older than compute capability 8.0"
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return f"queries are {str(query.dtype).removeprefix('torch.')}"
+    if work.key_dim not in HEAD_DIMS or work.value_dim not in HEAD_DIMS:
+        return f"head_dim {work.key_dim if work.key_dim not in HEAD_DIMS else work.value_dim}"
+    if query.shape[1] // work.heads * query.shape[2] > ROWS:
+        return f"{query.shape[1] // work.heads} query heads a KV head x {query.shape[2]} tokens"
+    if query.shape[0] * work.heads > LINES:
+        return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
+    for key, value in work.phases:
+        for side, held, channels in (("keys", key, work.key_dim), ("values", value, work.value_dim)):
+            form = held.format
+            if form.kind != "full" and form.axis == "token" and channels % form.group:
+                return f"groups of {form.group} channels in {side} of {channels}"
+        if value.format.kind != "full" and value.format.axis == "channel":
+            return "values in groups per channel"
+    return None
+
+
+def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
+    """Attention of the newest tokens to everything in a layer.
+
+    Args:
+        query: ``[B, Hq, q, D]``, any strides with contiguous channels; token i sees all but the newest q - 1 - i slots.
+        work: the layer's phases (:func:`refuses` has no objection to them).
+        scaling: factor on the scores.
+
+    Returns:
+        ``[B, q, Hq, Dv]`` in the query's dtype.
+    """
+    batch, query_heads, count, channels = query.shape
+    if query.stride(-1) != 1:
+        query = query.contiguous()
+    group = query_heads // work.heads
+    forms = tuple((key.format, value.format) for key, value in work.phases)
+    chosen = tuning(forms)
+    rows = min(max(triton.next_power_of_2(group * count), 8), chosen.max_rows)
+    blocks = -(-group * count // rows)
+    warps = chosen.warps_for(rows, channels)
+    numbers, expense = compiled_for(forms, chosen.full_step)
+    keys = tuple(pointers(key) for key, _ in work.phases)
+    values = tuple(pointers(value) for _, value in work.phases)
+    extents = tuple((*extent(key), *extent(value)) for key, value in work.phases)
+    out = query.new_empty(batch, count, query_heads, work.value_dim)
+    cells = batch * work.heads
+    fixed = (*numbers, *expense, channels, work.value_dim, group, count, rows, chosen.full_step)
+    limit, softcap, sinks = torch.finfo(out.dtype).max, work.logits.softcap, work.logits.sinks
+    fixed += (chosen.stages, chosen.part_stages, limit, softcap is not None, sinks is not None, not INTERPRETED)
+    strides = query.stride()[:3]
+    factors = (scaling * LOG2E, 0.0) if softcap is None else (2 * scaling * LOG2E / softcap, softcap * LOG2E)
+    sinks = None if sinks is None else sinks.contiguous()
+
+    def arguments(parts: int) -> tuple[Any, ...]:
+        room = scratch(query.device, cells * blocks * parts, rows, work.value_dim, cells * blocks)
+        tensors = (query, out, work.table, keys, values, extents, *room, sinks)
+        return (*tensors, *strides, work.heads, *factors, chosen.fused, *fixed)
+
+    steps = work.tiles()
+    if INTERPRETED:
+        parts = min(steps, 2)
+    else:
+        known = (query.device, query.dtype, None if sinks is None else sinks.dtype, fixed, warps)
+        if known not in TOGETHER:
+            kernel = decode.warmup(*arguments(1), grid=(1,), num_warps=warps)
+            TOGETHER[known] = together(kernel, query.device, chosen, warps)
+        parts = split(steps, cells * blocks, TOGETHER[known])
+    room = arguments(parts)
+    decode[(blocks, parts, cells)](*room, num_warps=warps)
+    if parts > max(chosen.fused, 1):
+        shape = (group * count, group, count, rows, work.value_dim, 16, limit, sinks is not None)
+        merge[(group * count, cells)](room[6], room[7], out, sinks, parts, work.heads, *shape, num_warps=4)
+    return out
+
+
+def pointers(held: Part) -> tuple[Tensor, ...]:
+    """Buffers of one side of a phase, as the kernel takes them."""
+    return (held.buffer,) if held.buffer is not None else (*held.words, *held.params)
+
+
+def extent(held: Part) -> tuple[int, int]:
+    """Tiles (or exact tokens) that a buffer has room for, and rows of its per-channel parameters."""
+    if held.buffer is not None:
+        return held.buffer.shape[2], 0
+    return held.words[0].shape[2], held.params[0].shape[2]
+
+
+@lru_cache(maxsize=256)
+def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
+    """Formats as numbers, of keys and of values, and costs of whole tiles and of parts, for each phase."""
+    keys, values = (
+        [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
+    )
+    steps = [part(key, value, full_step) for key, value in zip(keys, values, strict=True)]
+    paid = [costs(key, value, step) for (key, value), step in zip(forms, steps, strict=True)]
+    return (tuple(keys), tuple(values)), (tuple(c for c, _ in paid), tuple(c for _, c in paid))
+
+
+def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
+    """Programs of a compiled kernel that a GPU runs at once: what its registers and shared memory allow."""
+    kernel._init_handles()
+    about = torch.cuda.get_device_properties(device)
+    registers = -(-kernel.n_regs // 8) * 8 * 32 * warps
+    memory = about.shared_memory_per_multiprocessor // (kernel.metadata.shared + 1024)
+    fitting = min(REGISTERS // registers, memory, 32)
+    return about.multi_processor_count * (chosen.resident or max(fitting, 1))
+
+
+def split(steps: int, programs: int, at_once: int) -> int:
+    """Parts into which the work of a block of query rows is cut: as many as run at once, never a few more.
+
+    A wave of programs that is nearly empty costs as much as a full one.
+
+    Args:
+        steps: tiles of the longest row. programs: blocks of query rows. at_once: programs that the GPU runs at once.
+    """
+    best, least = 1, float("inf")
+    for waves in range(1, 9):
+        parts = min(at_once * waves // programs, steps)
+        if parts < 1:
+            continue
+        # a program costs about two tiles before its first: table, query, first copies
+        cost = -(-parts * programs // at_once) * (-(-steps // parts) + 2)
+        if cost < least:
+            best, least = parts, cost
+    return best
+
+
+@lru_cache(maxsize=64)
+def counters(device: torch.device, cells: int) -> Tensor:
+    """Zeroed counters; every merge leaves them zeroed."""
+    return torch.zeros(cells, dtype=torch.int32, device=device)
+
+
+def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for partial results, and counters."""
+    stats = torch.empty(parts * 2 * rows, dtype=torch.float32, device=device)
+    sums = torch.empty(parts * rows * channels, dtype=torch.float32, device=device)
+    return stats, sums, counters(device, triton.next_power_of_2(cells))

@@ -1,0 +1,280 @@
+"""Quantize and pack in one kernel (Triton): full-precision tokens straight into the words and parameters of a segment.
+
+A program takes a part of one tile of one (row, KV head): some word rows with all their fields, some channels. It reads
+each token once, finds the extremes of its groups, and writes words and parameters in place; nothing of the size of the
+tokens lies in between. The arithmetic (`pack_math` beside it) is bit for bit that of the quantizers.
+
+Groups are never cut: their borders are those of the parts. Tokens that an append does not cover keep their fields.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment,var-annotated"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvbench.cache.kernels.pack_half import affine16, atom16, hierarchical16
+from kvbench.cache.kernels.pack_math import (
+    affine32,
+    affine_params,
+    atom32,
+    atom_params,
+    bit_pair,
+    half_pair,
+    high_half,
+    larger,
+    largest,
+    low_half,
+    lower32,
+    reciprocal,
+    share,
+    smaller,
+    smallest,
+)
+
+
+@triton.jit
+def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
+    """Scale, base (minimum or zero point), fl(1 / scale) and share of groups."""
+    part = tl.full(low.shape, 1.0, tl.float32)
+    if KIND == "atom":
+        scale, base = atom_params(low, high, LEVELS, HALF)
+    else:
+        scale, base = affine_params(low, high, LEVELS, HALF)
+        if HALF:
+            part = share(scale, base, high, LEVELS)
+    return scale, base, reciprocal(scale), part
+
+
+@triton.jit
+def encode(
+    x, scale0, scale1, base0, base1, r0, r1, part0, part1,
+    KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Codes of pairs in the low bits of either half; of hierarchical ones the upper and the lower nibbles."""
+    if HALF:
+        if KIND == "atom":
+            codes = atom16(x, r0, r1, base0, base1, LEVELS)
+            lower = codes
+        else:
+            r0, r1 = r0 * tl.where(part0 == 1.0, 1.0, 4.0), r1 * tl.where(part1 == 1.0, 1.0, 4.0)
+            base0, base1 = base0 * part0, base1 * part1
+            if KIND == "hierarchical":
+                codes, lower = hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1)
+            else:
+                codes = affine16(x, part0, part1, base0, base1, r0, r1, LEVELS)
+                lower = codes
+    else:
+        x0, x1 = low_half(x, False), high_half(x, False)
+        if KIND == "atom":
+            codes = bit_pair(atom32(x0, scale0, base0, r0, LEVELS), atom32(x1, scale1, base1, r1, LEVELS))
+            lower = codes
+        else:
+            code0, number0 = affine32(x0, scale0, base0, r0, LEVELS)
+            code1, number1 = affine32(x1, scale1, base1, r1, LEVELS)
+            codes = bit_pair(code0, code1)
+            lower = codes
+            if KIND == "hierarchical":
+                code0, code1 = lower32(x0, number0, scale0, base0, r0), lower32(x1, number1, scale1, base1, r1)
+                lower = bit_pair(code0, code1)
+    return codes, lower
+
+
+@triton.jit
+def put_words(
+    words, pairs, written, whole, base, row, pair, D: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
+):
+    """Write pairs of words ``[rows, channels / 2]``; bits that are not `written` ``[rows]`` stay, unless all are."""
+    ROWS: tl.constexpr = pairs.shape[0]
+    PAIRS: tl.constexpr = pairs.shape[1]
+    if VALUE:
+        both = tl.join((pairs & 0xFFFF).to(tl.int16), ((pairs >> 16) & 0xFFFF).to(tl.int16))
+        word = tl.trans(tl.reshape(both, (ROWS, PAIRS * 2)))
+        channel = (tl.min(pair, 0) * 2) + tl.arange(0, PAIRS * 2)
+        place = words + base + channel[:, None] * WORD_ROWS + row[None, :]
+        kept = written[None, :]
+    else:
+        word = pairs
+        place = (words + base).to(tl.pointer_type(tl.int32)) + row[:, None] * (D // 2) + pair[None, :]
+        kept = (written | (written << 16))[:, None]
+    if whole:
+        tl.store(place, word)
+    else:
+        some = tl.broadcast_to(kept != 0, word.shape)
+        old = tl.load(place, mask=some, other=0).to(tl.int32)
+        mixed = (old & ~kept) | (word.to(tl.int32) & kept)
+        tl.store(place, mixed.to(place.dtype.element_ty), mask=some)
+
+
+# Numbers that change from call to call must not make Triton compile anew.
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows", "tag"])
+def pack_tiles(
+    x,
+    index,
+    upper_words,
+    lower_words,
+    scales,
+    bases,
+    record,
+    stride_row,
+    stride_head,
+    stride_token,
+    start,
+    count,
+    first_row,
+    first_part,
+    heads,
+    tiles,
+    param_rows,
+    tag,
+    KIND: tl.constexpr,
+    BITS: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    VALUE: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    INDEXED: tl.constexpr,
+):
+    """Encode ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
+
+    Args:
+        x, index: tokens, channels contiguous, and (``INDEXED``) which of them to take, ``[count]``.
+        upper_words, lower_words: ``[B, H, tiles, ...]`` int16 (:class:`kvbench.cache.segments.layout.TileLayout`).
+        scales, bases: ``[B, H, param_rows, ...]`` fp16.
+        record: int32 ``[6]``: found, tag, row, head, token of the segment, channel of a NaN or Inf.
+        stride_*: of `x`, in pairs of elements.
+        first_row: row of the buffers that row 0 of `x` belongs to.
+        first_part: of the first tile that the grid's second dimension counts from.
+        KIND: ``affine``, ``hierarchical`` or ``atom``.
+        BY_CHANNEL: groups of GROUP tokens of a channel, else of GROUP channels of a token.
+        VALUE: order of the words.
+        ROWS, CHANNELS: word rows (all of a tile where BY_CHANNEL) and channels of a program.
+    """
+    WIDTH: tl.constexpr = 2 if BITS == 2 else 4
+    FIELDS: tl.constexpr = 16 // WIDTH
+    WORD_ROWS: tl.constexpr = 128 // FIELDS
+    PAIRS: tl.constexpr = CHANNELS // 2
+    ACROSS: tl.constexpr = D // CHANNELS
+    PARTS: tl.constexpr = (WORD_ROWS // ROWS) * ACROSS
+    LEVELS: tl.constexpr = 15 if KIND == "hierarchical" else (1 << BITS) - 1
+    HALF: tl.constexpr = x.dtype.element_ty == tl.float16
+    FIELD: tl.constexpr = ((1 << WIDTH) - 1) * 0x10001
+    # a field is cut into SETS groups of tokens, or JOINT fields make one group; the groups' dimension is AXIS
+    SETS: tl.constexpr = (ROWS // GROUP if GROUP < ROWS else 1) if BY_CHANNEL else ROWS
+    JOINT: tl.constexpr = (GROUP // ROWS if GROUP > ROWS else 1) if BY_CHANNEL else 1
+    AXIS: tl.constexpr = 1 if BY_CHANNEL else 2
+    WIDE: tl.constexpr = PAIRS if BY_CHANNEL else GROUP // 2
+
+    SHAPE: tl.constexpr = (SETS, ROWS // SETS if BY_CHANNEL else PAIRS // WIDE, WIDE)
+
+    # Heads run fastest: keys and values come token by token, so neighbours read neighbouring addresses.
+    row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    part = tl.program_id(1) + first_part
+    tile, part = start // 128 + part // PARTS, part % PARTS
+    word_row = part // ACROSS * ROWS + tl.arange(0, ROWS)
+    pair = part % ACROSS * PAIRS + tl.arange(0, PAIRS)
+    begin = x.to(tl.pointer_type(tl.int32)) + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
+    both = (first_row + row).to(tl.int64) * heads + head
+    stop = start + count
+
+    # token of field f, word row r: f * WORD_ROWS + r; everything is asked for before anything is looked at
+    values = ()
+    written = tl.zeros((ROWS,), tl.int32)
+    for f in tl.static_range(FIELDS):
+        token = tile * 128 + f * WORD_ROWS + word_row
+        valid = (token >= start) & (token < stop)
+        source = (token - start).to(tl.int64)
+        if INDEXED:
+            source = tl.load(index + source, mask=valid, other=0).to(tl.int64)
+        where = begin + source[:, None] * stride_token + pair[None, :]
+        values = values + (tl.load(where, mask=tl.broadcast_to(valid[:, None], (ROWS, PAIRS)), other=0),)
+        written |= tl.where(valid, (FIELD & 0xFFFF) << (f * WIDTH), 0)
+
+    upper = tl.zeros((ROWS, PAIRS), tl.int32)
+    lower = tl.zeros((ROWS, PAIRS), tl.int32)
+    odd = tl.zeros((SETS, 1, PAIRS) if BY_CHANNEL else (SETS, PAIRS // WIDE, 1), tl.float32)
+    for g in tl.static_range(FIELDS // JOINT):
+        least = values[g * JOINT]
+        most = least
+        for j in tl.static_range(1, JOINT):
+            least, most = smaller(least, values[g * JOINT + j], HALF), larger(most, values[g * JOINT + j], HALF)
+        least = smallest(tl.reshape(least, SHAPE), AXIS, HALF)
+        most = largest(tl.reshape(most, SHAPE), AXIS, HALF)
+        low0, low1 = low_half(least, HALF), high_half(least, HALF)
+        high0, high1 = low_half(most, HALF), high_half(most, HALF)
+        # NaN and Inf both show in an extreme of their group: x - x is NaN then, otherwise 0
+        odd += (low0 - low0) + (low1 - low1) + (high0 - high0) + (high1 - high1)
+        # the sum with 0 makes 0 of -0, as the quantizers do
+        if BY_CHANNEL:
+            scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
+            scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, KIND, LEVELS, HALF)
+        else:
+            low0, high0 = tl.minimum(low0, low1), tl.maximum(high0, high1)
+            scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
+            scale1, base1, r1, part1 = scale0, base0, r0, part0
+        if BY_CHANNEL:
+            entry = tile * (128 // GROUP) + g * SETS + tl.arange(0, SETS)
+            keep = ((entry * GROUP >= start) & (entry * GROUP < stop))[:, None] & (pair >= 0)[None, :]
+            target = (both * param_rows + entry[:, None]) * (D // 2) + pair[None, :]
+            bits = tl.reshape(half_pair(scale0, scale1), (SETS, PAIRS))
+            tl.store(scales.to(tl.pointer_type(tl.int32)) + target, bits, mask=keep)
+            bits = tl.reshape(half_pair(base0, base1), (SETS, PAIRS))
+            tl.store(bases.to(tl.pointer_type(tl.int32)) + target, bits, mask=keep)
+        else:
+            token = tile * 128 + g * WORD_ROWS + word_row
+            column = part % ACROSS * (CHANNELS // GROUP) + tl.arange(0, CHANNELS // GROUP)
+            keep = ((token >= start) & (token < stop))[:, None] & (column >= 0)[None, :]
+            target = (both * param_rows + token[:, None]) * (D // GROUP) + column[None, :]
+            tl.store(scales + target, tl.reshape(scale0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
+            tl.store(bases + target, tl.reshape(base0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
+        for j in tl.static_range(JOINT):
+            field = tl.reshape(values[g * JOINT + j], SHAPE)
+            codes, fine = encode(
+                field, scale0, scale1, base0, base1, r0, r1, part0, part1, KIND, LEVELS, HALF
+            )  # fmt: skip
+            if BITS == 8 and KIND != "hierarchical":
+                codes = codes >> 4
+            upper |= (tl.reshape(codes, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
+            if BITS == 8:
+                lower |= (tl.reshape(fine, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
+
+    words = (both * tiles + tile) * (WORD_ROWS * D)
+    whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
+    put_words(upper_words, upper, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE)
+    if BITS == 8:
+        put_words(lower_words, lower, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE)
+    if tl.max(tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 2), 1), 0) != 0:
+        note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
+             D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
+
+
+@triton.jit
+def note(
+    begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
+    D: tl.constexpr, FIELDS: tl.constexpr, WORD_ROWS: tl.constexpr, HALF: tl.constexpr, INDEXED: tl.constexpr,
+):  # fmt: skip
+    """Look for the first NaN or Inf of this part and record its place, if nothing is recorded yet."""
+    first = 0x7FFFFFFF
+    for f in range(FIELDS):
+        token = tile * 128 + f * WORD_ROWS + word_row
+        valid = (token >= start) & (token < stop)
+        source = (token - start).to(tl.int64)
+        if INDEXED:
+            source = tl.load(index + source, mask=valid, other=0).to(tl.int64)
+        x = tl.load(begin + source[:, None] * stride_token + pair[None, :], mask=valid[:, None] & (pair >= 0), other=0)
+        low, high = low_half(x, HALF), high_half(x, HALF)
+        channel = tl.where(low - low == 0.0, pair[None, :] * 2 + 1, pair[None, :] * 2)
+        place = f * (WORD_ROWS * D) + word_row[:, None] * D + channel
+        place = tl.where((low - low == 0.0) & (high - high == 0.0), 0x7FFFFFFF, place)
+        first = tl.minimum(first, tl.min(tl.min(place, 1), 0))
+    # none, where all of it lies in the neighbouring tile that a window's group reaches into (`and` would do both)
+    if first != 0x7FFFFFFF:  # noqa: SIM102
+        if tl.atomic_cas(record, 0, 1) == 0:
+            tl.store(record + 1, tag)
+            tl.store(record + 2, first_row + row)
+            tl.store(record + 3, head)
+            tl.store(record + 4, tile * 128 + first // D)
+            tl.store(record + 5, first % D)

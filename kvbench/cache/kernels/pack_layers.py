@@ -1,0 +1,46 @@
+"""The kernels that pack, for segments of one shape in many layers (Triton): buffers come from a table of addresses."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvbench.cache.kernels.pack_kernel import pack_tiles
+from kvbench.cache.kernels.pack_windows import pack_windows
+
+
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows"])
+def pack_layers(
+    table, like, record, offset, stride_row, stride_head, stride_token,
+    start, count, first_row, first_part, heads, tiles, param_rows,
+    KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """:func:`pack_tiles`, or :func:`pack_windows` where `WINDOW` is not 0; the grid's third dimension counts layers.
+
+    Args:
+        table: int64 ``[layers, 6]``: addresses of the tokens' storage, both planes of words, scales and bases; the tag.
+        like: any tensor of the tokens' dtype.
+        offset: of the first token in its storage, in elements.
+    """
+    entry = table + tl.program_id(2) * 6
+    x = tl.multiple_of(tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)), 16) + offset
+    upper_words = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.int16)), 16)
+    lower_words = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(tl.int16)), 16)
+    scales = tl.multiple_of(tl.load(entry + 3).to(tl.pointer_type(tl.float16)), 16)
+    bases = tl.multiple_of(tl.load(entry + 4).to(tl.pointer_type(tl.float16)), 16)
+    tag = tl.load(entry + 5).to(tl.int32)
+    if WINDOW:
+        pack_windows(
+            x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
+            first_row, first_part, heads, tiles, param_rows, tag,
+            BITS, WINDOW, GROUP, D, VALUE, CHANNELS, False,
+        )  # fmt: skip
+    else:
+        pack_tiles(
+            x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
+            first_row, first_part, heads, tiles, param_rows, tag,
+            KIND, BITS, BY_CHANNEL, GROUP, D, VALUE, ROWS, CHANNELS, False,
+        )  # fmt: skip

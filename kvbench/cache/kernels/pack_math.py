@@ -1,0 +1,260 @@
+"""The quantizers' arithmetic on pairs (Triton): what :mod:`kvbench.cache.kernels.pack_kernel` does to each element.
+
+A *pair* is an int32 that holds two neighbouring channels of fp16 or bf16, the lower one in the low half. fp16 stays
+packed (one instruction for two elements), bf16 is worked on in fp32. Codes and parameters are, bit for bit, those of
+``encode_groups`` of :mod:`kvbench.quantizers` in the same dtype:
+
+* fp16 input: every operation is rounded to fp16; bf16 input: fp32 arithmetic. Fused multiply-adds are switched off at
+  the launch; those written out are exact.
+* Rounding half to even is the rounding of an addition: ``q + 1.5 * 2**23`` (fp16: ``q + 1024``) has the integer in its
+  low bits.
+* A division by a scale s is a multiplication by r = fl(1 / s). For fp16 operands o, s that gives the same fp16
+  quotient: two significands of 11 bits keep o / s further than 2**-23 (relative) from every border of rounding, and
+  fl(o * r) is nearer to it than that. For fp32 a Newton step on the exact remainder follows (Markstein, 1990), which
+  is exact wherever a code's rounding decides.
+
+Inline PTX does not run in Triton's interpreter; every such function has a twin of plain operations for it.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: Triton's interpreter (numpy on the CPU): no inline PTX, no fused multiply-add
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+FP16_MAX = tl.constexpr(65504.0)
+#: adding it to an fp32 value leaves the value, rounded half to even, in the low bits
+ROUND32 = tl.constexpr(12582912.0)
+INFINITY = tl.constexpr(float("inf"))
+
+
+# -- pairs ----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def low_half(pair, HALF: tl.constexpr):
+    """The lower channel of a pair, fp32."""
+    if HALF:
+        x = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        x = (pair << 16).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def high_half(pair, HALF: tl.constexpr):
+    """The upper channel of a pair, fp32."""
+    if HALF:
+        x = ((pair >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        x = (pair & -65536).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def half_pair(low, high):
+    """Two values, rounded to fp16, as a pair."""
+    bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    return bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def bit_pair(low, high):
+    """The low 16 bits of two int32 as a pair."""
+    return (low & 0xFFFF) | (high << 16)
+
+
+@triton.jit
+def _max_f16(a, b):
+    return tl.inline_asm_elementwise("max.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _min_f16(a, b):
+    return tl.inline_asm_elementwise("min.NaN.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _max_bf16(a, b):
+    return tl.inline_asm_elementwise("max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _min_bf16(a, b):
+    return tl.inline_asm_elementwise("min.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _raw_pair(low, high, HALF: tl.constexpr):
+    """Inverse of the halves, for values that the dtype holds (interpreter)."""
+    if HALF:
+        pair = half_pair(low, high)
+    else:
+        pair = bit_pair(low.to(tl.int32, bitcast=True) >> 16, high.to(tl.int32, bitcast=True) >> 16)
+    return pair
+
+
+@triton.jit
+def smaller(a, b, HALF: tl.constexpr):
+    """Elementwise minimum of pairs; NaN where there is one."""
+    if INTERPRETED:
+        low = tl.minimum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
+        high = tl.minimum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
+        least = _raw_pair(low, high, HALF)
+    elif HALF:
+        least = _min_f16(a, b)
+    else:
+        least = _min_bf16(a, b)
+    return least
+
+
+@triton.jit
+def larger(a, b, HALF: tl.constexpr):
+    """Elementwise maximum of pairs; NaN where there is one."""
+    if INTERPRETED:
+        low = tl.maximum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
+        high = tl.maximum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
+        most = _raw_pair(low, high, HALF)
+    elif HALF:
+        most = _max_f16(a, b)
+    else:
+        most = _max_bf16(a, b)
+    return most
+
+
+@triton.jit
+def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
+    """Minimum of pairs along a dimension (kept, size 1)."""
+    if INTERPRETED:
+        low, high = low_half(pairs, HALF), high_half(pairs, HALF)
+        low = tl.min(low, AXIS, keep_dims=True) + tl.sum(low * 0.0, AXIS, keep_dims=True)  # the interpreter skips NaN
+        high = tl.min(high, AXIS, keep_dims=True) + tl.sum(high * 0.0, AXIS, keep_dims=True)
+        least = _raw_pair(low, high, HALF)
+    elif HALF:
+        least = tl.reduce(pairs, AXIS, _min_f16, keep_dims=True)
+    else:
+        least = tl.reduce(pairs, AXIS, _min_bf16, keep_dims=True)
+    return least
+
+
+@triton.jit
+def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
+    """Maximum of pairs along a dimension (kept, size 1)."""
+    if INTERPRETED:
+        low = tl.max(low_half(pairs, HALF), AXIS, keep_dims=True)
+        most = _raw_pair(low, tl.max(high_half(pairs, HALF), AXIS, keep_dims=True), HALF)
+    elif HALF:
+        most = tl.reduce(pairs, AXIS, _max_f16, keep_dims=True)
+    else:
+        most = tl.reduce(pairs, AXIS, _max_bf16, keep_dims=True)
+    return most
+
+
+# -- parameters of a group (fp32 extremes in, fp32 numbers that fp16 holds out) ---------------------------------------
+
+
+@triton.jit
+def quotient(a, b, r):
+    """fl(a / b) in fp32 wherever a rounding to fp16 or to a code decides; r = fl(1 / b); 0 where b is 0."""
+    if INTERPRETED:
+        q = tl.where(b == 0.0, 0.0, tl.div_rn(a, tl.broadcast_to(tl.where(b == 0.0, 1.0, b), a.shape)))
+    else:
+        b, r = tl.broadcast_to(b, a.shape), tl.broadcast_to(r, a.shape)
+        q = a * r
+        q = tl.fma(tl.fma(-q, b, a), r, q)
+    return q
+
+
+@triton.jit
+def divided(x, by: tl.constexpr):
+    """fl(x / by) in fp32."""
+    return quotient(x, tl.full(x.shape, by, tl.float32), tl.full(x.shape, 1.0 / by, tl.float32))
+
+
+@triton.jit
+def reciprocal(x):
+    """fl(1 / x) in fp32; 0 for 0, so that a constant group has code 0."""
+    if INTERPRETED:
+        r = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.where(x == 0.0, 1.0, x))
+    else:
+        r = tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return tl.where(x == 0.0, 0.0, r)
+
+
+@triton.jit
+def to_half(x):
+    """Rounded to fp16, as fp32."""
+    return x.to(tl.float16).to(tl.float32)
+
+
+@triton.jit
+def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
+    """Scale and minimum of :class:`kvbench.quantizers.AffineQuantizer`."""
+    if HALF:
+        base = low
+        part = tl.where(to_half(high - low) == INFINITY, 0.25, 1.0)
+        scale = to_half(to_half(high * part - low * part) * (1.0 / LEVELS)) * tl.where(part == 1.0, 1.0, 4.0)
+    else:
+        base = to_half(tl.minimum(tl.maximum(low, -FP16_MAX), FP16_MAX))
+        scale = to_half(tl.minimum(tl.maximum(divided(high - base, LEVELS), 0.0), FP16_MAX))
+    return scale, base
+
+
+@triton.jit
+def share(scale, base, high, LEVELS: tl.constexpr):
+    """What fp16 input is multiplied by so that no offset passes 65504: 1, or 1/4 where one would."""
+    wide = (to_half(high - base) == INFINITY) | (to_half(scale * LEVELS) == INFINITY)
+    return tl.where(wide, 0.25, 1.0)
+
+
+@triton.jit
+def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
+    """Scale and zero point of :class:`kvbench.quantizers.AtomQuantizer`."""
+    # an infinite quotient would spoil the Newton step; the scale ends at 65504 anyway
+    scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
+    if HALF:
+        near = to_half(tl.maximum(to_half(high - low), 1.0013580322265625e-05) * (1.0 / LEVELS))
+        scale = tl.where(near == INFINITY, scale, near)
+    scale = to_half(tl.minimum(tl.maximum(scale, 5.9604644775390625e-08), FP16_MAX))
+    zero = tl.div_rn(-low, scale)
+    if HALF:
+        zero = to_half(zero)
+    zero = (tl.minimum(tl.maximum(zero, 0.0), LEVELS) + ROUND32) - ROUND32
+    return scale, zero
+
+
+# -- codes of a pair -------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def bounded(q, least: tl.constexpr, most: tl.constexpr):
+    """Clamped; a NaN (a quotient that passed fp32's range on the negative side) becomes `least`."""
+    return tl.minimum(tl.maximum(q, least), most)
+
+
+@triton.jit
+def affine32(x, scale, base, r, LEVELS: tl.constexpr):
+    """Code (low bits of an int32) and the same as a number, for fp32 x."""
+    rounded = bounded(quotient(x - base, scale, r), 0.0, LEVELS) + ROUND32
+    return rounded.to(tl.int32, bitcast=True), rounded - ROUND32
+
+
+@triton.jit
+def lower32(x, number, scale, base, r):
+    """Lower nibble of :class:`HierarchicalQuantizer` (low bits of an int32), for fp32 x."""
+    rest = x - (number * scale + base)  # the product is exact
+    rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
+    return rounded.to(tl.int32, bitcast=True) + 8
+
+
+@triton.jit
+def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
+    """Code of Atom's quantizer (low bits of an int32), for fp32 x."""
+    # beyond the code range everything is alike, and an infinite quotient would spoil the Newton step
+    x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))
+    rounded = (bounded(quotient(x, scale, r), -LEVELS, LEVELS) + ROUND32) - ROUND32
+    return (bounded(rounded + zero, 0.0, LEVELS) + ROUND32).to(tl.int32, bitcast=True)

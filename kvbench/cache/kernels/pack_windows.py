@@ -1,0 +1,177 @@
+"""Quantize and pack windows whose groups do not fit tiles, in one kernel (Triton): LogQuant's W of 42 tokens.
+
+Appends begin and end with a window, so its groups lie anywhere: across the ends of words' fields and of tiles, where
+two windows share words. Programs are cut by tile, so that no word has two writers. One takes the groups that reach into
+its tile one after another: it reads a group whole, whichever tiles that lies in, finds its extremes, and puts the
+codes of those tokens that are the tile's into the words. A group across an end is so worked out by both its tiles;
+nothing is kept for it between programs, and its parameters are written by the tile of its first token alone.
+
+The arithmetic is that of :mod:`kvbench.cache.kernels.pack_math`, bit for bit that of
+:class:`kvbench.quantizers.windowed.WindowedQuantizer`.
+"""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment,misc,var-annotated"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvbench.cache.kernels.pack_kernel import encode, group_params, note, put_words
+from kvbench.cache.kernels.pack_math import half_pair, high_half, larger, largest, low_half, smaller, smallest
+
+#: tokens that are handled at once: the rows of the narrowest words, so that they lie in one field of one tile
+RUN = tl.constexpr(16)
+
+
+@triton.jit
+def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
+    """Number of the group of a token, counted from the segment's first."""
+    GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
+    LEAST: tl.constexpr = WINDOW // GROUPS
+    LONGER: tl.constexpr = WINDOW % GROUPS
+    inside = token % WINDOW
+    behind = inside - LONGER * (LEAST + 1)
+    return token // WINDOW * GROUPS + tl.where(behind < 0, inside // (LEAST + 1), LONGER + behind // LEAST)
+
+
+@triton.jit
+def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
+    """The first token of a group, counted likewise; the first ``WINDOW % GROUPS`` of a window are longer by one."""
+    GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
+    inside = group % GROUPS
+    return group // GROUPS * WINDOW + inside * (WINDOW // GROUPS) + tl.minimum(inside, WINDOW % GROUPS)
+
+
+# Numbers that change from call to call must not make Triton compile anew.
+@triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows", "tag"])
+def pack_windows(
+    x,
+    index,
+    upper_words,
+    lower_words,
+    scales,
+    bases,
+    record,
+    stride_row,
+    stride_head,
+    stride_token,
+    start,
+    count,
+    first_row,
+    first_part,
+    heads,
+    tiles,
+    param_rows,
+    tag,
+    BITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    VALUE: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    INDEXED: tl.constexpr,
+):
+    """Encode whole windows ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
+
+    Args:
+        WINDOW, GROUP: tokens of a block, and of its longest group; it has as few groups as that makes.
+        CHANNELS: of a program.
+        x, index, ...: as those of :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+    """
+    WIDTH: tl.constexpr = 2 if BITS == 2 else 4
+    FIELDS: tl.constexpr = 16 // WIDTH
+    WORD_ROWS: tl.constexpr = 128 // FIELDS
+    PAIRS: tl.constexpr = CHANNELS // 2
+    PARTS: tl.constexpr = D // CHANNELS
+    LEVELS: tl.constexpr = (1 << BITS) - 1
+    HALF: tl.constexpr = x.dtype.element_ty == tl.float16
+    FIELD: tl.constexpr = ((1 << WIDTH) - 1) * 0x10001
+    # runs of a field, and most runs that a group reaches into
+    SPLIT: tl.constexpr = WORD_ROWS // RUN
+    RUNS: tl.constexpr = (GROUP - 2) // RUN + 2
+
+    row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    part = tl.program_id(1) + first_part
+    tile, part = start // 128 + part // PARTS, part % PARTS
+    pair = part * PAIRS + tl.arange(0, PAIRS)
+    begin = x.to(tl.pointer_type(tl.int32)) + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
+    both = (first_row + row).to(tl.int64) * heads + head
+    stop = start + count
+
+    # words come in two halves where a field has two runs; of the second there is nothing where it has one
+    upper0 = tl.zeros((RUN, PAIRS), tl.int32)
+    upper1, lower0, lower1 = upper0, upper0, upper0
+    odd = tl.zeros((1, PAIRS), tl.float32)
+    begins, ends = tl.maximum(tile * 128, start), tl.minimum(tile * 128 + 128, stop)
+    group = group_holding(begins, WINDOW, GROUP)
+    last = tl.where(ends > begins, group_holding(tl.maximum(ends - 1, 0), WINDOW, GROUP) + 1, group)
+    for number in range(group, last):
+        front, behind = first_token(number, WINDOW, GROUP), first_token(number + 1, WINDOW, GROUP)
+        run = front // RUN
+        # everything is asked for before anything is looked at; beyond the group's ends its outer tokens stand again
+        values = ()
+        for j in tl.static_range(RUNS):
+            token = (run + j) * RUN + tl.arange(0, RUN)
+            source = (tl.minimum(tl.maximum(token, front), behind - 1) - start).to(tl.int64)
+            if INDEXED:
+                source = tl.load(index + source).to(tl.int64)
+            values = values + (tl.load(begin + source[:, None] * stride_token + pair[None, :]),)
+        least = values[0]
+        most = least
+        for j in tl.static_range(1, RUNS):
+            least, most = smaller(least, values[j], HALF), larger(most, values[j], HALF)
+        least, most = smallest(least, 0, HALF), largest(most, 0, HALF)
+        low0, low1 = low_half(least, HALF), high_half(least, HALF)
+        high0, high1 = low_half(most, HALF), high_half(most, HALF)
+        # NaN and Inf both show in an extreme of their group: x - x is NaN then, otherwise 0
+        odd += (low0 - low0) + (low1 - low1) + (high0 - high0) + (high1 - high1)
+        # the sum with 0 makes 0 of -0, as the quantizers do
+        scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, "affine", LEVELS, HALF)
+        scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, "affine", LEVELS, HALF)
+        if front >= tile * 128:
+            target = (both * param_rows + number) * (D // 2) + pair[None, :]
+            tl.store(scales.to(tl.pointer_type(tl.int32)) + target, half_pair(scale0, scale1))
+            tl.store(bases.to(tl.pointer_type(tl.int32)) + target, half_pair(base0, base1))
+        for j in tl.static_range(RUNS):
+            at = run + j
+            if (at // (128 // RUN) == tile) & (at * RUN < behind):
+                token = at * RUN + tl.arange(0, RUN)
+                mine = ((token >= front) & (token < behind))[:, None]
+                codes, fine = encode(
+                    values[j], scale0, scale1, base0, base1, r0, r1, part0, part1, "affine", LEVELS, HALF
+                )  # fmt: skip
+                place = at % (128 // RUN)
+                shift = place // SPLIT * WIDTH
+                if BITS == 8:
+                    codes = codes >> 4
+                    fine = tl.where(mine, fine & FIELD, 0) << shift
+                codes = tl.where(mine, codes & FIELD, 0) << shift
+                if SPLIT == 1:
+                    upper0 |= codes
+                else:
+                    second = place % SPLIT == 1
+                    upper0 |= tl.where(second, 0, codes)
+                    upper1 |= tl.where(second, codes, 0)
+                    if BITS == 8:
+                        lower0 |= tl.where(second, 0, fine)
+                        lower1 |= tl.where(second, fine, 0)
+
+    words = (both * tiles + tile) * (WORD_ROWS * D)
+    whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
+    for half in tl.static_range(SPLIT):
+        word_row = half * RUN + tl.arange(0, RUN)
+        written = tl.zeros((RUN,), tl.int32)
+        for f in tl.static_range(FIELDS):
+            token = tile * 128 + f * WORD_ROWS + word_row
+            written |= tl.where((token >= start) & (token < stop), (FIELD & 0xFFFF) << (f * WIDTH), 0)
+        put_words(
+            upper_words, upper0 if half == 0 else upper1, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE
+        )
+        if BITS == 8:
+            put_words(
+                lower_words, lower0 if half == 0 else lower1, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE
+            )
+    if tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 1), 0) != 0:
+        note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token,
+             tl.arange(0, WORD_ROWS), pair, D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip

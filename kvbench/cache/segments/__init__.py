@@ -1,0 +1,1 @@
+"""Segments: runs of tokens that share a storage format."""

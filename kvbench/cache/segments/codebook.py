@@ -1,0 +1,224 @@
+"""Tokens in KVQuant's format: packed codes of non-uniform levels, ranges and offsets, and exact outliers.
+
+What a row holds is the bill of the method: ``codes`` of b bits; ``scales``: for keys two fp16 thresholds a channel
+(range and offset are made of them), for values a range and an offset a token, shared by all heads, and the codebook;
+and for each outlier its value in the model's dtype (``window``) with a 16-bit index (``index``), see
+:mod:`kvbench.cache.segments.outliers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.segments.base import Segment, Side, allocate
+from kvbench.cache.segments.layout import TILE, TileLayout
+from kvbench.cache.segments.outliers import Outliers
+from kvbench.cache.segments.packed import ENCODED
+from kvbench.quantizers import nuq
+from kvbench.quantizers.affine import FP16_MAX, param_dtype
+from kvbench.quantizers.packing import PLANES, join_planes, split_planes
+
+
+@dataclass(frozen=True)
+class NuqFormat:
+    """Format of one side of a layer.
+
+    Args:
+        bits: width of a code: 2, 3 or 4.
+        levels: codebook that codes are chosen by, fp32 ``[2**bits]``.
+        outliers: share of the elements that stay exact; 0: none.
+        thresholds: fp16 ``[2, H * D]``, upper and lower of each channel: keys; None: values, whose ranges are found
+            token by token.
+        restored: what the codes stand for, where that is not `levels` (Q-Norm), fp32 ``[2**bits]``.
+        most: outliers of a token on each side (keys); None: any number.
+        heads: the first head that is held here and how many there are, where other processes hold the rest; None: all.
+        gather: these processes' tensors side by side along the last dimension (values: a token's range is over all
+            heads).
+    """
+
+    bits: int
+    levels: Tensor
+    outliers: float = 0.0
+    thresholds: Tensor | None = None
+    restored: Tensor | None = None
+    most: int | None = None
+    heads: tuple[int, int] | None = None
+    gather: Callable[[Tensor], Tensor] | None = None
+
+
+class NuqSegment(Segment):
+    """Tokens quantized by KVQuant's rule. Each token's form depends on itself alone, so the newest may be dropped.
+
+    Args:
+        form: the format; every row gets a copy of its codebook and thresholds.
+        side: keys or values: decides the order of the words.
+        capacity: tokens to allocate at once (grows when passed).
+    """
+
+    packed = True
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        channels: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        form: NuqFormat,
+        side: Side,
+        capacity: int = 0,
+    ) -> None:
+        super().__init__(batch, heads, channels, dtype, device)
+        self.bits, self.share, self.most, self.width = form.bits, form.outliers, form.most, heads * channels
+        self.layouts = [TileLayout(width, side) for width in PLANES[form.bits]]
+        first = form.heads[0] if form.heads else 0
+        #: of all heads' channels those that are held here
+        self.columns = slice(first * channels, (first + heads) * channels)
+        self.gather = form.gather
+        tables = [form.levels] if form.restored is None else [form.levels, form.restored]
+        with torch.inference_mode(False):
+            self.codebook = torch.stack(tables).float().repeat(batch, 1, 1).to(self.device)
+            self.thresholds = None
+            if form.thresholds is not None:
+                mine = form.thresholds[:, self.columns].half()
+                self.thresholds = mine.repeat(batch, 1, 1).to(self.device)
+        self.words: list[Tensor] = []
+        self.params: list[Tensor] = []
+        self._allocate(-(-capacity // TILE))
+        self.exact: Outliers | None = None
+        if form.outliers:
+            room = int(capacity * self.width * form.outliers * 1.125)
+            self.exact = Outliers(batch, self.width, dtype, self.device, room)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the buffers have room for."""
+        return self.tiles * TILE
+
+    def _allocate(self, tiles: int) -> None:
+        """Make buffers of `tiles` tiles and carry over what the present ones hold."""
+        batch, old_words, old_params, self.tiles = len(self.lengths), self.words, self.params, tiles
+        self.words = [
+            allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
+            for layout in self.layouts
+        ]
+        if self.thresholds is None:
+            store = param_dtype(self.dtype)
+            self.params = [allocate((batch, tiles * TILE), store, self.device).zero_() for _ in range(2)]
+        for target, source in zip(self.words, old_words, strict=False):
+            target[:, :, : source.shape[2]].copy_(source)
+        for target, source in zip(self.params, old_params, strict=False):
+            target[:, : source.shape[1]].copy_(source)
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        count, start = x.shape[2], self.lengths[rows][0]
+        if start + count > self.capacity:
+            needed = -(-(start + count) // TILE)
+            self._allocate(needed + (needed // 2 if start else 0))
+        for first in range(0, count, ENCODED):
+            self._encode(rows, start + first, x[:, :, first : first + ENCODED])
+        for row in range(*rows.indices(len(self.lengths))):
+            self.lengths[row] = start + count
+
+    def _encode(self, rows: slice, start: int, x: Tensor) -> None:
+        nuq.check_finite(x)
+        exact = x.transpose(1, 2).flatten(2)  # [rows, n, C]
+        flat = exact.float()
+        stop, outliers = start + flat.shape[1], None
+        if self.thresholds is not None:
+            thresholds = self.thresholds[rows]
+            if self.share:
+                outliers = nuq.key_outliers(flat, thresholds, self.most)
+            scale, offset = (p.unsqueeze(1) for p in nuq.key_params(thresholds))
+        else:
+            whole = flat if self.gather is None else self.gather(exact).float()
+            if self.share:
+                outliers = nuq.value_outliers(whole, self.share)
+            params = nuq.value_params(whole, outliers, self.params[0].dtype)
+            outliers = outliers if outliers is None or self.gather is None else outliers[..., self.columns]
+            for buffer, param in zip(self.params, params, strict=True):
+                buffer[rows, start:stop] = param
+            scale, offset = (p.float().unsqueeze(-1) for p in params)
+        codes = nuq.encode(flat, scale, offset, self.codebook[rows][0, 0], outliers)
+        planes = split_planes(codes.unflatten(2, (self.heads, self.channels)).transpose(1, 2), self.bits)
+        for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
+            layout.write(words[rows], start, plane)
+        if self.exact is not None and outliers is not None:
+            self.exact.append(rows, start, exact, outliers)
+
+    def codes(self, rows: slice, start: int, stop: int) -> Tensor:
+        """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
+        return join_planes(planes, self.bits)
+
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        block = self.exact.block if self.exact is not None else 1
+        first = start // block * block
+        last = min(-(-stop // block) * block, self.length(rows))
+        if self.thresholds is not None:
+            scale, offset = (
+                p.unflatten(-1, (self.heads, 1, self.channels)) for p in nuq.key_params(self.thresholds[rows])
+            )
+        else:
+            scale, offset = (p[rows, None, first:last, None].float() for p in self.params)
+        values = nuq.decode(self.codes(rows, first, last), scale, offset, self.codebook[rows][0, -1])
+        if self.exact is not None:
+            for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
+                self.exact.write_into(values[number], row, first // block)
+        values = values[:, :, start - first : stop - first]
+        return (values.clamp(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
+
+    def drop_back(self, row: int, count: int) -> None:
+        """Forget the newest `count` tokens of one row."""
+        self.lengths[row] -= count
+        if self.exact is not None:
+            self.exact.keep_first(row, self.lengths[row])
+
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` tokens, whole blocks of outliers; what is left moves to the front as it is."""
+        stop = self.lengths[rows][0]
+        if self.exact is not None and count < stop and count % self.exact.block:
+            raise ValueError(f"{count} tokens are no whole blocks of {self.exact.block}")
+        if count < stop:
+            for layout, words in zip(self.layouts, self.words, strict=True):
+                layout.move_to_front(words[rows], count, stop)
+            for param in self.params:
+                param[rows, : stop - count] = param[rows, count:stop].clone()
+        for row in range(*rows.indices(len(self.lengths))):
+            self.lengths[row] = stop - count
+            if self.exact is not None:
+                self.exact.drop_first(row, -(-count // self.exact.block))
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        held = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
+        held += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
+        if self.exact is not None:
+            held += [("window", self.exact.values), ("index", self.exact.indices)]
+        return held
+
+    def used(self, row: int) -> dict[str, int]:
+        count = self.lengths[row]
+        tables = [t[row] for t in (self.codebook, self.thresholds) if t is not None]
+        scales = sum(t.numel() * t.element_size() for t in tables)
+        scales += sum(count * param.element_size() for param in self.params)
+        used = {"codes": -(-count * self.width * self.bits // 8), "scales": scales}
+        if self.exact is not None:
+            used["window"], used["index"] = self.exact.used(row)
+        return used
+
+    def select(self, index: Tensor) -> None:
+        super().select(index)
+        if self.exact is not None:
+            self.exact.select(index.tolist())
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.words = [change(words) for words in self.words]
+        self.params = [change(param) for param in self.params]
+        self.codebook = change(self.codebook)
+        self.thresholds = None if self.thresholds is None else change(self.thresholds)
+        self.exact = None if self.exact is None else self.exact.mapped(change)

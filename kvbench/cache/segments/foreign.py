@@ -1,0 +1,105 @@
+"""Tokens in the format of transformers' QuantizedCache: whole tensors quantized by quanto or hqq.
+
+The bytes are those of the library's own tensors. Reading dequantizes everything, and adding tokens quantizes everything
+again, as transformers does: that is what the method :mod:`kvbench.methods.hf_quantized` is there to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import QuantizedLayer
+
+from kvbench.cache.segments.base import Segment
+from kvbench.errors import CacheError
+
+
+class HFSegment(Segment):
+    """One side of a layer held by transformers' quantizers, row by row.
+
+    Args:
+        backend: a transformers ``QuantizedLayer`` whose ``_quantize`` and ``_dequantize`` are used.
+        axis: the axis that it quantizes along.
+        multiple: tokens are filled up to a multiple of this with copies of the last one: hqq packs several rows into
+            one and fails on a number that does not divide. Groups lie inside a token, so nothing else changes.
+    """
+
+    packed = False  # read in one piece: there is no way to read a part
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        channels: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        backend: QuantizedLayer,
+        axis: int,
+        multiple: int = 1,
+    ) -> None:
+        super().__init__(batch, heads, channels, dtype, device)
+        self.backend, self.axis, self.multiple = backend, axis, multiple
+        self.rows: list[Any] = [None] * batch
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        """Quantize what is held together with ``x``: the past is dequantized and quantized again.
+
+        Raises:
+            CacheError: the library cannot quantize so many tokens (quanto's axis -1 groups the tokens of all heads).
+        """
+        for number, row in enumerate(range(*rows.indices(len(self.rows)))):
+            new = x[number : number + 1]
+            if not new.shape[2]:
+                continue
+            held = self.rows[row]
+            if held is not None:
+                past = self.backend._dequantize(held)[:, :, : self.lengths[row]].to(self.dtype)
+                new = torch.cat([past, new], 2)
+            self.lengths[row] = new.shape[2]
+            filling = new[:, :, -1:].expand(-1, -1, -new.shape[2] % self.multiple, -1)
+            try:
+                self.rows[row] = self.backend._quantize(torch.cat([new, filling], 2).contiguous(), axis=self.axis)
+            except ValueError as error:
+                raise CacheError(
+                    f"transformers' quantizer cannot take {new.shape[2]} tokens of {new.shape[1]} heads along axis "
+                    f"{self.axis}: {error}.\n  hint: method.axis_key=0 method.axis_value=0"
+                ) from error
+
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        parts = [self.backend._dequantize(held)[:, :, start:stop] for held in self.rows[rows]]
+        return torch.cat(parts).to(dtype)
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        return [item for held in self.rows if held is not None for item in tensors(held)]
+
+    def used(self, row: int) -> dict[str, int]:
+        used = {"codes": 0, "scales": 0}
+        for part, tensor in tensors(self.rows[row]) if self.rows[row] is not None else ():
+            used[part] += tensor.numel() * tensor.element_size()
+        return used
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Nothing to do: the tensors are never written in place, so copies may share them."""
+
+    def select(self, index: Tensor) -> None:
+        order = index.tolist()
+        self.rows = [self.rows[i] for i in order]
+        self.lengths = [self.lengths[i] for i in order]
+
+    def clone(self) -> HFSegment:
+        twin = super().clone()
+        assert isinstance(twin, HFSegment)
+        twin.rows = list(self.rows)
+        return twin
+
+
+def tensors(held: Any) -> list[tuple[str, Tensor]]:
+    """The plain tensors inside what a backend's ``_quantize`` returned, as codes or scales."""
+    if isinstance(held, tuple):  # hqq: packed weights and a dict of parameters
+        codes, meta = held
+        return [("codes", codes), *(("scales", meta[name]) for name in ("scale", "zero"))]
+    return [("codes", held._data._data), ("scales", held._scale), ("scales", held._shift)]

@@ -1,0 +1,147 @@
+"""Elements kept exact beside codes: a value and a 16-bit index each, in the order of the tokens.
+
+An index counts within a block of tokens, ``token of the block * C + channel`` over all C = heads * head_dim channels; a
+block has as many tokens as 16 bits can number (16 for C = 4096). Where each block's entries end is kept on the host,
+like the lengths of segments: a reader of some blocks takes their entries in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.segments.layout import TILE, to_int16
+from kvbench.errors import ConfigError
+
+#: what a 16-bit index can number
+INDICES = 1 << 16
+
+
+def block_of(width: int) -> int:
+    """Tokens of a block, where a token has `width` channels: a power of two, so that blocks divide tiles."""
+    return min(1 << ((INDICES // width).bit_length() - 1), TILE)
+
+
+class Outliers:
+    """Exact elements of every row of a batch.
+
+    Args:
+        batch: rows.
+        width: C, channels of all heads.
+        dtype: of the values.
+        device: where the entries lie.
+        capacity: entries a row to allocate at once (grows when passed).
+
+    Attributes:
+        ends: for each row the number of entries up to the end of each block.
+    """
+
+    def __init__(self, batch: int, width: int, dtype: torch.dtype, device: torch.device, capacity: int = 0) -> None:
+        if width > INDICES:
+            raise ConfigError(
+                "method.outliers",
+                None,
+                f"a token has {width} channels over all KV heads, and 16-bit indices number {INDICES}",
+                hint="method.outliers=0",
+            )
+        self.width, self.block = width, block_of(width)
+        self.ends: list[list[int]] = [[] for _ in range(batch)]
+        with torch.inference_mode(False):
+            self.values = torch.empty(batch, capacity, dtype=dtype, device=device)
+            self.indices = torch.empty(batch, capacity, dtype=torch.int16, device=device)
+
+    def count(self, row: int) -> int:
+        """Entries of a row."""
+        return self.ends[row][-1] if self.ends[row] else 0
+
+    def append(self, rows: slice, start: int, x: Tensor, mask: Tensor) -> None:
+        """Keep what `mask` marks of tokens ``start, start + 1, ...``; ``x`` and ``mask`` are ``[rows, n, C]``."""
+        if not mask.shape[1]:
+            return
+        number, token, channel = mask.nonzero(as_tuple=True)
+        first = start // self.block
+        blocks = (start + mask.shape[1] - 1) // self.block - first + 1
+        token = token + start
+        order = number * blocks + token // self.block - first  # nonzero's order: row, token, channel
+        counts = torch.bincount(order, minlength=len(mask) * blocks).view(len(mask), blocks).tolist()
+        indices = to_int16((token % self.block * self.width + channel).to(torch.int32))
+        values = x[mask].to(self.values.dtype)
+        done = 0
+        for row, new in zip(range(*rows.indices(len(self.ends))), counts, strict=True):
+            held, total = self.count(row), sum(new)
+            if held + total > self.values.shape[1]:
+                self._grow(held + total)
+            self.values[row, held : held + total] = values[done : done + total]
+            self.indices[row, held : held + total] = indices[done : done + total]
+            done += total
+            ends = self.ends[row]
+            base = ends[first - 1] if first else 0
+            begun = ends[first] - base if len(ends) > first else 0
+            ends[first:] = [base + begun + so_far for so_far in accumulate(new)]
+
+    def _grow(self, needed: int) -> None:
+        room = needed + needed // 2
+        with torch.inference_mode(False):
+            for name in ("values", "indices"):
+                old = getattr(self, name)
+                new = torch.empty(len(old), room, dtype=old.dtype, device=old.device)
+                new[:, : old.shape[1]] = old
+                setattr(self, name, new)
+
+    def write_into(self, out: Tensor, row: int, first: int) -> None:
+        """Overwrite the marked elements of a row's tokens ``[first * block, ...)`` in ``out`` ``[H, n, D]``.
+
+        `n` is a whole number of blocks, or reaches the row's last token.
+        """
+        ends, channels = self.ends[row], out.shape[-1]
+        last = min(first + -(-out.shape[1] // self.block), len(ends))
+        low = ends[first - 1] if first else 0
+        if last <= first or ends[last - 1] == low:
+            return
+        sizes = [b - a for a, b in zip([low, *ends[first : last - 1]], ends[first:last], strict=True)]
+        base = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)) * self.block
+        index = self.indices[row, low : ends[last - 1]].to(torch.int64) & (INDICES - 1)
+        token = index // self.width + base.to(index.device, non_blocking=True)
+        channel = index % self.width
+        out[channel // channels, token, channel % channels] = self.values[row, low : ends[last - 1]].to(out.dtype)
+
+    def keep_first(self, row: int, tokens: int) -> None:
+        """Forget the entries of a row's tokens from `tokens` on."""
+        ends = self.ends[row]
+        whole, part = divmod(tokens, self.block)
+        if whole >= len(ends):
+            return
+        low = ends[whole - 1] if whole else 0
+        kept = 0
+        if part:
+            index = self.indices[row, low : ends[whole]].to(torch.int64) & (INDICES - 1)
+            kept = int((index < part * self.width).sum())
+        self.ends[row] = [*ends[:whole], *([low + kept] if part else [])]
+
+    def drop_first(self, row: int, blocks: int) -> None:
+        """Forget the entries of a row's first `blocks` blocks; the others move to the front."""
+        ends = self.ends[row]
+        low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
+        for held in (self.values, self.indices):
+            held[row, : total - low] = held[row, low:total].clone()
+        self.ends[row] = [end - low for end in ends[blocks:]]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
+        """The same entries with both buffers replaced by ``change(buffer)``; dimension 0 is the batch."""
+        twin = object.__new__(Outliers)
+        twin.__dict__.update(self.__dict__)
+        twin.values, twin.indices = change(self.values), change(self.indices)
+        twin.ends = [list(ends) for ends in self.ends]
+        return twin
+
+    def select(self, order: list[int]) -> None:
+        """The ends of rows `order` become the batch's (the buffers move by :meth:`mapped`)."""
+        self.ends = [list(self.ends[i]) for i in order]
+
+    def used(self, row: int) -> tuple[int, int]:
+        """Bytes of a row's values and of their indices."""
+        count = self.count(row)
+        return count * self.values.element_size(), count * self.indices.element_size()

@@ -1,0 +1,202 @@
+"""Packed segments: quantized tokens as words and parameters (the other kinds: :mod:`kvbench.cache.segments.base`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.kernels.pack import Form, pack, served
+from kvbench.cache.segments.base import Segment, Side, allocate
+from kvbench.cache.segments.layout import TILE, TileLayout
+from kvbench.cache.watch import Watch
+from kvbench.quantizers.affine import AffineQuantizer, param_dtype
+from kvbench.quantizers.hierarchical import HierarchicalQuantizer
+from kvbench.quantizers.packing import PLANES, join_planes, split_planes
+from kvbench.quantizers.windowed import WindowedQuantizer
+
+#: tokens that are encoded at a time: bounds the fp32 temporaries of a long prompt
+ENCODED = 2048
+
+
+def fits_tiles(quantizer: AffineQuantizer) -> bool:
+    """Whether each group of tokens lies in one tile of 128, or holds whole ones, wherever its window stands."""
+    if not isinstance(quantizer, WindowedQuantizer):
+        return True
+    window = quantizer.window
+    return quantizer.even and quantizer.group_size in (32, 64, 128) and (window % TILE == 0 or TILE % window == 0)
+
+
+class PackedSegment(Segment):
+    """Quantized tokens: packed words in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`) and their scales.
+
+    Buffers: a word buffer for each plane of the code (``[B, H, tiles, ...]``) and one for each parameter (``[B, H,
+    tiles * 128 / G, D]`` for per-channel groups of G tokens, ``[B, H, tiles * 128, D/G]`` for per-token groups).
+
+    Args:
+        quantizer: encodes and decodes (:class:`kvbench.quantizers.AffineQuantizer` or alike).
+        side: keys or values: decides the order of the words.
+        capacity: tokens to allocate at once (grows when passed).
+    """
+
+    packed = True
+
+    def __init__(
+        self,
+        batch: int,
+        heads: int,
+        channels: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        quantizer: AffineQuantizer,
+        side: Side,
+        capacity: int = 0,
+    ) -> None:
+        super().__init__(batch, heads, channels, dtype, device)
+        self.quantizer, self.side = quantizer, side
+        #: where a kernel notes NaN and Inf, and the number it notes with them; None: it is looked at after each call
+        self.watch: tuple[Watch, int] | None = None
+        self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
+        self.words: list[Tensor] = []
+        self.params: list[Tensor] = []
+        self._allocate(batch, -(-capacity // TILE))
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the buffers have room for."""
+        return self.tiles * TILE
+
+    def _allocate(self, batch: int, tiles: int) -> None:
+        """Make buffers of at least `tiles` tiles and carry over what the present ones hold."""
+        # Blocks of whole tiles (W = 256) are not cut: kernels find a tile's parameters by the number of the tile.
+        unit = max(self.quantizer.block_tokens // TILE, 1) if self.quantizer.block_tokens % TILE == 0 else 1
+        tiles = -(-tiles // unit) * unit
+        old_words, old_params, self.tiles = self.words, self.params, tiles
+        self.words = [
+            allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
+            for layout in self.layouts
+        ]
+        # Groups need not fit tiles (W = 42): room for every group that the tiles can hold, the last one cut off, and
+        # for one beyond, as kernels read the parameters of two groups where one might end.
+        beyond = 0 if fits_tiles(self.quantizer) else 2 * self.quantizer.block_tokens
+        shape = self.quantizer.param_shape(tiles * TILE + beyond, self.channels)
+        store = param_dtype(self.dtype)
+        self.params = [
+            allocate((batch, self.heads, *shape), store, self.device).zero_() for _ in range(self.quantizer.param_count)
+        ]
+        for target, source in zip(self.words + self.params, old_words + old_params, strict=False):
+            target[:, :, : source.shape[2]].copy_(source)
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        self._append(rows, x, None)
+
+    def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
+        self._append(rows, x, index)
+
+    def _append(self, rows: slice, x: Tensor, index: Tensor | None) -> None:
+        start = self.lengths[rows][0]
+        count = x.shape[2] if index is None else len(index)
+        if start + count > self.capacity:
+            needed = -(-(start + count) // TILE)
+            self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
+        # a group that is cut is refused by the quantizer
+        how = None if count % self.quantizer.block_tokens else served(self, x)
+        if isinstance(how, Form):
+            pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
+        else:
+            per = self.quantizer.block_tokens
+            block = max(ENCODED // per, 1) * per
+            for first in range(0, count, block):
+                last = first + block
+                part = x[:, :, first:last] if index is None else x.index_select(2, index[first:last])
+                self._encode(rows, start + first, part)
+        self.lengths[rows] = [start + count] * len(self.lengths[rows])
+
+    def _encode(self, rows: slice, start: int, x: Tensor) -> None:
+        codes, params = self.quantizer.encode(x)
+        planes = split_planes(codes, self.quantizer.bits)
+        for layout, words, plane in zip(self.layouts, self.words, planes, strict=True):
+            layout.write(words[rows], start, plane)
+        first = start // self.quantizer.block_tokens * self.quantizer.block_params
+        for buffer, param in zip(self.params, params, strict=True):
+            buffer[rows, :, first : first + param.shape[2]].copy_(param)
+
+    def codes(self, rows: slice, start: int, stop: int) -> Tensor:
+        """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
+        return join_planes(planes, self.quantizer.bits)
+
+    def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
+
+    def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Values of the upper nibbles; the words of the lower ones are not touched (QuantSpec's draft)."""
+        if not isinstance(self.quantizer, HierarchicalQuantizer):
+            return self.read(rows, start, stop, dtype)
+        return self._decoded(self.quantizer.upper, self._upper_codes, rows, start, stop, dtype)
+
+    def _upper_codes(self, rows: slice, start: int, stop: int) -> Tensor:
+        return self.layouts[0].read(self.words[0][rows], start, stop)
+
+    def _decoded(
+        self,
+        quantizer: AffineQuantizer,
+        codes: Callable[[slice, int, int], Tensor],
+        rows: slice,
+        start: int,
+        stop: int,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Whole groups decoded, and of them the tokens ``[start, stop)``."""
+        per, wide = quantizer.block_tokens, quantizer.block_params
+        first, last = start // per, -(-stop // per)
+        params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)
+        values = quantizer.decode(codes(rows, first * per, last * per), params, dtype)
+        return values[:, :, start - first * per : stop - first * per]
+
+    def drop_back(self, row: int, count: int) -> None:
+        """Forget the newest `count` tokens of one row; only for per-token groups."""
+        if self.quantizer.axis != "token":
+            raise TypeError("tokens of a per-channel group cannot leave it one by one")
+        self.lengths[row] -= count
+
+    def drop_front(self, rows: slice, count: int) -> None:
+        """Forget the oldest `count` tokens, whole groups; what is left moves to the front as it is."""
+        per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
+        if count % per:
+            raise ValueError(f"{count} tokens are no whole groups of {per}")
+        if count < stop:
+            for layout, words in zip(self.layouts, self.words, strict=True):
+                layout.move_to_front(words[rows], count, stop)
+            first, last = count // per * wide, -(-stop // per) * wide
+            for param in self.params:
+                param[rows, :, : last - first] = param[rows, :, first:last].clone()
+        self.lengths[rows] = [stop - count] * len(self.lengths[rows])
+
+    def permute(self, rows: slice, start: int, index: Tensor) -> None:
+        """Reorder tokens ``[start, start + n)`` by ``index`` ``[n]``; codes and parameters move as they are.
+
+        Only for per-token groups: a token of a per-channel group cannot leave it.
+        """
+        if self.quantizer.axis != "token":
+            raise TypeError("tokens of a per-channel group cannot be moved one by one")
+        index, stop = index.to(self.device), start + len(index)
+        for layout, words in zip(self.layouts, self.words, strict=True):
+            layout.write(words[rows], start, layout.read(words[rows], start, stop).index_select(2, index))
+        for param in self.params:
+            param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
+
+    def used(self, row: int) -> dict[str, int]:
+        count = self.lengths[row]
+        groups, width = self.quantizer.param_shape(count, self.channels)
+        scales = sum(self.heads * groups * width * param.element_size() for param in self.params)
+        return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.words = [change(words) for words in self.words]
+        self.params = [change(param) for param in self.params]

@@ -1,0 +1,103 @@
+"""Tokens that carry the attention they have received (H2O): fp32 beside each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.segments.base import FullSegment
+
+
+class ScoredSegment(FullSegment):
+    """Full-precision tokens with a score for each slot, which follows the token wherever it goes.
+
+    Attention of a step is held back (:meth:`observe`) until it is confirmed (:meth:`commit`): tokens of the step may
+    still be taken back, and then nothing that their queries gave may stay.
+
+    """
+
+    def __init__(self, *others: Any, **more: Any) -> None:
+        super().__init__(*others, **more)
+        batch = len(self.lengths)
+        self.scores = FullSegment(batch, self.heads, 1, torch.float32, self.device, capacity=self.capacity)
+        #: for each row what its latest steps gave, oldest first: ``[H, scores, q, slots]``
+        self.pending: list[list[Tensor]] = [[] for _ in range(batch)]
+
+    def append(self, rows: slice, x: Tensor) -> None:
+        super().append(rows, x)
+        self.scores.append(rows, self.scores.view(rows).new_zeros(*x.shape[:3], self.scores.channels))
+
+    def begin(self, rows: slice, scores: Tensor) -> None:
+        """Scores of the tokens that were just appended, ``[rows, H, slots, scores]``.
+
+        ``scores`` is 1, or the query heads of a group where each has its own; the same for all rows.
+        """
+        if scores.shape[-1] != self.scores.channels:
+            made = FullSegment(
+                len(self.lengths), self.heads, scores.shape[-1], torch.float32, self.device, capacity=self.capacity
+            )
+            made.starts, made.lengths = self.scores.starts, self.scores.lengths
+            self.scores = made
+        self.scores.view(rows).copy_(scores)
+
+    def observe(self, rows: slice, received: Tensor) -> None:
+        """Attention of new queries to all slots, ``[rows, H, scores, q, slots]``, to be added by :meth:`commit`."""
+        for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
+            self.pending[row].append(received[number])
+
+    def commit(self, rows: slice) -> Tensor:
+        """Add what is pending; scores of the slots, fp32 ``[rows, H, slots, scores]`` (a view)."""
+        scores = self.scores.view(rows)
+        for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
+            for received in self.pending[row]:
+                scores[number, :, : received.shape[-1]] += received.sum(-2).transpose(-1, -2)
+            self.pending[row] = []
+        return scores
+
+    def drop_front(self, rows: slice, count: int) -> None:
+        self.commit(rows)  # slots are counted from the front
+        super().drop_front(rows, count)
+        self.scores.drop_front(rows, count)
+
+    def drop_back(self, row: int, count: int) -> None:
+        super().drop_back(row, count)
+        self.scores.drop_back(row, count)
+        left, steps = count, self.pending[row]
+        while left and steps:  # each new token was a query and a slot of its own step
+            last = steps.pop()
+            taken = min(left, last.shape[-2])
+            if taken < last.shape[-2]:
+                steps.append(last[..., : last.shape[-2] - taken, : last.shape[-1] - taken])
+            left -= taken
+
+    def keep(self, rows: slice, index: Tensor) -> None:
+        scores = self.commit(rows)
+        index = index.to(self.device).expand(*scores.shape[:2], index.shape[-1])
+        kept = scores.gather(2, index[..., None].expand(*index.shape, scores.shape[-1]))
+        self.scores._set(rows, 0, 0)
+        super().keep(rows, index)  # appends the tokens, with scores of 0
+        self.scores.view(rows).copy_(kept)
+
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        return [*super().buffers(), ("index", self.scores.buffer)]
+
+    def used(self, row: int) -> dict[str, int]:
+        return {**super().used(row), "index": self.scores.used(row)["window"]}
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """The tokens alone: :meth:`select` and :meth:`clone` see to the scores."""
+        super().map_buffers(change)
+
+    def select(self, index: Tensor) -> None:
+        super().select(index)
+        self.scores.select(index)
+        self.pending = [list(self.pending[i]) for i in index.tolist()]
+
+    def clone(self) -> ScoredSegment:
+        twin = super().clone()
+        assert isinstance(twin, ScoredSegment)
+        twin.scores, twin.pending = self.scores.clone(), [list(steps) for steps in self.pending]
+        return twin

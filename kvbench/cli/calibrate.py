@@ -1,0 +1,248 @@
+"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: what method=kvquant needs to know of a model.
+
+Runs the model over a text, forwards and backwards, and writes thresholds of the keys' channels and codebooks of keys
+and values (KVQuant, sec. 3) as safetensors. ``method=kvquant`` finds the file in results/calibration, or takes it by
+``method.calibration=FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.models import checkpoint
+from kvbench.models.labels import labelled
+from kvbench.models.spec import ModelConfig
+from kvbench.tasks.formats import is_file
+from kvbench.util.confdir import options
+from kvbench.util.requirements import exists
+from kvbench.util.schema import MOST_ROWS, MOST_TOKENS, build
+
+#: seed of the generated texts: no evaluation uses it
+MINI_SEED = 2**31
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Calibrate; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        print(run(arguments))
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> str:
+    """Do it; a line about what was written.
+
+    Raises:
+        KvbenchError: the model or the text cannot be had, or does not fit.
+    """
+    bits = _bits(arguments.bits)
+    _check(arguments)
+    chosen = model_config(arguments.model, arguments.path, arguments.dtype, arguments.random)
+    texts = [documents(name) for name in arguments.text]
+
+    import torch
+
+    from kvbench.calibration import file
+    from kvbench.calibration.calibrate import calibrate, cut
+    from kvbench.config.run_config import RuntimeConfig
+    from kvbench.models.load import load
+
+    out = (
+        Path(arguments.out)
+        if arguments.out
+        else file.FOLDER / f"{chosen.name}-{100 * arguments.outliers:g}pct.safetensors"
+    )
+    loaded = load(chosen, RuntimeConfig(device=arguments.device))
+    length, pieces = min(arguments.length, loaded.max_length), []
+    for number, (name, parts) in enumerate(zip(arguments.text, texts, strict=True)):
+        ids = [token for part in parts for token in loaded.tokenizer(part, verbose=False)["input_ids"]]
+        share = (arguments.sequences + len(texts) - 1 - number) // len(texts)
+        pieces.append(cut(ids, share, length, name))
+    made = calibrate(
+        loaded.model,
+        torch.cat(pieces),
+        name=chosen.name,
+        bits=bits,
+        outliers=arguments.outliers,
+        fisher=arguments.fisher,
+        first_tokens=arguments.first_tokens,
+        text_sha256=_digest(texts),
+        tell=_tell,
+    )
+    file.save(made, out)
+    layers, heads, channels = made.shape
+    return (
+        f"{out}: {made.info['bits']} bits, {100 * made.outliers:g}% outliers, {layers} layers of {heads} x {channels}, "
+        f"from {made.info['tokens']} tokens"
+    )
+
+
+def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
+    """The model of a choice in ``conf/model``, or of a folder with weights.
+
+    Raises:
+        ConfigError: there is no such choice or folder.
+    """
+    known = options("model")
+    if name in known:
+        preset = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+        told = labelled({**preset, "path": path}, preset, {"path"}) if path else preset
+        chosen: ModelConfig = build(ModelConfig, told, "model")
+    elif Path(name).is_dir():
+        try:
+            longest = checkpoint.longest(checkpoint.read_config(Path(name))) or 2048
+        except checkpoint.DamagedFile as damaged:
+            raise ConfigError("--model", name, f"has no readable config.json ({damaged.problem})") from damaged
+        chosen = ModelConfig(name=Path(name).resolve().name, path=path or name, max_length=longest)
+    else:
+        raise ConfigError("--model", name, "is neither a choice of conf/model nor a folder", allowed=known)
+    if dtype:
+        chosen = replace(chosen, dtype=dtype)  # type: ignore[arg-type]
+    if random:
+        chosen = replace(chosen, weights="random")
+    chosen.check()
+    return chosen
+
+
+def documents(name: str) -> list[str]:
+    """The texts of a file or folder, or generated ones: ``mini`` or ``python``.
+
+    Raises:
+        DataError: there is no text.
+    """
+    there = is_file(Path(name), "--text ")
+    if name in GENERATED and there is None:
+        return GENERATED[name]()
+    if there is None:
+        raise DataError(
+            f"--text {name}: there is no such file or folder.\n"
+            f"  hint: without a text of your own: --text {' '.join(GENERATED)}"
+        )
+    from kvbench.tasks.texts import files
+
+    return files(name, "calibration", "--text")
+
+
+def mini() -> list[str]:
+    """Prompts of mini's tasks with their answers, drawn by a seed that no evaluation uses."""
+    from kvbench.tasks.mini import Mini
+
+    task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
+    return [sample.prompt + str(sample.meta["target"]) for sample in task.samples()]
+
+
+def python() -> list[str]:
+    """The running Python's own modules without those that ``mini_text`` measures perplexity on.
+
+    Raises:
+        DataError: this Python has no sources.
+    """
+    from kvbench.tasks.mini.heldout import EXCLUDED
+
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found = [path for path in sorted(folder.glob("*.py")) if path.name not in EXCLUDED]
+    if not found:
+        raise DataError(f"--text python: {folder} holds no sources.\n  hint: --text mini, or a file")
+    return [path.read_text(encoding="utf-8", errors="replace") for path in found]
+
+
+#: texts that need no file
+GENERATED: dict[str, Callable[[], list[str]]] = {"mini": mini, "python": python}
+
+
+def _digest(texts: Sequence[Sequence[str]]) -> str:
+    joined = "\0".join(part for parts in texts for part in parts)
+    return hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _bits(text: str) -> tuple[int, ...]:
+    try:
+        widths = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise ConfigError("--bits", text, "is no list of widths", allowed="2,3,4") from error
+    if not set(widths) <= {2, 3, 4}:
+        raise ConfigError("--bits", text, "no codebook is made of this width", allowed="2,3,4")
+    return widths
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse numbers, a device and an output that cannot be, before any text is read.
+
+    Raises:
+        ConfigError: the first of them.
+    """
+    from kvbench.config.run_config import check_writable
+    from kvbench.util.requirements import has_gpu
+
+    for name, least, most in (
+        ("sequences", len(arguments.text), MOST_ROWS),
+        ("length", 2, MOST_TOKENS),
+        ("first_tokens", 0, arguments.length - 1),
+    ):
+        value = getattr(arguments, name)
+        if not least <= value <= most:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}", value, "is too few or too many", allowed=f"{least} to {most}"
+            )
+    if not 0 <= arguments.outliers <= 0.5:
+        raise ConfigError("--outliers", arguments.outliers, "is no share of outliers", allowed="0 to 0.5, such as 0.01")
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
+        raise ConfigError(
+            "--device", arguments.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+        )
+    if arguments.device.startswith("cuda") and not has_gpu():
+        raise ConfigError("--device", arguments.device, "this machine shows no GPU", hint="--device cpu")
+    if arguments.out is not None:
+        if not arguments.out or Path(arguments.out).name in ("", ".."):
+            raise ConfigError("--out", arguments.out, "must name a file", hint="--out mine.safetensors")
+        check_writable(arguments.out, "--out", file=True)
+    for name in arguments.text:
+        if not name:
+            raise ConfigError("--text", "''", "must name a file or folder", hint="--text mini python")
+    for name in (*arguments.text, arguments.model, arguments.path or "."):
+        exists(name, "--text, --model or --path")
+
+
+def _tell(done: int, total: int) -> None:
+    end = "\n" if done == total else ""
+    print(f"\rcalibrating: {done} of {total} passes", end=end, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=__doc__)
+    parser.add_argument("--model", required=True, help="a choice of conf/model (llama2-7b), or a folder with weights")
+    parser.add_argument("--path", help="folder of the weights, where the choice's own is not meant")
+    parser.add_argument("--random", action="store_true", help="random weights of the choice's architecture")
+    parser.add_argument(
+        "--text",
+        required=True,
+        nargs="+",
+        help="files or folders; mini: generated text; python: its own modules. Each gives equally many sequences",
+    )
+    parser.add_argument("--bits", default="2,3,4", help="widths of the codebooks (default: %(default)s)")
+    parser.add_argument("--outliers", type=float, default=0.01, help="share kept exact (default: %(default)s)")
+    parser.add_argument("--sequences", type=int, default=16, help="sequences read (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of a sequence (default: %(default)s)")
+    parser.add_argument(
+        "--fisher", action=argparse.BooleanOptionalAction, default=True, help="weigh errors by squared gradients"
+    )
+    parser.add_argument("--first-tokens", type=int, default=0, help="tokens that codebooks do not count")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: the model's own")
+    parser.add_argument("--out", help="file to write (default: results/calibration/MODEL-1pct.safetensors)")
+    return parser

@@ -1,0 +1,168 @@
+"""``python -m kvbench.fetch dataset=longbench model=llama2-7b``: what a run will need, for a machine without network.
+
+Takes the same choices as ``python -m kvbench`` (lists too) and downloads into the hub's cache, with progress bars; what
+was interrupted goes on where it was. Copy the cache (``HF_HOME``) to the machine without network.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from hydra import initialize_config_dir
+
+from kvbench import tasks
+from kvbench.cli.compose import Composer, run_config
+from kvbench.config.prerequisites import check_path
+from kvbench.errors import ConfigError, KvbenchError, ModelError
+from kvbench.models.locate import locate
+from kvbench.models.spec import ModelConfig
+from kvbench.tasks import data
+from kvbench.util.confdir import conf_dir, options
+from kvbench.util.schema import build
+
+#: what to do where the hub does not answer the one who fetches
+REMEDY = (
+    "this command needs the hub: give it network (and no HF_HUB_OFFLINE), or run it on a machine that has it and copy "
+    "that machine's HF_HOME here; a copy of the files themselves is read by dataset.path=FILE_OR_FOLDER"
+)
+
+#: files of a model that loading reads
+MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Fetch what the overrides name; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        print(
+            "usage: python -m kvbench.fetch [dataset=NAME[,NAME]] [model=NAME[,NAME]] [method=cocktail] [KEY=VALUE ...]"
+        )
+        return 0 if arguments else 2
+    try:
+        _check(arguments)
+        done: set[str] = set()
+        for config in configurations(arguments):
+            for line in fetch(config, named(arguments)):
+                if line not in done:
+                    print(line)
+                done.add(line)
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for options, and for a command line that names nothing to fetch."""
+    for text in arguments:
+        if text.startswith("-"):
+            raise ConfigError(text, None, "no such option: lists are swept without one", hint="dataset=NAME,NAME")
+    if not named(arguments):
+        raise ConfigError(
+            " ".join(arguments), None, "names nothing to fetch", hint="dataset=NAME, model=NAME or method=cocktail"
+        )
+
+
+def named(overrides: Sequence[str]) -> set[str]:
+    """Groups that the command line names: nothing else is fetched."""
+    return {text.partition("=")[0].partition(".")[0] for text in overrides} & {"dataset", "model", "method"}
+
+
+def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The configuration of each combination of choices.
+
+    Raises:
+        ConfigError: a wrong choice, key or value.
+    """
+    composer = Composer()
+    jobs = composer.check(overrides, multirun=True)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        for job in jobs:
+            yield run_config(composer.compose(job))
+
+
+def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
+    """Fetch the named groups of one configuration; yields a line about each.
+
+    Raises:
+        DataError: a data set cannot be had.
+        ModelError: weights cannot be had.
+    """
+    if "dataset" in groups:
+        yield from fetch_dataset(config["dataset"])
+    if "model" in groups:
+        yield fetch_model(build(ModelConfig, config["model"], "model"))
+    if "method" in groups:
+        for name in encoders(config["method"]):
+            yield fetch_encoder(name)
+
+
+def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
+    """The files of a data set, and its checksum once all are here."""
+    task: Any = tasks.load(config)
+    name = config.get("name")
+    if config.get("path") is not None:
+        check_path(config["path"])
+        yield f"dataset {name}: {config['path']} is local"
+        return
+    if not hasattr(task, "files"):
+        yield f"dataset {name}: generated, nothing to fetch"
+        return
+    count = 0
+    for source, part in task.files():
+        found = data.find(source, part, None, f"dataset {name}", remedy=REMEDY)
+        count += 1
+        yield f"dataset {name}: {found}"
+    if not count:
+        yield f"dataset {name}: nothing to fetch"
+    elif hasattr(task, "identity"):
+        yield f"dataset {name}: sha256 {task.identity().get('sha256')}"
+
+
+def fetch_model(model: ModelConfig) -> str:
+    """Weights and tokenizer of a model."""
+    source = locate(model)
+    if source.name is None or source.local:
+        return f"model {model.name}: {'random weights' if source.name is None else 'already here'}"
+    return f"model {model.name}: {_snapshot(source.name, model.revision, f'model {model.name}')}"
+
+
+def encoders(method: Mapping[str, Any]) -> list[str]:
+    """Encoders that a method, or the method of its draft (QuantSpec), reads prompts with."""
+    found = [method.get("encoder")]
+    draft = options("method").get(str(method.get("draft")))
+    if draft is not None and method.get("gamma"):
+        told = method.get("draft_options") or {}
+        found.append(told.get("encoder", yaml.safe_load(draft.read_text(encoding="utf-8")).get("encoder")))
+    return [str(name) for name in found if name]
+
+
+def fetch_encoder(name: str) -> str:
+    """Weights of Cocktail's encoder."""
+    from kvbench.retrieval.encoders import HUB, hub_answers
+
+    if name in ("bm25", "openai"):
+        return f"encoder {name}: nothing to fetch"
+    hub_id = HUB.get(name, name)
+    if not hub_answers():
+        raise ModelError(f"encoder {name}: the hub cannot be reached.\n  hint: method.encoder=bm25 needs no weights")
+    return f"encoder {name}: {_snapshot(hub_id, None, f'encoder {name}')}"
+
+
+def _snapshot(hub_id: str, revision: str | None, what: str) -> str:
+    from huggingface_hub import snapshot_download
+
+    try:
+        # an encoder without safetensors has pytorch_model.bin; a model that has them needs no second copy
+        patterns = [*MODEL_FILES, *(["*.bin"] if what.startswith("encoder") else [])]
+        return str(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
+    except OSError as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{what}: {hub_id} cannot be fetched: {said}") from error

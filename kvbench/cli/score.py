@@ -1,0 +1,269 @@
+"""``python -m kvbench.score``: scores of outputs that somebody else made, by LongBench's and GSM8K's own rules.
+
+A file holds one JSON object a line: LongBench's form (``pred``, ``answers``, ``all_classes``, ``length``), or for
+GSM8K a response and its answer under any of the names in :data:`RESPONSES` and :data:`ANSWERS` (lm-evaluation-harness's
+sample logs too). Reads files only; needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kvbench.config.run_config import check_writable
+from kvbench.errors import DataError, KvbenchError, nearest
+from kvbench.metrics import gsm8k, longbench
+from kvbench.results.aggregate import mean_error
+from kvbench.results.samples import write_atomically
+from kvbench.tasks import data
+from kvbench.tasks.data import Found, Record
+from kvbench.tasks.longbench import EXTENDED
+from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
+from kvbench.util.requirements import exists
+
+#: names under which a record may hold what the model said, and the reference
+RESPONSES = ("pred", "response", "prediction", "model_output", "output", "resps")
+ANSWERS = ("answers", "answer", "target", "ground_truth", "reference")
+
+_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
+_GSM8K = ("gsm8k", "gsm8k_logquant")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if arguments.output is not None:
+            check_writable(str(arguments.output), "--output", file=True)
+        scored, skipped = score_path(arguments.path, arguments.task)
+        report = {"scores": scored, **_overall(scored), "skipped": skipped}
+        if arguments.output:
+            write_atomically(arguments.output, (json.dumps(report, indent=2) + "\n").encode())
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if arguments.format == "json":
+        print(json.dumps(report, indent=2))
+    elif arguments.format == "markdown":
+        print(_markdown(report), end="")
+    else:
+        _print(report)
+    return 0
+
+
+def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Scores of a file, or of each file of a folder that is named for a task.
+
+    Args:
+        path: a .jsonl, .json (.gz) file, or a folder of them.
+        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None: the file's name.
+
+    Returns:
+        Task -> :func:`score_records`, and the files of a folder that are no task's.
+
+    Raises:
+        KvbenchError: no such file or task; a record lacks a field.
+    """
+    exists(str(path), "path")
+    single = data.is_file(path, "")
+    if single is None:
+        raise KvbenchError(f"{path} does not exist.\n  hint: a .jsonl file, or a folder of <task>.jsonl")
+    if single:
+        name = task or _stem(path)
+        return {name: _score_file(name, path)}, []
+    if task is not None:
+        found = [file for file in sorted(path.iterdir()) if _stem(file) == task]
+        if len(found) != 1:
+            raise KvbenchError(f"{path} has {len(found) or 'no'} files for --task {task}: name the one to score.")
+        return {task: _score_file(task, found[0])}, []
+    scores: dict[str, dict[str, Any]] = {}
+    skipped = []
+    for file in sorted(path.iterdir()):
+        if not file.name.endswith(_ENDINGS):
+            continue
+        if _stem(file) in scores:
+            raise KvbenchError(f"{path} has two files for {_stem(file)}; remove one, or score {file.name} by its name.")
+        if known(_stem(file)):
+            scores[_stem(file)] = _score_file(_stem(file), file)
+        else:
+            skipped.append(file.name)
+    if not scores:
+        raise KvbenchError(
+            f"{path} has no file named for a task ({', '.join(list(longbench.METRICS)[:4])}, ..., gsm8k)."
+        )
+    return scores, skipped
+
+
+def score_records(task: str, records: Sequence[Record], where: str = "records") -> dict[str, Any]:
+    """Scores of one task's outputs.
+
+    Returns:
+        ``{score, stderr, n, variants, buckets}``: on LongBench's scale of 0..100 (`score` rounded as its eval.py does);
+        ``variants`` are other readings of the same outputs; ``buckets`` LongBench-E's, for tasks that end in ``_e``.
+
+    Raises:
+        KvbenchError: an unknown task, or a record without response or answer.
+    """
+    places = (f"{where}, record {number}" for number in range(len(records)))
+    return _score_placed(task, zip(places, records, strict=True), where)
+
+
+def _score_file(task: str, path: Path) -> dict[str, Any]:
+    _check_known(task)
+    return _score_placed(task, data.placed_records(Found(path)), str(path))
+
+
+def _check_known(task: str) -> None:
+    if not known(task):
+        near = nearest(task, [*longbench.METRICS, *EXTENDED, *_GSM8K])
+        hint = f"did you mean --task {near}?" if near else f"--task {', '.join([*longbench.METRICS, *_GSM8K])}"
+        raise KvbenchError(f"'{task}' is no task of LongBench or GSM8K.\n  hint: {hint}")
+
+
+def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """As :func:`score_records`, of records after their places."""
+    _check_known(task)
+    score_one = _gsm8k if task in _GSM8K else _longbench
+    rows = []
+    for place, record in records:
+        if not isinstance(record, Mapping):
+            raise DataError(f"{place}: is no object with fields.")
+        try:
+            rows.append(score_one(task, dict(record), place))
+        except ValueError as problem:
+            raise DataError(f"{place}: {problem}") from problem
+    if not rows:
+        raise DataError(f"{where}: no records.")
+    mean, error = mean_error([row["score"] for row in rows])
+    assert mean is not None
+    entry: dict[str, Any] = {
+        "score": round(100 * mean, 2),
+        "stderr": None if error is None else round(100 * error, 2),
+        "n": len(rows),
+        "variants": {
+            name: longbench.mean([row[name] for row in rows]) for name in rows[0] if name not in ("score", "length")
+        },
+    }
+    if task.endswith("_e"):
+        parts: dict[str, list[float]] = {"0-4k": [], "4-8k": [], "8k+": []}
+        for row in rows:
+            parts[longbench.bucket(row["length"])].append(row["score"])
+        entry["buckets"] = {name: longbench.mean(part) if part else None for name, part in parts.items()}
+    return entry
+
+
+def known(task: str) -> bool:
+    """Whether there is such a task."""
+    return task in _GSM8K or task in longbench.METRICS or task in EXTENDED
+
+
+def _longbench(task: str, record: Record, where: str) -> dict[str, Any]:
+    prediction, answers = _text(record, RESPONSES, where), _field(record, ANSWERS, where)
+    answers, classes = [answers] if isinstance(answers, str) else answers, record.get("all_classes")
+    TEXTS.check(answers, "/".join(ANSWERS), where)
+    TEXTS_OR_NULL.check(classes, "all_classes", where)
+    if problem := longbench.unanswerable(task, answers, classes):
+        raise DataError(f"{where}: {problem}.")
+    row: dict[str, Any] = {"score": longbench.score(task, prediction, answers, classes)}
+    limited = longbench.limited_rouge(task, prediction, answers)
+    if limited is not None:
+        row["rouge_1_0_1"] = limited
+    if task.endswith("_e"):
+        row["length"] = _field(record, ("length",), where)
+        COUNT.check(row["length"], "length", where)
+    return row
+
+
+def _gsm8k(task: str, record: Record, where: str) -> dict[str, Any]:
+    document = record.get("doc")
+    answer = document["answer"] if isinstance(document, Mapping) and "answer" in document else None
+    if answer is None:
+        answer = _text(record, ANSWERS, where)
+    FILLED_TEXT.check(answer, "/".join(ANSWERS), where)
+    response = _text(record, RESPONSES, where)
+    row = gsm8k.score(response, answer)
+    if task == "gsm8k_logquant":
+        row["score"] = row["digits"] = gsm8k.score_digits(response, answer)
+    return row
+
+
+def _text(record: Record, names: Sequence[str], where: str) -> str:
+    value = _field(record, names, where)
+    while isinstance(value, list) and value:  # lm-evaluation-harness keeps lists of lists of responses
+        value = value[0]
+    TEXT.check(value, "/".join(names), where)
+    return str(value)
+
+
+def _field(record: Record, names: Sequence[str], where: str) -> Any:
+    for name in names:
+        if name in record:
+            return record[name]
+    raise DataError(f"{where}: none of the fields {', '.join(names)} (it has: {', '.join(map(str, record))}).")
+
+
+def _overall(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The plain mean of the tasks' scores, as papers average them, with how many tasks it is over."""
+    return {"mean": round(sum(entry["score"] for entry in scores.values()) / len(scores), 2), "tasks": len(scores)}
+
+
+def _lines(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    lines = []
+    for task, entry in report["scores"].items():
+        beside = {**entry["variants"], **entry.get("buckets", {})}
+        differing = {k: v for k, v in beside.items() if v != entry["score"] or k in ("strict", "flexible")}
+        error = "-" if entry["stderr"] is None else f"±{entry['stderr']:.2f}"
+        shown = ", ".join(f"{name} {'-' if value is None else f'{value:.2f}'}" for name, value in differing.items())
+        lines.append((task, f"{entry['score']:.2f}", error, f"{entry['n']}  {shown}".rstrip()))
+    if report["tasks"] > 1:
+        lines.append((f"mean of {report['tasks']} tasks", f"{report['mean']:.2f}", "", ""))
+    return lines
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("task", "score", "stderr", "n"):
+        table.add_column(name, justify="right" if name in ("score", "stderr") else "left")
+    for line in _lines(report):
+        table.add_row(*line)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"0..100; code similarity by {longbench.SIMILARITY}; ROUGE-L of rouge 1.0.1 without its recursion limit"
+    )
+    if report["skipped"]:
+        console.print(f"no task's: {', '.join(report['skipped'])}")
+
+
+def _markdown(report: Mapping[str, Any]) -> str:
+    rows = [
+        "| task | score | stderr | n |",
+        "|:--|--:|--:|:--|",
+        *("| " + " | ".join(r) + " |" for r in _lines(report)),
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _stem(path: Path) -> str:
+    name = path.name
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending) if path.name.endswith(ending) else name
+    return name
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kvbench.score", description="Scores of model outputs in LongBench's or GSM8K's form."
+    )
+    parser.add_argument("path", type=Path, help="a .jsonl file (also .json, .gz), or a folder of <task>.jsonl")
+    parser.add_argument("--task", help="qasper, ..., qasper_e (LongBench-E), gsm8k; left out: the file's name")
+    parser.add_argument("--format", choices=("screen", "json", "markdown"), default="screen")
+    parser.add_argument("-o", "--output", type=Path, help="write the JSON to this file too")
+    return parser

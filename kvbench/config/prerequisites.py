@@ -1,0 +1,104 @@
+"""What a configuration needs of the machine that it runs on: packages, a GPU, files. Looks, and imports nothing heavy.
+
+A run asks before it touches data or a model, the command line before it starts anything. A launcher that sends jobs to
+other machines (submitit) leaves the GPU to them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.errors import ConfigError
+from kvbench.util.requirements import Package, check_packages, exists, has_gpu
+
+if TYPE_CHECKING:
+    from kvbench.config.run_config import RunConfig
+
+#: launchers that are plugins, and those that run their jobs on other machines
+PLUGINS = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
+REMOTE = ("submitit",)
+
+
+def check_launcher(name: str, multirun: bool) -> None:
+    """Raise ConfigError for a launcher that is not installed, or has no sweep to launch."""
+    if name not in PLUGINS:
+        return
+    package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
+    check_packages([Package(PLUGINS[name], "launcher", name, f"pip install {package}, or launcher=local")])
+    if not multirun:
+        raise ConfigError("launcher", name, "launches the jobs of a sweep, and this is one run", hint="add --multirun")
+
+
+def check_here(checked: RunConfig, launcher: str = "local") -> None:
+    """Refuse what the configuration alone tells cannot run on this machine.
+
+    Raises:
+        ConfigError: a package, a GPU or the folder of the data is missing.
+    """
+    for part in (checked.model, checked.method, checked.task, checked.logger):
+        check_packages(getattr(part, "packages", tuple)())
+    check_path(checked.dataset.get("path"))
+    check_weights(checked)
+    if launcher not in REMOTE:
+        _check_device(checked)
+
+
+def check_path(path: Any) -> None:
+    """Raise ConfigError where ``dataset.path`` names nothing."""
+    if not isinstance(path, str):
+        return
+    hint = "dataset.path=FILE_OR_FOLDER, or dataset.path=null for the hub's files"
+    if not path.strip():
+        raise ConfigError("dataset.path", "''", "must name a file or folder", hint=hint)
+    if not exists(path, "dataset.path"):
+        raise ConfigError("dataset.path", path, "does not exist: a file, a .zip, or a folder of files", hint=hint)
+    if not Path(path).expanduser().is_file() and not Path(path).expanduser().is_dir():
+        raise ConfigError("dataset.path", path, "is a device or a pipe, no file", hint=hint)
+
+
+def check_weights(checked: RunConfig) -> None:
+    """Raise ConfigError for a folder without weights, where they are to be read."""
+    folder = checked.model.folder()
+    if folder is None or checked.model.weights == "random":
+        return
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        raise ConfigError(
+            "model.path",
+            checked.model.path,
+            "has a config.json but no weights (*.safetensors)",
+            hint="model.weights=random builds the architecture of that config.json with random weights",
+        )
+
+
+def _check_device(checked: RunConfig) -> None:
+    runtime = checked.runtime
+    if runtime.device.startswith("cuda") and not has_gpu():
+        raise ConfigError(
+            "runtime.device", runtime.device, "this machine shows no GPU", hint="runtime.device=auto, or cpu"
+        )
+    if runtime.device == "mps" and sys.platform != "darwin":
+        raise ConfigError(
+            "runtime.device", "mps", "is a device of Apple's machines", hint="runtime.device=auto, or cpu"
+        )
+    if runtime.device_map and not has_gpu():
+        raise ConfigError(
+            "runtime.device_map",
+            runtime.device_map,
+            "spreads a model over GPUs, and this machine shows none",
+            hint="runtime.device_map=null",
+        )
+    if runtime.device_map and checked.model.weights != "random":
+        hint = "pip install 'kvbench[multigpu]'"
+        check_packages([Package("accelerate", "runtime.device_map", runtime.device_map, hint)])
+    if runtime.kernels in ("cuda", "triton"):
+        if runtime.device in ("cpu", "mps") or not has_gpu():
+            raise ConfigError(
+                "runtime.kernels",
+                runtime.kernels,
+                "is a kernel for a GPU, and the run would be without one",
+                hint="runtime.kernels=auto",
+            )
+        module = "triton" if runtime.kernels == "triton" else "cuda.bindings"
+        check_packages([Package(module, "runtime.kernels", runtime.kernels, "runtime.kernels=auto")])

@@ -1,0 +1,373 @@
+"""The schema of a run's configuration: one dataclass per group, and what must hold between the groups.
+
+:func:`check` takes the composed configuration as plain data and refuses a wrong key, value or combination with the
+key, the value, what is allowed and the nearest right name. It imports neither torch nor transformers, so that an answer
+comes before weights or data are touched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.errors import ConfigError, KvbenchError, cut
+from kvbench.models.spec import ModelConfig
+from kvbench.parallel import launch
+from kvbench.util.requirements import Package, exists
+from kvbench.util.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build, load_class, unknown
+
+#: groups of a run's configuration, in the order in which they are checked and shown
+GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
+
+#: bytes of a file's name, so that the name of its partial file fits too
+LONGEST_NAME = 200
+#: lowest temperature at which anything is drawn
+COLDEST = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """How answers are generated; part of the run's identity.
+
+    Args:
+        max_new_tokens: limit for every task; None: each task's own.
+        temperature: 0 is greedy; above, tokens are drawn with ``runtime.seed``.
+        top_p: nucleus of the probability mass that is drawn from; 1.0: all of it.
+        stop: strings that end an answer, beside the task's own.
+    """
+
+    max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
+    temperature: float = bounded(0.0, minimum=0.0, maximum=10.0)
+    top_p: float = bounded(1.0, minimum=0.001, maximum=1.0)
+    stop: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise ConfigError for settings that could have no effect."""
+        if 0.0 < self.temperature < COLDEST:
+            raise ConfigError(
+                "decoding.temperature",
+                self.temperature,
+                "draws nothing but the likeliest token",
+                allowed=f"0 (greedy), or {COLDEST} to 10",
+                hint="decoding.temperature=0",
+            )
+        if self.temperature == 0.0 and self.top_p < 1.0:
+            raise ConfigError(
+                "decoding.top_p",
+                self.top_p,
+                "has no effect on greedy decoding (decoding.temperature=0)",
+                hint="add decoding.temperature=1.0, or leave top_p at 1.0",
+            )
+        if any(not stop for stop in self.stop):
+            raise ConfigError("decoding.stop", list(self.stop), "an empty stop string would end every answer at once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Where and how a run is computed; outside the run's identity but for `seed`.
+
+    Args:
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
+        batch_size: prompts a batch.
+        seed: of sampling, shuffles and random weights.
+        prefill_chunk: tokens per prefill call; None: the whole prompt at once.
+        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE take at a time, which bounds their memory;
+            ``auto``: 8192 of a prompt of more than 16384; None: all. Results differ by rounding at most.
+        prefill_rows: prompts of a batch per prefill call: ``auto`` (as many as make 16k tokens), a number, None: all.
+        memory_limit_gb: GiB of memory that a process may take of each device; None: no limit.
+        device_map: ``auto`` spreads the model's layers over all GPUs, as many on each; None: one device.
+        tensor_parallel: ``auto``: the processes that torchrun started share every layer, each with its heads and their
+            cache; None: one process.
+        retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
+        kernels: what serves decode attention on a GPU: ``auto`` (the fastest that can), ``cuda``, ``triton`` or
+            ``reference`` (plain torch).
+        graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (where a captured step serves and the answer
+            is long enough to be worth a capture), ``always`` (where it serves) or ``never``; the row says which.
+        compile: captured steps run what lies around attention through torch.compile (fused norms, RoPE, activations).
+        results_dir: one folder per run is made in here.
+    """
+
+    device: str = "auto"
+    batch_size: int = bounded(1, minimum=1, maximum=MOST_ROWS)
+    seed: int = bounded(0, minimum=0, maximum=2**32 - 1)
+    prefill_chunk: int | None = bounded(None, minimum=2, maximum=MOST_TOKENS)
+    mlp_chunk: int | Literal["auto"] | None = bounded("auto", minimum=1, maximum=MOST_TOKENS)
+    prefill_rows: Literal["auto"] | int | None = bounded("auto", minimum=1, maximum=MOST_ROWS)
+    memory_limit_gb: float | None = bounded(None, minimum=0.01, maximum=MOST_GIB)
+    device_map: Literal["auto"] | None = None
+    tensor_parallel: Literal["auto"] | None = None
+    retry: Literal["oom"] | None = None
+    kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
+    graphs: Literal["auto", "always", "never"] = "auto"
+    compile: bool = False
+    results_dir: str = "results/runs"
+
+    def check(self) -> None:
+        """Raise ConfigError for an unknown device, a device map that has nothing to spread over, an unusable folder."""
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise ConfigError(
+                "runtime.device", self.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+            )
+        if self.device_map and self.device not in ("auto", "cuda"):
+            raise ConfigError(
+                "runtime.device_map",
+                self.device_map,
+                f"spreads a model over GPUs, but runtime.device={self.device} names one device",
+                hint="runtime.device=auto, or runtime.device_map=null",
+            )
+        self._check_processes()
+        check_writable(self.results_dir, "runtime.results_dir")
+
+    def _check_processes(self) -> None:
+        """Raise ConfigError where torchrun and `tensor_parallel` do not go together."""
+        key, value, start = (
+            "runtime.tensor_parallel",
+            self.tensor_parallel,
+            "torchrun --nproc-per-node 2 -m kvbench ...",
+        )
+        if value is None:
+            if launch.size() > 1:
+                raise ConfigError(
+                    key,
+                    "null",
+                    f"torchrun started {launch.size()} processes, which would all do the same",
+                    hint=f"{key}=auto",
+                )
+            return
+        if not launch.launched():
+            raise ConfigError(key, value, "needs the processes that torchrun starts", hint=f"{start} {key}=auto")
+        if self.device_map:
+            raise ConfigError(
+                key,
+                value,
+                "cuts every layer over the GPUs, and runtime.device_map spreads whole ones: one of them",
+                hint="runtime.device_map=null",
+            )
+        if self.device not in ("auto", "cuda", "cpu"):
+            raise ConfigError(
+                key,
+                value,
+                f"gives each process a GPU of its own, but runtime.device={self.device} names one",
+                hint="runtime.device=auto",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLogger:
+    """No logger: ``results_dir`` keeps everything all the same."""
+
+    name: Literal["none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvLogger:
+    """One row per run appended to the file `path`."""
+
+    name: Literal["csv"]
+    path: str = "results/runs.csv"
+
+    def check(self) -> None:
+        """Raise ConfigError where the file cannot be written."""
+        if not self.path.strip():
+            raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
+        check_writable(self.path, "logger.path", file=True)
+        if Path(self.path).is_file():
+            with open(self.path, "rb") as handle:
+                head = handle.read(100_000)
+            if head.strip() and b"run_id" not in head.splitlines()[0].split(b","):
+                raise ConfigError(
+                    "logger.path",
+                    self.path,
+                    "is another file, which would be written over: its first line has no column run_id",
+                    hint="logger.path=results/runs.csv",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbLogger:
+    """Weights & Biases.
+
+    Args:
+        project, entity, group, tags: as wandb.init takes them.
+        mode: ``auto`` is online where there is a key, else offline.
+        dir: the folder in which wandb makes its own.
+    """
+
+    name: Literal["wandb"]
+    project: str = "kvbench"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    dir: str = "results"
+
+    def packages(self) -> tuple[Package, ...]:
+        """Its own."""
+        return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
+
+    def check(self) -> None:
+        """Raise ConfigError where the folder cannot be written, or the project's name is empty."""
+        if not self.project:
+            raise ConfigError("logger.project", "''", "must not be empty", hint="logger.project=kvbench")
+        check_writable(self.dir, "logger.dir")
+
+
+AnyLogger = NoLogger | CsvLogger | WandbLogger
+LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wandb": WandbLogger}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole configuration, typed.
+
+    Args:
+        method: the method's own dataclass, with its quantizer.
+        dataset: the group as plain data.
+        task: the data set as its class makes it; None where that is no dataclass.
+    """
+
+    model: ModelConfig
+    method: Any
+    dataset: Mapping[str, Any]
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    logger: AnyLogger = field(default_factory=lambda: NoLogger(name="none"))
+    task: Any = None
+
+
+def check(config: Mapping[str, Any]) -> RunConfig:
+    """The typed form of a composed configuration (plain data), with everything in it checked.
+
+    Raises:
+        ConfigError: the first wrong key, value or combination.
+    """
+    for group in config:
+        if group not in GROUPS:
+            raise unknown(str(group), None, "no such group", GROUPS)
+    for group in GROUPS:
+        if not isinstance(config.get(group), Mapping):
+            raise ConfigError(group, config.get(group), "must be a group of keys", hint=f"see {group}=... in --help")
+    model = build(ModelConfig, config["model"], "model")
+    model.check()
+    decoding = build(DecodingConfig, config["decoding"], "decoding")
+    decoding.check()
+    runtime = build(RuntimeConfig, config["runtime"], "runtime")
+    runtime.check()
+    logger = _logger(config["logger"])
+    method = _method(config["method"], config["quantizer"], model)
+    task = _dataset(config["dataset"])
+    checked = RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger, task)
+    _combinations(checked)
+    if hasattr(task, "fits"):
+        task.fits(checked)
+    return checked
+
+
+def check_writable(folder: str, key: str, file: bool = False) -> None:
+    """Raise ConfigError when `folder` cannot be made or written to (it need not exist); or the folder of a file."""
+    if "://" in folder:
+        what = "file" if file else "folder"
+        raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")
+    if file:
+        exists(folder, key)
+        if Path(folder).exists() and not Path(folder).is_file():
+            what = "folder" if Path(folder).is_dir() else "device or pipe"
+            raise ConfigError(key, folder, f"is a {what}, not a file", hint="name a file")
+        if len(os.fsencode(Path(folder).name)) > LONGEST_NAME:
+            raise ConfigError(key, folder, f"has a name of more than {LONGEST_NAME} bytes", hint="a shorter name")
+        folder = str(Path(folder).parent)
+    if not folder.strip():
+        raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
+    try:
+        path = Path(folder).expanduser().absolute()
+        for place in (path, *path.parents):
+            if place.exists():
+                break
+            if place.is_symlink():
+                raise ConfigError(key, folder, f"{place} is a link to nothing", hint="name another folder")
+        if not place.is_dir():
+            raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
+        longest = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+        for part in path.relative_to(place).parts:
+            if len(os.fsencode(part)) > longest:
+                raise ConfigError(key, folder, f"has a name of more than {longest} bytes", hint="a shorter name")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown user's ~
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(key, folder, f"cannot be a folder ({said})", hint="name another folder") from error
+
+
+def _logger(data: Mapping[str, Any]) -> AnyLogger:
+    name = data.get("name")
+    if name not in LOGGERS:
+        raise ConfigError("logger.name", name, "is no logger", allowed=LOGGERS)
+    logger: AnyLogger = build(LOGGERS[name], data, "logger")
+    if not isinstance(logger, NoLogger):
+        logger.check()
+    return logger
+
+
+def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: ModelConfig) -> Any:
+    from kvbench.methods.load import method_from_config
+
+    made = method_from_config(method, quantizer)
+    try:
+        made.check(head_dim=model.head_dim(), max_length=model.max_length)
+        made.check_reach(model.max_length)
+    except KvbenchError:
+        raise
+    except Exception as error:
+        if type(made).__module__.startswith("kvbench."):
+            raise
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            "method._target_",
+            method.get("_target_"),
+            f"its check() fails: {type(error).__name__}: {cut(str(error))}, in {last.filename} line {last.lineno}",
+        ) from error
+    made.prepare(model)
+    return made
+
+
+def _dataset(data: Mapping[str, Any]) -> Any:
+    """The data set as its class makes it, checked, where it is a dataclass (its module imports no torch), else None."""
+    cls = load_class("dataset._target_", data.get("_target_"), "kvbench.tasks.mini.Mini")
+    if not all(hasattr(cls, name) for name in ("samples", "identity", "score")):
+        raise ConfigError(
+            "dataset._target_",
+            data.get("_target_"),
+            "is no data set: it has no samples(), identity() and score()",
+            hint="a class as in kvbench/tasks/base.py (Task)",
+        )
+    if not dataclasses.is_dataclass(cls):
+        return None
+    rest = {key: value for key, value in data.items() if key != "_target_"}
+    made: Any = build(cls, rest, "dataset")
+    if hasattr(made, "check"):
+        made.check()
+    return made
+
+
+def _combinations(checked: RunConfig) -> None:
+    """What must hold between the groups, whatever the data set."""
+    model, decoding = checked.model, checked.decoding
+    for key, new in (
+        ("decoding.max_new_tokens", decoding.max_new_tokens),
+        ("dataset.max_new_tokens", getattr(checked.task, "max_new_tokens", None)),
+    ):
+        if key.startswith("dataset") and decoding.max_new_tokens:
+            continue  # is not used
+        if isinstance(new, int) and new >= model.max_length:
+            raise ConfigError(
+                key,
+                new,
+                f"leaves no room for a prompt: model.max_length={model.max_length}",
+                allowed=f"at most {model.max_length - 1}",
+            )

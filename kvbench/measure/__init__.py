@@ -1,0 +1,1 @@
+"""Points of time and memory: a prompt length and a batch, through a model and a method's cache."""

@@ -1,0 +1,204 @@
+"""The part of a run that several processes do together: the session, its batches, and what the ranks' rows come to.
+
+Rank 0 does the run as ever (lock, samples, files, loggers) and tells the others which samples are to be done; these
+hold the same session and do the same batches in the same order, and write nothing. After each batch all ranks hear of
+each other's rows and errors, so that one's error is everyone's.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import CombinationError, KvbenchError
+from kvbench.results.samples import MEASURED, Row
+from kvbench.tasks.base import Sample, Task
+from kvbench.util.failures import is_out_of_memory
+from kvbench.util.progress import say
+
+if TYPE_CHECKING:
+    from kvbench.parallel.team import Team
+    from kvbench.runner.session import Session
+
+#: seconds that loading on one rank may outlast another's failure to
+LOADING_S = 600.0
+
+
+@contextmanager
+def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
+    """The team of this run, or None for one process; whatever ends the run here is told to the other ranks.
+
+    Raises:
+        CombinationError: the data set measures one process.
+    """
+    if checked.runtime.tensor_parallel is None:
+        yield None
+        return
+    if hasattr(task, "setting"):
+        raise CombinationError(
+            "runtime.tensor_parallel",
+            "auto",
+            "this data set measures the memory and time of one process",
+            hint="runtime.tensor_parallel=null, or python -m experiments.multigpu",
+        )
+    from kvbench.models.devices import joined as join
+
+    team = join(checked.runtime)
+    assert team is not None
+    team.open()
+    try:
+        yield team
+    except BaseException as error:
+        told_nothing = team.rank == 0 and not team.told
+        if error is not team.shared and not (told_nothing and isinstance(error, Exception)):
+            team.fail(error)  # the others may wait for this rank inside a collective
+        raise
+    finally:
+        if team.rank == 0:
+            team.tell([])  # nothing more to do, where nothing was told
+
+
+@contextmanager
+def terminated_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does: recorded, and resumed by the same command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt("terminated")
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
+    """The run on a rank that writes nothing: the batches that rank 0 does."""
+    wanted = team.hear()
+    if not wanted:
+        return {"status": "ok", "rank": team.rank}
+    if hasattr(task, "bind"):
+        from kvbench.models.load import load_tokenizer
+
+        task.bind(load_tokenizer(checked.model))
+    samples = {sample.id: sample for sample in task.samples()}
+    try:
+        with opened(checked, task, team) as session:
+            for each in session.plan([samples[name] for name in wanted]):
+                try:
+                    batch(team, session, each)
+                except Exception as error:
+                    if is_out_of_memory(error) or team.broken:
+                        raise
+    except Exception as error:
+        if error is team.shared and is_out_of_memory(error):
+            return {"status": "oom", "rank": team.rank}  # rank 0 records it
+        raise
+    return {"status": "ok", "rank": team.rank}
+
+
+@contextmanager
+def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
+    """Load the model (torch is imported only here, where something is left to generate), and free it after."""
+    from kvbench.models.devices import homes
+    from kvbench.profiling import onednn
+    from kvbench.profiling.limit import limited
+    from kvbench.profiling.memory import release
+    from kvbench.runner.session import Session
+
+    limit, devices = checked.runtime.memory_limit_gb, homes(checked.runtime)
+    with ExitStack() as stack:
+        stack.enter_context(onednn.kept(strict=False))  # the next run's times are not this one's lack of memory
+        held = [stack.enter_context(limited(device, limit)) for device in devices]
+        if limit is not None and not all(held):
+            say(f"runtime.memory_limit_gb={limit}: this platform cannot limit {devices[0]}; there is no limit")
+        session: Session | None = None
+        try:
+            session = together(team, lambda: Session(checked, task))
+            yield session
+        finally:
+            if session is not None:
+                session.close()
+            release(devices[0])
+
+
+def together(team: Team | None, act: Callable[[], Any]) -> Any:
+    """What `act` gives, once all ranks have done it; one's error is raised on all."""
+    if team is None:
+        return act()
+    made, failed = None, None
+    try:
+        made = act()
+    except Exception as error:
+        failed = error
+    team.settle(None, failed, LOADING_S)
+    return made
+
+
+def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
+    """:meth:`Session.rows` on all ranks: the rows of this one, with the bytes of all.
+
+    Raises:
+        PeerError: another rank failed.
+        KvbenchError: the ranks' tokens differ.
+        Exception: as :meth:`Session.rows`.
+    """
+    if team is None:
+        return session.rows(samples)
+    rows: list[Row] | None = None
+    failed: Exception | None = None
+    try:
+        rows = session.rows(samples)
+    except Exception as error:
+        failed = error
+    everyone = team.settle(rows, failed)
+    assert rows is not None
+    return [merged(row, [theirs[number] for theirs in everyone]) for number, row in enumerate(rows)]
+
+
+def merged(own: Row, everyone: Sequence[Row]) -> Row:
+    """A row whose bytes are those of all ranks, and which says what each of them holds.
+
+    Args:
+        own: this rank's row.
+        everyone: the rows of all ranks for the same sample.
+
+    Raises:
+        KvbenchError: the ranks did not generate the same tokens.
+    """
+    for rank, row in enumerate(everyone):
+        if row["tokens"] != everyone[0]["tokens"]:
+            raise KvbenchError(
+                f"sample {own['id']}: rank {rank} generated other tokens than rank 0: a defect of kvbench"
+            )
+    row = dict(own)
+    if own.get("kv_bytes"):
+        row["kv_bytes"] = _sum([each["kv_bytes"] for each in everyone])
+    if MEASURED in own:
+        peaks = [each[MEASURED]["peak_bytes"] for each in everyone]
+        row[MEASURED] = {
+            **own[MEASURED],
+            "peak_bytes": _sum(peaks),
+            "ranks": [
+                {"kv_bytes": each["kv_bytes"] and each["kv_bytes"]["used"]["total"], "peak_bytes": peak}
+                for each, peak in zip(everyone, peaks, strict=True)
+            ],
+        }
+    return row
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Nested numbers added up; None where one is None; what is no number is the first's."""
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _sum([value[key] for value in values]) for key in first}
+    if any(value is None for value in values):
+        return None
+    return sum(values) if isinstance(first, (int, float)) else first

@@ -1,0 +1,1 @@
+"""What every other package may use: whole files, failures, progress, schemas, where the configuration lies."""

@@ -1,0 +1,78 @@
+"""What a single choice needs: a package, a GPU, a path. Looks, and imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.errors import ConfigError
+
+#: what a GPU of any maker looks like to Linux (NVIDIA's own driver, AMD's, WSL's, Tegra's)
+GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that one choice needs.
+
+    Args:
+        module: as it is imported.
+        key, value: the choice, for example ``method.encoder`` and ``bm25``.
+        hint: what installs it, or what to choose instead.
+    """
+
+    module: str
+    key: str
+    value: str
+    hint: str
+
+
+def installed(module: str) -> bool:
+    """Whether `module` could be imported; it is not."""
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # its parent is missing, or is no package
+        return False
+
+
+def check_packages(packages: Iterable[Package]) -> None:
+    """Raise ConfigError for the first package that is not installed."""
+    for package in packages:
+        if not installed(package.module):
+            raise ConfigError(
+                package.key,
+                package.value,
+                f"needs the package {package.module.removeprefix('hydra_plugins.')}, which is not installed",
+                hint=package.hint,
+            )
+
+
+def has_gpu() -> bool:
+    """Whether there may be a GPU; False only where there can be none. Asks torch only where it is imported."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    if "torch" in sys.modules:
+        return bool(sys.modules["torch"].cuda.is_available())
+    if not sys.platform.startswith("linux"):
+        return True
+    return any(any(Path("/").glob(pattern.lstrip("/"))) for pattern in GPU_FILES)
+
+
+def exists(path: str, key: str) -> bool:
+    """Whether there is something at `path`, where it can be looked up.
+
+    Raises:
+        ConfigError: the path is too long, a loop of links, of an unknown user's home, or out of reach.
+    """
+    try:
+        Path(path).expanduser().stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, RuntimeError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(key, path, f"cannot be looked up ({said})", hint="another path") from error
+    return True

@@ -1,0 +1,262 @@
+"""A plain dict turned into a dataclass, strictly: unknown keys, wrong types and values out of range are ConfigErrors.
+
+A dataclass is the schema: its annotations are the types, its field metadata the bounds (:func:`bounded`), and its
+optional ``check()`` what no annotation can say. Imports no torch, so that a configuration is checked in a moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union
+
+from kvbench.errors import ConfigError, cut, few, nearest
+
+T = TypeVar("T")
+
+#: bounds of sizes: a number beyond them is a slip of the keyboard, and would end in memory errors hours later
+MOST_TOKENS = 2**24
+MOST_ROWS = 2**16
+MOST_GIB = 2**20
+#: of seeds, and of every whole number without a bound of its own
+MOST = 2**32 - 1
+
+
+def bounded(
+    default: Any = dataclasses.MISSING,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A dataclass field whose numbers must lie in ``[minimum, maximum]`` (or be ``> above``); ``None`` is let through.
+
+    Args:
+        default: the field's default; left out, the field is required.
+        minimum: smallest number allowed.
+        maximum: largest number allowed.
+        above: numbers must be greater than this one.
+    """
+    limits = {"minimum": minimum, "maximum": maximum, "above": above}
+    metadata = {name: limit for name, limit in limits.items() if limit is not None}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
+    """Make a `cls` (a dataclass) from `data`, nested dataclasses included.
+
+    Args:
+        cls: dataclass; fields with a default may be absent from `data`.
+        data: plain data (dict, list, str, int, float, bool, None), for example one group of the configuration.
+        prefix: dotted key of `data` in the whole configuration, used in messages (``"method"``).
+
+    Raises:
+        ConfigError: an unknown or missing key, a value of another type, outside its Literal or its bounds. The error
+            names the dotted key, the value, what is allowed and the nearest right name.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(prefix, data, "must be a group of keys", allowed=field_names(cls))
+    names = field_names(cls)
+    for key in data:
+        if key not in names:
+            raise unknown(join(prefix, str(key)), data[key], "no such key", names)
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if not field.init:
+            continue
+        key = join(prefix, field.name)
+        if field.name in data:
+            values[field.name] = convert(hints[field.name], data[field.name], key, field.metadata)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(key, None, "is missing", hint=f"give it: {key}={example(hints[field.name])}")
+    return cls(**values)
+
+
+def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
+    """A ConfigError for a `key` that does not exist: the nearest of `names` is proposed, not that of the value."""
+    names = list(names)
+    near = nearest(key.rsplit(".", 1)[-1], names)
+    hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
+    allowed = few(names, key.rsplit(".", 1)[-1]) if names else "nothing"
+    return ConfigError(key, _shown(value), problem, allowed=allowed, hint=hint)
+
+
+def load_class(key: str, target: Any, example: str) -> type:
+    """The class that ``_target_`` names; its module is imported, nothing in it is called.
+
+    Args:
+        key: where the name stands, for messages.
+        target: ``package.module.Class``.
+        example: a name that would do.
+
+    Raises:
+        ConfigError: it is no such name, cannot be imported, or is no class.
+    """
+    hint = f"for example {example}"
+    parts = target.split(".") if isinstance(target, str) else []
+    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
+        raise ConfigError(key, target, "must name a class with its module", hint=hint)
+    try:
+        found = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(key, target, f"cannot be imported ({cut(str(error))})", hint=hint) from error
+    except Exception as error:  # the module's own code failed
+        said = cut(f"{type(error).__name__}: {error}")
+        raise ConfigError(key, target, f"its module fails when it is imported ({said})", hint=hint) from error
+    if not isinstance(found, type):
+        raise ConfigError(key, target, "is no class", hint=hint)
+    return found
+
+
+def field_names(cls: type) -> list[str]:
+    """Names of the fields that may be given for the dataclass `cls`."""
+    return [field.name for field in dataclasses.fields(cls) if field.init]
+
+
+def join(prefix: str, name: str) -> str:
+    """``prefix.name``, or `name` at the top."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
+    """`value` checked against the annotation `hint` (and `limits`), with lists made tuples where `hint` says so.
+
+    Raises:
+        ConfigError: as :func:`build`.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_union(args, value, key, limits)
+    if origin is typing.Annotated:
+        return convert(args[0], value, key, limits)
+    if hint is type(None):
+        if value is None:
+            return None
+    elif origin is Literal:
+        # 1 == True in Python, so the type is compared too
+        if any(value == choice and type(value) is type(choice) for choice in args):
+            return value
+        raise ConfigError(key, _shown(value), "is not one of the choices", allowed=[_shown(a) for a in args])
+    elif dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else build(hint, value, key)  # type: ignore[arg-type]
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+    elif hint is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return _within(value, key, limits)
+    elif hint is float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return _within(float(value), key, limits)
+    elif hint is str:
+        if isinstance(value, str):
+            return value
+    elif (hint if origin is None else origin) in (list, tuple, Sequence):
+        if isinstance(value, (list, tuple)):
+            return _convert_items(origin or hint, args, value, key, limits)
+    elif (hint if origin is None else origin) in (dict, Mapping):
+        if isinstance(value, Mapping):
+            item = args[1] if len(args) == 2 else Any
+            return {name: convert(item, part, join(key, str(name)), limits) for name, part in value.items()}
+    else:
+        raise TypeError(f"{key}: kvbench.util.schema cannot check the annotation {hint!r}")
+    raise ConfigError(key, _shown(value), f"must be {describe(hint)}", hint=f"for example {key}={example(hint)}")
+
+
+class _OutOfRange(ConfigError):
+    """The type is right, the number is not."""
+
+
+def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[str, Any]) -> Any:
+    if value is None and type(None) in args:
+        return None
+    members = [arg for arg in args if arg is not type(None)]
+    if len(members) == 1 and value is not None:  # Optional[...]: the inner message is the better one
+        return convert(members[0], value, key, limits)
+    for member in members:
+        try:
+            return convert(member, value, key, limits)
+        except ConfigError as error:
+            if isinstance(error, _OutOfRange):
+                raise  # right type, wrong size: that is the better message
+    raise ConfigError(key, _shown(value), f"must be {' or '.join(describe(arg) for arg in args)}")
+
+
+def _convert_items(origin: Any, args: tuple[Any, ...], value: Sequence[Any], key: str, limits: Any) -> Any:
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        if len(value) != len(args):
+            raise ConfigError(key, list(value), f"must have {len(args)} items")
+        return tuple(convert(a, v, f"{key}[{i}]", limits) for i, (a, v) in enumerate(zip(args, value, strict=True)))
+    item = args[0] if args else Any
+    items = [convert(item, part, f"{key}[{i}]", limits) for i, part in enumerate(value)]
+    return tuple(items) if origin is tuple else items
+
+
+def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _OutOfRange(key, value, "must be a finite number")
+    low, high, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
+    if isinstance(value, int) and abs(value) > MOST and (high is None or value < 0):
+        value_shown = cut(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
+        raise _OutOfRange(key, value_shown, "is beyond any size", allowed=f"at most {MOST if high is None else high}")
+    span = []
+    if low is not None:
+        span.append(f"at least {low}")
+    if above is not None:
+        span.append(f"greater than {above}")
+    if high is not None:
+        span.append(f"at most {high}")
+    allowed = " and ".join(span)
+    if low is not None and value < low:
+        raise _OutOfRange(key, value, f"must be at least {low}", allowed=allowed)
+    if above is not None and value <= above:
+        raise _OutOfRange(key, value, f"must be greater than {above}", allowed=allowed)
+    if high is not None and value > high:
+        raise _OutOfRange(key, value, f"must be at most {high}", allowed=allowed)
+    return value
+
+
+def describe(hint: Any) -> str:
+    """An annotation in words for a message: ``a whole number``, ``one of auto, cpu``."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    if hint in words:
+        return words[hint]
+    if origin is Literal:
+        return "one of " + ", ".join(_shown(a) for a in args)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(a) for a in args)
+    if (hint if origin is None else origin) in (list, tuple, Sequence):
+        return "a list" + (f" of {describe(args[0])}" if args else "")
+    return "a group of keys"
+
+
+def example(hint: Any) -> str:
+    """A value as one would type it on the command line for the annotation `hint`."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    plain = {int: "1", float: "0.5", bool: "true", str: "name", type(None): "null"}
+    if hint in plain:
+        return plain[hint]
+    if origin is Literal:
+        return _shown(args[0])
+    if origin in (Union, types.UnionType):
+        return example(args[0])
+    if (hint if origin is None else origin) in (list, tuple, Sequence):
+        return f"[{example(args[0])}]" if args else "[...]"
+    return "{...}"
+
+
+def _shown(value: Any) -> str:
+    """`value` as YAML and the command line write it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,171 @@
+"""Bad command lines: each is refused in under three seconds, before torch, with a message that names the remedy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli.main import main
+from tests.effort import effort
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 3.0
+
+#: what is typed, and words of the answer: the key, what is allowed or what to type instead
+REFUSED: list[tuple[list[str], list[str]]] = [
+    # unknown choices and groups
+    (["method=kiwi"], ["method=kiwi", "allowed: ", "'kivi'"]),
+    (["quantizer=int5"], ["quantizer=int5", "int2", "int4", "did you mean"]),
+    (["model=lama2-7b"], ["model=lama2-7b", "'llama2-7b'"]),
+    (["dataset=minni"], ["dataset=minni", "'mini'"]),
+    (["runtime=gpu"], ["runtime=gpu", "default"]),
+    (["logger=wandbb"], ["logger=wandbb", "'wandb'"]),
+    (["experiment=quickstart/kivi3"], ["quickstart/kivi4"]),
+    (["modle=tiny"], ["modle=tiny", "'model'"]),
+    (["metod.residual=64"], ["metod", "'method.residual'"]),
+    (["dataset/mini=full"], ["dataset/mini", "dataset=mini"]),
+    (["method="], ["method", "kivi"]),
+    (["method=null"], ["method=null", "fp16, ", "kivi"]),
+    (["logger=null"], ["logger=null", "none"]),
+    (["method=[kivi]"], ["method", "fp16, ", "kivi"]),
+    # unknown keys
+    (["method=kivi", "method.residaul=64"], ["method.residaul=64", "'residual'"]),
+    (["method=fp16", "method.residual=64"], ["method.residual=64", "is a key of method=", "kivi"]),
+    (["residual=64"], ["residual=64", "method.residual=64"]),
+    (["max_new_tokens=8"], ["decoding.max_new_tokens=8"]),
+    (["method=kivi", "+method.foo=1"], ["method.foo=1", "residual, sinks"]),
+    (["method=kivi", "++method.foo=1"], ["method.foo=1", "residual, sinks"]),
+    (["method=kivi", "+method.residual=64"], ["+method.residual=64", "without the '+'"]),
+    (["+method=kivi"], ["without the '+'", "method=kivi"]),
+    (["+seed=1"], ["seed=1", "runtime.seed=1"]),
+    (["~method"], ["~method", "method=..."]),
+    (["~runtime.seed"], ["~runtime.seed", "runtime.seed=..."]),
+    (["method@foo=kivi"], ["method@foo=kivi", "method=kivi"]),
+    (["decoding=greedy"], ["decoding=greedy", "decoding.KEY"]),
+    (["decoding.temprature=1"], ["decoding.temprature", "'temperature'"]),
+    (["runtime.batchsize=2"], ["runtime.batchsize", "'batch_size'"]),
+    (["model.architecture.layers=3"], ["model.architecture", "null"]),
+    (["runtime.seed.value=3"], ["runtime.seed has no keys"]),
+    # wrong types and values
+    (["method=kivi", "method.residual=abc"], ["method.residual=abc", "a whole number"]),
+    (["method=kivi", "method.residual=64.5"], ["method.residual=64.5", "a whole number"]),
+    (["method=kivi", "method.residual=true"], ["method.residual=true", "a whole number"]),
+    (["method=kivi", "method.residual=-32"], ["method.residual=-32", "positive"]),
+    (["method=kivi", "method.residual=null"], ["method.residual=null", "a whole number"]),
+    (["method=kivi", "method.sinks=-1"], ["method.sinks=-1", "negative"]),
+    (["method=kivi", "method.key_axis=row"], ["method.key_axis=row", "channel, token"]),
+    (["runtime.batch_size=0"], ["runtime.batch_size=0", "at least 1"]),
+    (["runtime.batch_size=two"], ["runtime.batch_size=two", "a whole number"]),
+    (["runtime.seed=-1"], ["runtime.seed=-1", "at least 0"]),
+    (["runtime.device=gpu"], ["runtime.device=gpu", "cuda"]),
+    (["runtime.prefill_chunk=0"], ["runtime.prefill_chunk=0", "at least 2"]),
+    (["runtime.memory_limit_gb=0"], ["runtime.memory_limit_gb", "at least 0.01"]),
+    (["runtime.retry=always"], ["runtime.retry=always", "oom"]),
+    (["model.trust_remote_code=maybe"], ["model.trust_remote_code=maybe", "true or false"]),
+    (["model.dtype=fp16"], ["model.dtype=fp16", "'float16'"]),
+    (["model.weights=rnd"], ["model.weights=rnd", "pretrained, random"]),
+    (["model.max_length=-1"], ["model.max_length=-1", "at least 16"]),
+    (["model.prompt_limit=0"], ["model.prompt_limit=0", "at least 16"]),
+    (["model.chat=alpaca"], ["model.chat=alpaca", "template"]),
+    (["decoding.temperature=-1"], ["decoding.temperature=-1", "at least 0"]),
+    (["decoding.max_new_tokens=0"], ["decoding.max_new_tokens=0", "at least 1"]),
+    (["decoding.stop=END"], ["decoding.stop=END", "a list"]),
+    (["decoding.stop=['']"], ["decoding.stop", "empty"]),
+    (["dataset.limit=0"], ["dataset.limit=0", "at least 1"]),
+    (["dataset=text", "--cfg", "job"], ["dataset.path", "dataset.path=FILE_OR_FOLDER"]),
+    (["dataset=perplexity/text"], ["dataset.path", "dataset.path=FILE_OR_FOLDER"]),
+    (["logger=wandb", "logger.mode=sometimes"], ["logger.mode=sometimes", "offline"]),
+    (["logger=wandb", "logger.project=''"], ["logger.project", "logger.project=kvbench"]),
+    # wrong combinations
+    (["method=fp16", "quantizer=int2"], ["quantizer=int2", "none"]),
+    (["method=kivi", "quantizer=none"], ["quantizer=none", "int2"]),
+    (["method=atom", "quantizer=int2"], ["quantizer=int2", "int4_token"]),
+    (["method=kivi", "method.residual=33"], ["method.residual=33", "quantizer.key.group_size=32"]),
+    (["method=kivi", "quantizer.key.bits=5"], ["quantizer.key.bits=5", "2, 3, 4, 8"]),
+    (["method=kivi", "quantizer.value.group_size=48"], ["quantizer.value.group_size=48", "head_dim"]),
+    (["method=kivi", "model=llama2-7b", "quantizer.value.group_size=96"], ["group_size=96", "head_dim 128"]),
+    (["decoding.top_p=0.9"], ["decoding.top_p=0.9", "decoding.temperature=1.0"]),
+    (["model.prompt_limit=100000"], ["model.prompt_limit=100000", "at most"]),
+    (["decoding.max_new_tokens=100000"], ["decoding.max_new_tokens=100000", "at most"]),
+    (["runtime.device=cpu", "runtime.device_map=auto"], ["runtime.device_map=auto", "runtime.device=auto"]),
+    (["runtime.tensor_parallel=auto"], ["runtime.tensor_parallel=auto", "torchrun --nproc-per-node"]),
+    (["model.path=/no/such/folder"], ["model.path=/no/such/folder", "config.json"]),
+    (["model.path=null"], ["model.path=DIR", "model=tiny"]),
+    ([f"runtime.results_dir={__file__}/runs"], ["runtime.results_dir", "is a file"]),
+    # what cannot be read
+    (["method=kivi", "method=atom"], ["given twice", "kivi and atom"]),
+    (["method", "=", "kivi"], ["method", "a choice is missing"]),
+    (["model.path=(a"], ["cannot be read", "quote"]),
+    (["runtime.results_dir=${oc.env:KVBENCH_NOT_SET}"], ["runtime.results_dir", "KVBENCH_NOT_SET"]),
+    (["method=kivi,atom"], ["method=kivi,atom", "--multirun"]),
+    (["--multirun", "method=kivi,kiwi"], ["method=kiwi", "'kivi'"]),
+    (
+        ["-m", "method=fp16,kivi", "method.residual=64"],
+        ["method.residual=64", "with method=fp16", "is a key of method="],
+    ),
+    (["--multirun", "method=kivi", "method.residual=64,96,100"], ["method.residual=100", "multiple"]),
+    # flags
+    (["--multirn", "method=kivi"], ["--multirn", "'--multirun'"]),
+    (["--method", "kivi"], ["--method", "method=..."]),
+    (["--cfg"], ["--cfg", "lacks its value"]),
+    (["--config-dir", "/no/such/folder", "method=kivi"], ["--config-dir", "is no folder"]),
+    (["--config-name", "other"], ["--config-name", "--config-dir"]),
+]
+
+
+def test_there_are_forty() -> None:
+    assert len(REFUSED) >= 40
+
+
+@pytest.mark.parametrize(("line", "words"), REFUSED, ids=[" ".join(line) for line, _ in REFUSED])
+def test_is_refused_with_the_remedy(
+    line: list[str],
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
+    with effort() as spent:
+        status = main(line)
+    said = capsys.readouterr()
+    assert status == 2, said.err
+    for word in words:
+        assert word in said.err, f"{word!r} is missing in:\n{said.err}"
+    assert "Traceback" not in said.err
+    assert not said.out
+    assert spent.seconds < LIMIT_S
+    assert not list(tmp_path.iterdir()), "a refused command line leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["method=kiwi"],
+        ["method=kivi", "method.residual=33"],
+        ["method=kivi", "+method.foo=1"],
+        ["dataset.limit=0"],
+        ["--multirun", "method=kivi", "method.residual=64,96,100"],
+    ],
+    ids=" ".join,
+)
+def test_a_process_is_as_quick_and_imports_no_torch(line: list[str], tmp_path: Path) -> None:
+    """The whole process, interpreter included."""
+    code = (
+        "import sys; from kvbench.__main__ import main; status = main();"
+        "heavy = {'torch', 'transformers', 'datasets', 'wandb'} & set(sys.modules);"
+        "print('heavy:', *sorted(heavy)); sys.exit(status)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", code, *line]
+    with effort() as spent:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.strip() == "heavy:"
+    assert done.stderr.startswith("error: ")
+    assert spent.seconds < LIMIT_S

@@ -1,0 +1,154 @@
+"""`python -m kvbench.report` reads files and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kvbench.cli import report
+from kvbench.results.samples import UnreadableError
+from kvbench.results.store import RunStore
+from kvbench.runner.run import run
+from tests.run_support import config
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("runs")
+    return directory, [run(config(directory, name))["run_id"] for name in ("fp16", "kivi")]
+
+
+def test_list(runs, capsys):
+    directory, ids = runs
+    assert report.main(["--results", str(directory)]) == 0
+    said = capsys.readouterr().out
+    assert all(id_ in said for id_ in ids)
+    assert "kivi int2" in said
+    assert "4/4" in said
+
+
+def test_show_by_the_beginning_of_an_id(runs, capsys):
+    directory, ids = runs
+    assert report.main(["--results", str(directory), "--show", ids[0], ids[1][11:15]]) == 0
+    said = capsys.readouterr().out
+    assert "reading packed codes" in said
+    assert "answer NLL" in said
+    for form in ("markdown", "csv"):
+        assert report.main(["--results", str(directory), "--show", ids[1], "--format", form]) == 0
+        assert "kivi int2" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_said(runs, tmp_path, capsys):
+    directory, ids = runs
+    assert report.main(["--results", str(directory), "--show", "nothing"]) == 1
+    assert report.main(["--results", str(directory), "--show", ids[0][:5]]) == 1
+    assert report.main(["--results", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "no run nothing" in said
+    assert "is the beginning of 2 runs" in said
+    assert "no runs under" in said
+
+
+def test_an_unfinished_run_is_listed(runs, tmp_path, capsys):
+    store = RunStore(tmp_path, "0123456789-0123456789")
+    with store.hold():
+        store.start(config(tmp_path))
+    assert report.main(["--results", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "unfinished" in said
+    assert "kivi int2" in said and "?" not in said  # as its configuration has it
+    assert report.main(["--results", str(tmp_path), "--show", "0123"]) == 1
+
+
+def test_needs_no_torch(runs):
+    directory, _ = runs
+    code = (
+        "import sys; from kvbench import report;"
+        f"report.main(['--results', {str(directory)!r}]);"
+        "sys.exit(bool({'torch', 'hydra', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def copies(runs, tmp_path, count):
+    """Runs of kivi that differ in alpha and beta alone."""
+    directory, ids = runs
+    metrics = json.loads((directory / ids[1] / "metrics.json").read_text())
+    for number in range(count):
+        store = RunStore(tmp_path, f"0123456789-{number:010}")
+        made = config(tmp_path, method={"alpha": 0.1 * (number // 2), "beta": number % 2, "preset": "mine"})
+        with store.hold():
+            store.start(made)
+            content = {**metrics, "run_id": store.run_id, "label": "mine int2"}
+            content["config"] = {**metrics["config"], "method": made["method"]}
+            if number:
+                store.write_metrics(content)
+    return [f"0123456789-{number:010}" for number in range(count)]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_settings(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    ids = copies(runs, tmp_path, 4)
+    assert report.main(["--results", str(tmp_path)]) == 0
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.splitlines()}
+    expected = ("alpha=0.0 beta=0", "alpha=0.0 beta=1", "alpha=0.1 beta=0", "alpha=0.1 beta=1")
+    for run_id, settings in zip(ids, expected, strict=True):
+        assert lines[run_id].startswith(f"mine int2 {settings} toy toy "), lines
+    assert "unfinished" in lines[ids[0]] and " ok " in lines[ids[1]]
+    assert report.main(["--results", str(tmp_path), "--show", *ids[1:]]) == 0
+    said = capsys.readouterr().out
+    assert "mine int2 alpha=0.1 beta=1" in said
+    assert report.main(["--results", str(tmp_path), "--compare", ids[2], ids[3]]) == 0
+    said = capsys.readouterr().out
+    assert "mine int2 beta=0, toy, toy" in said and "mine int2 beta=1, toy, toy" in said
+
+
+def test_the_code_that_made_the_samples_is_a_column(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    directory, ids = runs
+    content = json.loads((directory / ids[1] / "metrics.json").read_text())
+    kinds = ({"abcdef012345": 4}, {"abcdef012345": 2, "unknown": 2}, {"unknown": 4}, None)
+    for number, code in enumerate(kinds):
+        store = RunStore(tmp_path, f"0123456789-{number:010}")
+        with store.hold():
+            store.start(config(tmp_path))
+            metrics = {**content, "run_id": store.run_id, "code": code}
+            store.write_metrics({key: value for key, value in metrics.items() if key != "code" or code})
+    assert report.main(["--results", str(tmp_path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0][-1] == "code"
+    assert [" ".join(line[-2:]) for line in lines[1:]] == ["KiB abcdef", "2 kinds", "KiB unknown", "KiB -"]
+    names = [f"0123456789-{number:010}" for number in range(4)]
+    assert report.main(["--results", str(tmp_path), "--show", *names]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "kivi int2: samples by different versions of the method's code" in said
+    assert "code abcdef012345 (2 samples), unknown (2 samples)" in said
+
+
+@pytest.mark.parametrize("content", ['{"status":"ok"}', "[]", "{", "[" * 50_000, "null"])
+def test_a_foreign_metrics_file_costs_no_other_run(runs, tmp_path, capsys, content):
+    ids = copies(runs, tmp_path, 3)
+    foreign = tmp_path / ids[1] / "metrics.json"
+    foreign.write_text(content)
+    for arguments in (["--list"], ["--show", ids[2]]):
+        assert report.main(["--results", str(tmp_path), *arguments]) == 0
+        said = capsys.readouterr()
+        assert f"skipped: {foreign}" in said.err
+        assert ids[2] in said.out and ids[1] not in said.out
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop"])
+def test_samples_that_cannot_be_read_cost_no_other_run(runs, tmp_path, capsys, kind):
+    ids = copies(runs, tmp_path, 2)
+    path = tmp_path / ids[0] / "samples.jsonl"
+    path.mkdir() if kind == "folder" else path.symlink_to(path.name)
+    assert report.main(["--results", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert str(path) in said.err and ids[0] in said.out and ids[1] in said.out
+    assert report.main(["--results", str(tmp_path), "--compare", *ids]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    with pytest.raises(UnreadableError, match="move it out of the way"):
+        RunStore(tmp_path, ids[0]).recover()

@@ -1,0 +1,71 @@
+"""kill -9 at random moments, and two processes on one run: the rows are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.results import samples
+from kvbench.results.samples import outputs
+from tests.kill_driver import SAMPLES
+
+ROOT = Path(__file__).parents[2]
+KILLS = 20
+
+
+def driver(*arguments: object) -> tuple[dict, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kill_driver", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict:
+    metrics, _ = driver("whole", tmp_path_factory.mktemp("undisturbed"))
+    assert metrics["status"] == "ok"
+    return metrics
+
+
+def rows_of(run_dir: Path | str) -> dict:
+    found = samples.read(Path(run_dir) / "samples.jsonl")
+    assert not found.damaged
+    return {name: outputs(row) for name, row in found.rows.items()}
+
+
+def same_metrics(one: dict, other: dict) -> None:
+    for key in ("status", "run_id", "scores", "mean", "samples", "kv_bytes", "attention"):
+        assert one[key] == other[key], key
+
+
+def test_killed_twenty_times_and_resumed(tmp_path, undisturbed):
+    told, _ = driver("kill", tmp_path, KILLS, 0)
+    assert told["status"] == 0
+    assert sum(map(len, told["rounds"])) == KILLS
+    assert any(0 < progress < SAMPLES for kills in told["rounds"] for progress in kills), told
+    for number, kills in enumerate(told["rounds"]):
+        assert kills == sorted(kills), "a kill lost rows that were there"
+        directory = tmp_path / str(number) / undisturbed["run_id"]
+        assert rows_of(directory) == rows_of(undisturbed["run_dir"])
+        same_metrics(json.loads((directory / "metrics.json").read_text()), undisturbed)
+
+
+def test_two_processes_on_one_run(tmp_path, undisturbed):
+    told, said = driver("race", tmp_path)
+    assert told["statuses"] == [0, 0]
+    assert "is held by" in said
+    directory = tmp_path / undisturbed["run_id"]
+    assert rows_of(directory) == rows_of(undisturbed["run_dir"])
+    assert len((directory / "samples.jsonl").read_bytes().splitlines()) == SAMPLES, "a sample was done twice"
+    same_metrics(json.loads((directory / "metrics.json").read_text()), undisturbed)

@@ -1,0 +1,187 @@
+"""The strict schema: what is let through unchanged, and what each refusal says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from kvbench.errors import ConfigError, cut, few, nearest
+from kvbench.util.schema import MOST, bounded, build, convert, describe, example, load_class
+
+
+@dataclass(frozen=True)
+class Part:
+    bits: int = 2
+
+
+@dataclass(frozen=True)
+class Whole:
+    must: int
+    level: Literal[1, 2] = 1
+    flag: bool = False
+    share: float = bounded(0.5, above=0.0, maximum=1.0)
+    count: int | None = bounded(3, minimum=-2, maximum=9)
+    either: int | Literal["all"] | None = bounded("all", minimum=4)
+    pair: tuple[int, str] = (1, "a")
+    names: Sequence[str] = ()
+    table: dict[str, int] = field(default_factory=dict, metadata={"minimum": 5})
+    part: Part = field(default_factory=Part)
+    anything: Any = None
+    marked: Annotated[int, "unit"] = 1
+    hidden: int = field(default=7, init=False)
+
+
+def made(**values: Any) -> Whole:
+    return build(Whole, {"must": 1, **values}, "group")
+
+
+def refused(**values: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        made(**values)
+    return caught.value
+
+
+def test_values_at_their_bounds_are_let_through() -> None:
+    assert made(count=-2).count == -2
+    assert made(count=9).count == 9
+    assert made(count=None).count is None
+    assert made(share=1).share == 1.0
+    assert isinstance(made(share=1).share, float)
+    assert made(share=1e-9).share == 1e-9
+    assert made(either=4).either == 4
+    assert made(either="all").either == "all"
+    assert made(must=MOST).must == MOST
+    assert made(must=-MOST).must == -MOST
+    assert made(table={"a": 5}).table == {"a": 5}
+
+
+def test_a_configuration_is_made_of_plain_types() -> None:
+    assert made(pair=[2, "b"]).pair == (2, "b")
+    assert made(names=["x"]).names == ["x"]
+    assert made(part={"bits": 4}).part == Part(4)
+    assert made(part=Part(8)).part == Part(8)
+    assert made(anything={"a": [1, None]}).anything == {"a": [1, None]}
+    assert made(marked=3).marked == 3
+    assert made().hidden == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"level": True}, "group.level=true: is not one of the choices"),
+        ({"level": 1.0}, "is not one of the choices"),
+        ({"level": 3}, "allowed: 1, 2"),
+        ({"flag": 0}, "must be true or false"),
+        ({"flag": "true"}, "must be true or false"),
+        ({"must": True}, "must be a whole number"),
+        ({"must": "1"}, "must be a whole number"),
+        ({"must": None}, "group.must=null: must be a whole number"),
+        ({"share": True}, "must be a number"),
+        ({"share": 0.0}, "greater than 0.0 and at most 1.0"),
+        ({"share": 1.0000001}, "must be at most 1.0"),
+        ({"share": float("inf")}, "must be a finite number"),
+        ({"count": -3}, "must be at least -2"),
+        ({"count": 10}, "must be at most 9"),
+        ({"either": 3}, "must be at least 4"),
+        ({"either": "some"}, "must be a whole number or one of all"),
+        ({"must": MOST + 1}, "is beyond any size"),
+        ({"must": -MOST - 1}, "is beyond any size"),
+        ({"must": 10**5000}, "is beyond any size"),
+        ({"pair": [1]}, "must have 2 items"),
+        ({"pair": [1, 2]}, r"group.pair\[1\]=2: must be text"),
+        ({"names": "ab"}, "must be a list of text"),
+        ({"names": ["a", 1]}, r"group.names\[1\]=1"),
+        ({"table": {"a": 4}}, "group.table.a=4: must be at least 5"),
+        ({"table": [1]}, "must be a group of keys"),
+        ({"part": {"bit": 1}}, "did you mean 'bits'"),
+        ({"hidden": 1}, "no such key"),
+    ],
+)
+def test_what_is_refused_is_named(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(**values)
+
+
+def test_a_missing_key_is_shown_as_it_would_be_typed() -> None:
+    with pytest.raises(ConfigError, match=r"group\.must: is missing\.\n  hint: give it: group\.must=1"):
+        build(Whole, {}, "group")
+    with pytest.raises(ConfigError, match="must: is missing"):
+        build(Whole, {})
+    with pytest.raises(ConfigError, match="group=3: must be a group of keys"):
+        build(Whole, 3, "group")  # type: ignore[arg-type]
+
+
+def test_an_unknown_key_is_told_its_nearest_and_never_the_values_nearest() -> None:
+    error = refused(shara="names")
+    assert "did you mean 'share'?" in str(error)
+    assert "group.shara=names" in str(error)
+    assert "--help" in refused(zzzzzz=1).hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "words", "typed"),
+    [
+        (int, "a whole number", "1"),
+        (float, "a number", "0.5"),
+        (bool, "true or false", "true"),
+        (str, "text", "name"),
+        (type(None), "null", "null"),
+        (Literal["a", None], "one of a, null", "a"),
+        (int | None, "a whole number or null", "1"),
+        (tuple[int, ...], "a list of a whole number", "[1]"),
+        (list, "a list", "[...]"),
+        (Mapping[str, int], "a group of keys", "{...}"),
+    ],
+)
+def test_types_in_words(hint: Any, words: str, typed: str) -> None:
+    assert describe(hint) == words
+    assert example(hint) == typed
+
+
+def test_an_annotation_that_cannot_be_checked_is_a_mistake_of_the_class() -> None:
+    with pytest.raises(TypeError, match="cannot check"):
+        convert(set, {1}, "key")
+
+
+def test_a_class_is_named_and_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "breaks_at_import.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert load_class("k", "kvbench.methods.kivi.Kivi", "a.B").__name__ == "Kivi"
+    for target, said in (
+        ("os.system", "is no class"),
+        ("....", "must name a class with its module"),
+        ("Kivi", "must name a class with its module"),
+        (None, "must name a class with its module"),
+        ("a b.C", "must name a class with its module"),
+        ("nowhere.at.All", "cannot be imported"),
+        ("kvbench.methods.kivi.Kiwi", "cannot be imported"),
+        ("breaks_at_import.C", "fails when it is imported .ZeroDivisionError"),
+    ):
+        with pytest.raises(ConfigError, match=said) as caught:
+            load_class("method._target_", target, "kvbench.methods.kivi.Kivi")
+        assert "for example kvbench.methods.kivi.Kivi" in str(caught.value)
+    sys.modules.pop("breaks_at_import", None)
+
+
+def test_many_names_are_shortened_to_the_nearest_and_told_how_to_list() -> None:
+    names = [f"choice{i}" for i in range(21)] + ["kivi"]
+    assert few(names[:20], "x") == ", ".join(names[:20])
+    shown = few(names, "kiwi", "HELP")
+    assert shown == "kivi, ... (22 in all; HELP lists them)"
+    assert few(names, "#", "") == "choice0, choice1, choice2, choice3, choice4, choice5, ... (22 in all)"
+    assert few("one to three", "x") == "one to three"
+    error = ConfigError("group", "kiwi", allowed=names, listing="HELP")
+    assert "did you mean 'kivi'?" in str(error)
+    assert "HELP lists them" in str(error)
+
+
+def test_a_long_value_is_repeated_in_part() -> None:
+    assert cut("x" * 200) == "x" * 200
+    assert cut("x" * 201) == "x" * 200 + "... (201 characters)"
+    assert len(str(ConfigError("key", "x" * 100_000, "is long"))) < 300
+    assert nearest("kiwi" * 100_000, ["kivi"]) is None
