@@ -16,9 +16,9 @@ import torch
 
 from experiments.kernels.greedy import load
 from experiments.quantspec.prompts import Prompt, tasks
-from kvbench.attention.fused import choose
 from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
+from kvbench.cache.options import Options
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.passes import forward, prefill
@@ -92,7 +92,7 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: ar
     length = len(prompt.ids)
     token = prefill(model, cache, ids, None).argmax(-1)
     row: dict[str, Any] = {"id": prompt.id, "method": name, "tokens": count, "prompt": length}
-    choose(arguments.kernels)
+    cache.options = Options(kernels=arguments.kernels)
     twin = cache.clone()
     found, row["how"] = captured(model, twin, token, length, count, False)
     row["captured_path"], bill = twin.path, twin.bill().as_dict()
@@ -103,12 +103,11 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: ar
         others = (
             {"compiled": captured(model, cache.clone(), token, length, count, True)[0]} if arguments.compile else {}
         )
-        choose("auto")
+        cache.options = Options()
         others["stock"] = eager(model, cache.clone(), token, length, count)[0]
         for key, tokens in others.items():
             at = parted(wanted, tokens)
             row[key] = {"parted_at": at, "gap": None if at is None else round(gaps[at], 5)}
-    choose("auto")
     method.detach(model)
     return row
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from experiments.quantspec.prompts import Prompt, tasks
-from kvbench.attention.fused import choose
 from kvbench.bench import report
 from kvbench.cache import Prompts
+from kvbench.cache.options import Options
 from kvbench.methods import load_method
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,8 +57,8 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -
     first = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)[:, None]
     runs = {}
     for kernels in ("reference", "auto"):
-        choose(kernels)  # type: ignore[arg-type]
         mine, token, tokens, gaps = cache.clone(), first, [], []
+        mine.options = Options(kernels=kernels)  # type: ignore[arg-type]
         for _ in range(count):
             logits = model(token, past_key_values=mine, use_cache=True).logits[:, -1].float()
             two = logits.topk(2).values[0]
@@ -66,7 +66,6 @@ def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -
             tokens.append(int(token))
             gaps.append(float(two[0] - two[1]))
         runs[kernels] = (tokens, gaps, mine.path)
-    choose("auto")
     method.detach(model)
     (expected, gaps, _), (found, _, path) = runs["reference"], runs["auto"]
     parted = next((i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b), None)

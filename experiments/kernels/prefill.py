@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.attention import prefill
 from kvbench.bench.shapes import MODELS, Model, tokens
+from kvbench.cache.options import Backend
 from kvbench.decoding import slices
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
@@ -76,16 +77,6 @@ def measure(call: Callable[[], object], device: torch.device, repeats: int) -> d
     return {"first_ms": round(times[0], 3), "ms": round(min(times[1:]), 3), "peak_gib": round(peak / 2**30, 3)}
 
 
-@contextmanager
-def chosen(backend: prefill.Backend) -> Iterator[None]:
-    """Within it kvbench leaves the order of the back ends to torch (``stock``), or not (``auto``)."""
-    prefill.choose(backend)
-    try:
-        yield
-    finally:
-        prefill.choose("auto")
-
-
 def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
     """Causal attention of `count` tokens to themselves; None for a back end that refuses."""
     module = Attention(model)
@@ -97,16 +88,20 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
     found: dict[str, Any] = {}
     work = 2 * count**2 * model.query_heads * model.channels  # of the lower triangle: two products
     contexts: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "auto": lambda: chosen("auto"),
-        "stock": lambda: chosen("stock"),
+        "auto": nullcontext,
+        "stock": nullcontext,
         **{name: (lambda backend=backend: sdpa_kernel([backend])) for name, backend in BACKENDS.items()},  # type: ignore[misc]
     }
     for name, context in contexts.items():
-        inside = chosen("stock") if name in BACKENDS else nullcontext()
+        backend: Backend = "auto" if name == "auto" else "stock"
+
+        def call(backend: Backend = backend) -> object:
+            return prefill.attend(module, q, k, v, None, None, {}, backend)
+
         try:
-            with context(), inside:
-                with prefill.order(q, k, v, None) as served:
-                    found[name] = measure(lambda: prefill.attend(module, q, k, v, None, None, {}), device, repeats)
+            with context():
+                with prefill.order(q, k, v, None, backend) as served:
+                    found[name] = measure(call, device, repeats)
                 found[name] |= {"served": served, "tflops": round(work / found[name]["ms"] / 1e9, 1)}
         except RuntimeError as error:
             found[name] = {"refused": str(error).splitlines()[0]}
@@ -120,10 +115,8 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
     x = torch.randn(1, count, hidden, device=device, dtype=dtype)
     found = {}
     for size in (None, 4096, slices.SLICE, 16384):
-        slices.choose(size)
-        with slices.sliced(block, count):  # type: ignore[arg-type]
+        with slices.sliced(block, count, size):  # type: ignore[arg-type]
             found["whole" if size is None else str(size)] = measure(lambda: block.mlp(x), device, repeats)
-    slices.choose("auto")
     return found
 
 

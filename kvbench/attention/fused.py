@@ -8,7 +8,6 @@ sliding window, a method that observes attention, formats that no kernel reads) 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,23 +15,7 @@ from torch import Tensor
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import NotServed, Work, work
 from kvbench.cache.layer import KVLayer
-
-Kernels = Literal["auto", "cuda", "triton", "reference"]
-
-_chosen: list[Kernels] = ["auto"]
-
-
-def choose(kernels: Kernels) -> None:
-    """Let this process use the fastest path that serves a step (``auto``), or only the one named.
-
-    A kernel that is named serves layers without packed tokens too, as captured steps always have it.
-    """
-    _chosen[0] = kernels
-
-
-def chosen() -> Kernels:
-    """What :func:`choose` said last."""
-    return _chosen[0]
+from kvbench.cache.options import Kernels
 
 
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
@@ -48,15 +31,15 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
     Returns:
         ``[B, q, Hq, Dv]``, or None where the reference path must serve.
     """
-    wanted = chosen()
-    if wanted == "reference" or query.device.type != "cuda":
-        return None
+    wanted = layer.progress.options.kernels
+    if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
+        return None  # Triton is asked on a CPU too, where its interpreter may be on
     packed = any(segment.packed for store in layer.stores() for segment in store.segments)
     if wanted == "auto" and not packed and logits.plain:
         return None  # torch's own SDPA serves what is exact, as in stock transformers
     try:
         check(layer, mask, query.shape[2])
-        described = work(layer, upper=bool(getattr(layer.progress, "upper", False)))
+        described = work(layer, upper=layer.progress.upper)
         described.logits = logits
         name, module = pick(query, described, wanted)
     except NotServed as reason:
@@ -110,9 +93,9 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     method = layer.method
     if method.observe_steps:
         raise NotServed(f"{type(method).__name__.lower()} observes attention")
-    if getattr(layer, "rotation", None):
+    if layer.rotation is not None:
         raise NotServed("keys are stored before RoPE")
-    if getattr(method, "eager", False) and count > 1:
+    if method.eager and count > 1:
         raise NotServed("several new tokens, packed before they attend")
     if method.reading_order(layer, slice(0, 1)) is not None:
         raise NotServed("chunks are visited where they stand")

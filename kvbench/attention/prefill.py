@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +24,8 @@ from transformers.masking_utils import causal_mask_function
 
 from kvbench.attention import capped
 from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
+from kvbench.cache.options import Backend
 from kvbench.cache.segments.base import uniform_rows
-
-Backend = Literal["auto", "stock"]
 
 #: elements of a mask ``[B, 1, T, T]`` from which on the padding stands for it; below, all rows are attended at once
 MASK = 1 << 24
@@ -34,13 +33,6 @@ MASK = 1 << 24
 LONG = 16384
 #: cuDNN's offsets are 32-bit numbers
 MOST = 1 << 31
-
-_chosen: list[Backend] = ["auto"]
-
-
-def choose(backend: Backend) -> None:
-    """Let this process use what is fastest (``auto``), or leave the choice of the back end to torch (``stock``)."""
-    _chosen[0] = backend
 
 
 def attend(
@@ -51,6 +43,7 @@ def attend(
     mask: Tensor | None,
     scaling: float | None,
     kwargs: dict[str, Any],
+    backend: Backend = "auto",
 ) -> tuple[Tensor, str]:
     """Attention over all tokens so far, as transformers' ``sdpa`` does it, beside sinks and with capped scores too.
 
@@ -60,6 +53,7 @@ def attend(
         mask: ``[B or 1, 1, q, n]``; padding ``[B, n]`` (:func:`padding`); None: causal.
         scaling: factor on the scores; None: 1/sqrt(D).
         kwargs: other arguments of the attention interface, sinks and a softcap among them.
+        backend: ``auto``: the fastest; ``stock``: the one that torch chooses.
 
     Returns:
         ``[B, q, Hq, Dv]``, 0 at padding; and what served it, for the row: ``sdpa``, or ``sdpa:cudnn`` where this module
@@ -67,7 +61,7 @@ def attend(
     """
     logits = logits_of(module, query, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if name not in (SOFTCAP, SINKS)}
-    with order(query, keys, values, mask) if logits.softcap is None else nullcontext("capped") as name:
+    with order(query, keys, values, mask, backend) if logits.softcap is None else nullcontext("capped") as name:
         name = name if logits.sinks is None or logits.softcap is not None else f"{name}+sinks"
         if mask is None or mask.ndim != 2:
             return exact(module, query, keys, values, mask, scaling, logits, kwargs), name
@@ -109,14 +103,16 @@ def exact(
     return out[:, -count:, :, :channels]
 
 
-def order(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> AbstractContextManager[str]:
+def order(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, backend: Backend = "auto"
+) -> AbstractContextManager[str]:
     """Context in which SDPA asks the fastest back end first; gives the name of what will serve.
 
     On Hopper and newer cuDNN's kernel is the faster one for long causal prompts (experiments.kernels.prefill times
     both); newer torch asks it first there by itself.
     """
     long = query.shape[2] >= LONG and query.shape[2] == keys.shape[2] and (mask is None or mask.ndim == 2)
-    if _chosen[0] == "stock" or not long or not query.is_cuda or not _prefers(query.device):
+    if backend == "stock" or not long or not query.is_cuda or not _prefers(query.device):
         return nullcontext("sdpa")
     if max(x.numel() for x in (query, keys, values)) >= MOST or not _serves(query, keys, values):
         return nullcontext("sdpa")

@@ -109,7 +109,9 @@ def prompt(
     held, values = layer.extend_prompt(stored, values)
     if held is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, held)
-    out, layer.progress.prefill = prefill.attend(module, query, keys, values, mask, scaling, kwargs)
+    out, layer.progress.prefill = prefill.attend(
+        module, query, keys, values, mask, scaling, kwargs, layer.progress.options.prefill
+    )
     for each in layer.chain():
         if each.method.observe_prompt:
             each.observed = observe.extend(each, query, keys, mask, scaling, logits_of(module, query, kwargs))

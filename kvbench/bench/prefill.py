@@ -105,6 +105,7 @@ def once(bench: Bench, meter: Meter, ids: Tensor, told: Any, census: bool) -> di
     peaks = PhasePeaks(bench.device, census=census)
     with fresh_search(meter.method), peaks.run():
         cache = meter.method.new_cache(bench.model, told, max_length=ids.shape[1] + bench.args.new_tokens)
+        cache.options = meter.how.options
         peaks.phase("prefill")
         started = now(bench.device)
         prefill(bench.model, cache, ids, None, bench.args.prefill_chunk, bench.args.prefill_rows).argmax(-1)

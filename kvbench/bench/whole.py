@@ -11,6 +11,7 @@ from typing import Any
 from kvbench.bench import report
 from kvbench.bench.settings import Setting, load, model_config, setting, share
 from kvbench.bench.table import table
+from kvbench.cache.options import Options
 from kvbench.config.run_config import check_writable
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.measure.meter import How, Meter
@@ -33,8 +34,6 @@ class Bench:
     """
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:
-        from kvbench.attention.fused import choose
-
         self.args, self.what, self.began = args, what, time.perf_counter()
         self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{args.model}'}.json"
         check_writable(str(self.path.parent), "--out")
@@ -42,7 +41,6 @@ class Bench:
         config = model_config(args.model, weights=args.weights, dtype=args.dtype)
         for each in self.settings:
             each.method.ready()  # an encoder that cannot be had is said before anything is measured
-        choose(args.kernels)
         try:
             self.loaded = load(config, args.device, args.seed)
         except Exception as error:
@@ -61,6 +59,11 @@ class Bench:
         """Most tokens of a sequence; None: random weights have no limit."""
         return None if self.loaded.random_weights else int(self.loaded.max_length)
 
+    @property
+    def options(self) -> Options:
+        """Kernels of every cache that is measured."""
+        return Options(kernels=self.args.kernels)
+
     def check_lengths(self, contexts: Sequence[int], new_tokens: int) -> None:
         """Raise ConfigError where pretrained weights cannot take the longest sequence."""
         longest = max(contexts) + new_tokens
@@ -75,7 +78,7 @@ class Bench:
     def meter(self, each: Setting, **how: Any) -> Meter:
         """A meter for one setting; the model is switched to its method by its first cache."""
         shared = {name: getattr(self.args, name) for name in ("seed", "prefill_chunk", "prefill_rows")}
-        return Meter(self.model, self.loaded.tokenizer, each.method, How(**{**shared, **how}))
+        return Meter(self.model, self.loaded.tokenizer, each.method, How(**{**shared, "options": self.options, **how}))
 
     def add(self, row: Row, shown: Sequence[object]) -> None:
         """A row into the file and onto the screen."""

@@ -17,6 +17,7 @@ from kvbench.cache import rope, watch
 from kvbench.cache.bill import Bill, Parts
 from kvbench.cache.kernels import roll_together
 from kvbench.cache.layer import KVLayer
+from kvbench.cache.options import Options
 from kvbench.cache.progress import Progress
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import CacheError
@@ -58,6 +59,17 @@ class KVCache(Cache):
         self.said_slow = False
         windows = [None] * layers if windows is None else windows
         super().__init__(layers=[KVLayer(method, index, self.progress, window) for index, window in enumerate(windows)])
+
+    @property
+    def options(self) -> Options:
+        """Kernels and back ends that serve this cache, and a draft's cache that it leads."""
+        return self.progress.options
+
+    @options.setter
+    def options(self, options: Options) -> None:
+        self.progress.options = options
+        if self.follower is not None:
+            self.follower.options = options
 
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.cache.rope import RopePositions
 from kvbench.errors import CacheError
@@ -38,6 +39,7 @@ class Progress:
             all of a step's tokens see each other exact.
         prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
             what the method stores; empty before.
+        options: kernels and back ends that serve the cache.
     """
 
     prompts: Prompts | None = None
@@ -55,6 +57,7 @@ class Progress:
     team: Any = None
     span: int | None = None
     prefill: str = ""
+    options: Options = field(default_factory=Options)
 
     @property
     def prompt_width(self) -> int | None:

@@ -61,6 +61,7 @@ def _prompt(
             "method.new_cache(model), or call cache.reset(); several questions on one text: kvbench.decoding.questions"
         )
     batch, width = input_ids.shape
+    slice_size = cache.options.mlp_chunk
     if mask is None:
         positions = torch.arange(width, device=input_ids.device).expand(batch, width)
     else:
@@ -69,7 +70,7 @@ def _prompt(
     if len(parts) > 1:
         found = []
         for part in parts:
-            with cache.only(part, batch), sliced(model, (part.stop - part.start) * width):
+            with cache.only(part, batch), sliced(model, (part.stop - part.start) * width, slice_size):
                 own = None if mask is None else mask[part]
                 found.append(forward(model, cache, input_ids[part], own, positions[part])[:, -1])
         cache.finalize()
@@ -79,7 +80,7 @@ def _prompt(
     if chunk < width:
         cache.open_prefill()
     logits = input_ids.new_empty(0)
-    with sliced(model, batch * min(chunk, width)):
+    with sliced(model, batch * min(chunk, width), slice_size):
         for first in range(0, width, chunk):
             last = min(first + chunk, width)
             seen = None if mask is None else mask[:, :last]

@@ -27,29 +27,22 @@ ROPE = "apply_rotary_pos_emb"
 #: names of what routes tokens between experts: such layers are left as they are
 ROUTED = ("expert", "router", "moe")
 
-_chosen: list[int | Literal["auto"] | None] = ["auto"]
-
-
-def choose(tokens: int | Literal["auto"] | None) -> None:
-    """Let this process make slices of so many tokens; ``auto``: of 8192, in prompts of more than 16384; None: none."""
-    _chosen[0] = tokens
-
 
 @contextmanager
-def sliced(model: PreTrainedModel, tokens: int) -> Iterator[int]:
+def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | None = "auto") -> Iterator[int]:
     """Within it the feed-forward layers of `model` and its RoPE work on slices, if a pass of `tokens` is long enough.
 
     Args:
         model: its modules named ``mlp`` are meant, those that are made of linear layers alone, and what the files of
             its classes call ``apply_rotary_pos_emb``.
         tokens: rows times columns of the passes to come.
+        chunk: tokens of a slice (:attr:`kvbench.cache.options.Options.mlp_chunk`).
 
-    Gives:
-        how many modules are sliced.
+    Yields:
+        The number of modules that are sliced.
     """
-    chosen = _chosen[0]
-    size = SLICE if chosen == "auto" else chosen
-    if size is None or tokens <= (LONG if chosen == "auto" else size):
+    size = SLICE if chunk == "auto" else chunk
+    if size is None or tokens <= (LONG if chunk == "auto" else size):
         yield 0
         return
     found = [each for name, each in model.named_modules() if name.rpartition(".")[2] == "mlp" and plain(each)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.passes import Rows, groups
@@ -50,6 +51,7 @@ class How:
         temperature, top_p: 0: greedy.
         fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
         census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
+        options: kernels and back ends of its caches.
     """
 
     new_tokens: int
@@ -64,6 +66,7 @@ class How:
     top_p: float = 1.0
     fill: Literal["prefill", "random"] = "prefill"
     census: bool = True
+    options: Options = field(default_factory=Options)
 
     def sampling(self, batch: int) -> Sampling:
         """A seed for each row."""
@@ -203,6 +206,7 @@ class Meter:
         with fresh_search(self.method), watch.peaks.run():
             length = ids.shape[1] + self.how.new_tokens
             cache = self.method.new_cache(self.model, told, max_length=length)
+            cache.options = self.how.options
             watch.cache = cache
             steps: dict[str, Any] = {
                 "max_new_tokens": new_tokens,

@@ -60,6 +60,7 @@ def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[
             sums = forward_nll(model, ids, firsts[0])
         else:
             cache = method.new_cache(model, _told(session, ids, prompt, mode), max_length=ids.shape[1])
+            cache.options = session.options
             if mode == "simulated":
                 sums = simulated_nll(model, cache, ids, firsts[0])
             else:

@@ -27,6 +27,7 @@ def point_rows(session: Session, sample: Sample) -> list[Row]:
             **{key: getattr(runtime, key) for key in ("compile", "prefill_chunk", "prefill_rows")},
             temperature=decoding.temperature,
             top_p=decoding.top_p,
+            options=session.options,
         )
         session.meter = Meter(session.loaded.model, session.loaded.tokenizer, session.config.method, how)
     figures = session.meter.point(point["prompt"], point["batch"])

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvbench.attention.fused import choose
+from kvbench.cache.options import Options
 from kvbench.config.run_config import RunConfig
-from kvbench.decoding import slices
 from kvbench.decoding.autoregressive import Generation, generate
 from kvbench.decoding.drafting import prepare
 from kvbench.decoding.questions import ask
@@ -42,8 +41,7 @@ class Session:
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         self.config, self.task = config, task
-        choose(config.runtime.kernels)
-        slices.choose(config.runtime.mlp_chunk)
+        self.options = Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
         self.loaded: Any = load(config.model, config.runtime)
         prepare(self.loaded.model, config.method.speculation)
         self.device = self.loaded.device
@@ -117,6 +115,7 @@ class Session:
         sources = [sample.meta.get("query_source") for sample in samples]
         input_ids, mask, told = pad(prompts, queries, pad_id, self.device, tokenizer.decode, sources)
         cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
+        cache.options = self.options
         peaks = PhasePeaks(self.device, census=census)
         with peaks.run():
             generation = generate(
@@ -166,6 +165,7 @@ class Session:
         input_ids, _, told = pad([prompt], [sample.query], 0, self.device, tokenizer.decode)
         length = input_ids.shape[1] + max(map(len, asked)) + new_tokens
         cache = self.config.method.new_cache(self.loaded.model, told, max_length=length)
+        cache.options = self.options
         peaks = PhasePeaks(self.device, census=warm_up)
         with peaks.run():
             results = ask(

@@ -11,6 +11,7 @@ from kvbench.attention.logits import Logits
 from kvbench.attention.phases import NotServed, pairs_of_row, part, window_of
 from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
+from kvbench.cache.options import Options
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods import load_method
 from kvbench.quantizers.windowed import WindowedQuantizer
@@ -122,11 +123,8 @@ def test_exact_stores_are_left_to_sdpa_where_sdpa_serves_them(logits, wanted, mo
     monkeypatch.setattr(fused, "pick", lambda query, described, wanted: ("triton", kernel))
     monkeypatch.setattr(torch.cuda, "device_of", lambda query: nullcontext())
     query = SimpleNamespace(device=SimpleNamespace(type="cuda"), shape=(1, 4, 1, 32))
-    fused.choose(wanted)
-    try:
-        fused.attend(layer, query, None, 0.2, logits)
-    finally:
-        fused.choose("auto")
+    layer.progress.options = Options(kernels=wanted)
+    fused.attend(layer, query, None, 0.2, logits)
     assert seen == ([] if wanted == "auto" and logits.plain else [logits])
 
 
@@ -187,10 +185,10 @@ def errors(name, kernels, count, dtype, lengths, monkeypatch):
         return out
 
     monkeypatch.setattr(fused, "attend", both)
-    fused.choose(kernels)
     try:
         prompts = Prompts.from_batch(ids, mask, decode=lambda row: " ".join(map(str, row)))
         cache = method.new_cache(model, prompts)
+        cache.options = Options(kernels=kernels)
         with torch.no_grad():
             model(ids, attention_mask=mask, past_key_values=cache)
             for step in range(6):
@@ -199,7 +197,6 @@ def errors(name, kernels, count, dtype, lengths, monkeypatch):
                 model(new, attention_mask=mask, past_key_values=cache)
         return found
     finally:
-        fused.choose("auto")
         method.detach(model)
 
 

@@ -11,6 +11,7 @@ from kvbench.attention.cuda import decode as cuda_decode
 from kvbench.attention.logits import Logits
 from kvbench.attention.synthetic import error, exact
 from kvbench.cache import Prompts
+from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import generate
 from kvbench.methods import load_method
 from tests import zoo
@@ -164,10 +165,10 @@ def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, 
             return out
 
         monkeypatch.setattr(fused, "attend", both)
-        fused.choose(kernels)
         try:
             ids, mask = (x.cuda() for x in zoo.padded_batch(lengths))
             cache = method.new_cache(model, Prompts.from_batch(ids, mask, decode=lambda row: " ".join(map(str, row))))
+            cache.options = Options(kernels=kernels)
             with torch.no_grad():
                 model(ids, attention_mask=mask, past_key_values=cache)
                 for step in range(6):
@@ -175,7 +176,6 @@ def test_a_kernel_gives_what_the_reference_path_gives(name, method_name, count, 
                     mask = torch.cat([mask, torch.ones_like(new)], 1)
                     model(new, attention_mask=mask, past_key_values=cache)
         finally:
-            fused.choose("auto")
             method.detach(model)
             monkeypatch.setattr(fused, "attend", real)
     assert sum(index == 1 for index, _ in served) == 12
@@ -245,17 +245,14 @@ def test_captured_steps_say_what_eager_ones_say(name, method_name, compiled, ker
     model = zoo.capped(name, layer_types=["full_attention"] * 2).bfloat16().eval().cuda()
     ids, mask = (x.cuda() for x in zoo.padded_batch([150, 143]))
     method, answers = load_method(base, **options), {}
-    fused.choose(kernels)
-    try:
-        for graphs in ("never", "always"):
-            cache = method.new_cache(model, max_length=250)
-            answers[graphs] = generate(
-                model, cache, ids, mask, max_new_tokens=80, graphs=graphs, compile=compiled and graphs == "always"
-            )
-            assert not (graphs == "always" and "reference" in cache.path)
-            method.detach(model)
-    finally:
-        fused.choose("auto")
+    for graphs in ("never", "always"):
+        cache = method.new_cache(model, max_length=250)
+        cache.options = Options(kernels=kernels)
+        answers[graphs] = generate(
+            model, cache, ids, mask, max_new_tokens=80, graphs=graphs, compile=compiled and graphs == "always"
+        )
+        assert not (graphs == "always" and "reference" in cache.path)
+        method.detach(model)
     stepping = answers["always"].stepping
     if not stepping.startswith("graph") and name == "gpt_oss":
         pytest.skip(f"not recorded: {stepping}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvbench.attention.fused import choose
+from kvbench.cache.options import Options
 from kvbench.decoding.autoregressive import generate
 from kvbench.decoding.sampling import Sampling
 from kvbench.methods import load_method
@@ -44,12 +44,10 @@ def tiny() -> Any:
     return load("tiny", "cuda")[0]
 
 
-@pytest.fixture(autouse=True)
-def one_kernel() -> Any:
-    """Eager and captured steps both take the CUDA kernel, also where nothing is packed."""
-    choose("cuda")
-    yield
-    choose("auto")
+def served(cache: Any, kernels: Any = "cuda") -> Any:
+    """`cache`, whose eager and captured steps both take one kernel, also where nothing is packed."""
+    cache.options = Options(kernels=kernels)
+    return cache
 
 
 def answer(model: Any, name: str, batch: int, graphs: str, compile: bool = False, **more: Any) -> Any:
@@ -61,7 +59,7 @@ def answer(model: Any, name: str, batch: int, graphs: str, compile: bool = False
     for row in range(batch):
         mask[row, : 7 * row] = 0
     cache = method.new_cache(model, max_length=500 + NEW)
-    choose("triton" if name == "logquant, W 42" else "cuda")  # whose windows fit no tile
+    served(cache, "triton" if name == "logquant, W 42" else "cuda")  # whose windows fit no tile
     generation = generate(
         model,
         cache,
@@ -101,7 +99,7 @@ def test_short_answers_and_buffers_that_grow(tiny: Any) -> None:
     method, ids = load_method("fp16"), torch.randint(3, 200, (2, 300)).cuda()
     for new, sampling in ((2, Sampling(0.9, seed=3)), (200, None)):
         found = [
-            generate(tiny, method.new_cache(tiny), ids, max_new_tokens=new, sampling=sampling, graphs=graphs)
+            generate(tiny, served(method.new_cache(tiny)), ids, max_new_tokens=new, sampling=sampling, graphs=graphs)
             for graphs in ("always", "never")
         ]
         assert found[0].stepping == "graph"
@@ -126,5 +124,5 @@ def test_what_cannot_be_captured_says_why(tiny: Any) -> None:
     """H2O observes attention."""
     method = load_method("h2o", budget=128)
     ids = torch.randint(3, 200, (1, 300)).cuda()
-    generation = generate(tiny, method.new_cache(tiny), ids, max_new_tokens=80, graphs="always")
+    generation = generate(tiny, served(method.new_cache(tiny)), ids, max_new_tokens=80, graphs="always")
     assert generation.stepping == "eager (h2o observes attention)"

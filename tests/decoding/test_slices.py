@@ -4,16 +4,11 @@ import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from kvbench.cache.options import Options
 from kvbench.decoding import generate, slices
 from kvbench.methods import load_method
 from kvbench.profiling.memory import TensorCensus
 from tests import zoo
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was():
-    yield
-    slices.choose("auto")
 
 
 @pytest.mark.parametrize("lengths", [[231], [120, 231]])
@@ -22,8 +17,8 @@ def test_slices_change_no_number_on_a_cpu(lengths):
     ids, mask = zoo.padded_batch(lengths)
     found = []
     for size in (None, 64):
-        slices.choose(size)
         cache = method.new_cache(model)
+        cache.options = Options(mlp_chunk=size)
         found.append(generate(model, cache, ids, mask, max_new_tokens=6, answer_ids=[[5, 9]] * len(lengths)))
     assert found[0].tokens == found[1].tokens
     for a, b in zip(found[0].answer_nll, found[1].answer_nll, strict=True):
@@ -40,9 +35,8 @@ def test_modules_are_sliced_and_given_back():
     x = torch.randn(2, 50, 32)
     whole, own = mlp(x), mlp.forward
     mlp.forward = outer = lambda hidden: own(hidden)  # as accelerate's hooks do
-    slices.choose(16)
     seen.clear()
-    with slices.sliced(model, 100) as count:
+    with slices.sliced(model, 100, 16) as count:
         assert count == 2
         torch.testing.assert_close(mlp(x), whole)
         assert torch.equal(mlp(x[:, :8]), mlp.forward(x[:, :8]))  # short enough: in one piece
@@ -50,9 +44,8 @@ def test_modules_are_sliced_and_given_back():
     assert [tuple(shape) for shape in seen[1:8]] == [(2, 8, 32)] * 6 + [(2, 2, 32)]
     assert mlp.forward is outer
     assert "forward" not in model.gpt_neox.layers[1].mlp.__dict__
-    with slices.sliced(model, 16) as count:
+    with slices.sliced(model, 16, 16) as count:
         assert count == 0
-    slices.choose("auto")
     with slices.sliced(model, slices.LONG) as count:
         assert count == 0
     with slices.sliced(model, slices.LONG + 1) as count:
@@ -66,8 +59,7 @@ def test_rope_by_slices_is_the_same_bit_for_bit(name):
     whole = getattr(file, slices.ROPE)
     q, k = (torch.randn(2, 50, heads, 64).transpose(1, 2) for heads in (4, 2))
     cos, sin = torch.randn(2, 1, 50, 64)
-    slices.choose(16)
-    with slices.sliced(model, 100):
+    with slices.sliced(model, 100, 16):
         assert getattr(file, slices.ROPE) is not whole
         found = getattr(file, slices.ROPE)(q, k, cos, sin)
     assert getattr(file, slices.ROPE) is whole
@@ -106,8 +98,8 @@ def test_a_long_prefill_holds_a_slice_of_the_intermediate_size():
     ids = torch.randint(3, 32, (1, tokens))
     peaks = {}
     for size in (None, 64):
-        slices.choose(size)
         cache = load_method("fp16").new_cache(model, max_length=tokens + 2)
+        cache.options = Options(mlp_chunk=size)
         with TensorCensus() as census:
 
             class Look:
