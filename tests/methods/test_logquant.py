@@ -236,3 +236,15 @@ def test_reserved_is_a_shorthand_for_the_window():
     assert load_method("logquant", reserved=256).W == 85
     assert load_method("partial_logquant").W == 64
     assert load_method("logquant", window=64, reserved=256).W == 64
+
+
+@pytest.mark.parametrize("sinks", [0, 5, 13])
+def test_a_sliding_window_drops_flushes_that_it_has_passed_whole_and_no_other(sinks):
+    method = load_method("logquant", window=8, sinks=sinks)
+    demoted = plan(400 - sinks, 8)[0] + sinks
+    last = demoted.view(-1, 8).amax(-1)  # newest token of each flush
+    for hidden in range(150):
+        flushes = method.passed(hidden) // 8
+        assert (last[:flushes] < hidden).all()
+        assert flushes == 0 or method.passed(hidden) % 8 == 0
+    assert method.passed(149) >= 8 * 14
