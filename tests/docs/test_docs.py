@@ -1,0 +1,193 @@
+"""Documents against the tree: links lead somewhere, paths exist, commands are taken by the programs that they call."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvbench.cli.arguments import parse
+from kvbench.cli.compose import Composer
+from kvbench.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(ROOT / "results").rglob("*.md"),
+        *(ROOT / "kvbench").rglob("*.md"),
+    ]
+)
+#: those that are about the tree as it is; the others tell of measurements and of earlier states
+GUIDES = [path for path in DOCUMENTS if "results" not in path.parts and path.name != "CHANGELOG.md"]
+#: commands that no program of this repository takes: their own arguments are not ours
+OTHERS = ("git", "cd", "pip", "pre-commit", "pytest")
+#: modules whose options are given by a function that makes their parser
+PARSERS = {
+    "kvbench.bench": ("kvbench.bench.__main__", "parser"),
+    "kvbench.report": ("kvbench.cli.report", "_parser"),
+    "kvbench.score": ("kvbench.cli.score", "_parser"),
+    "kvbench.calibrate": ("kvbench.cli.calibrate", "_parser"),
+}
+FOLDERS = r"kvbench|conf|tests|experiments|examples|docs|results|\.ci|\.github"
+#: a word of a command or a path that a reader replaces
+PLACEHOLDER = re.compile(r"\b(?:foo|NAME|FILES|RUN|DIR|N|FILE_OR_FOLDER|REPOSITORY)\b|[<>|]")
+
+
+def ids(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of a document's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        place = (path.parent / name).resolve() if name else path
+        assert place.exists(), f"{ids(path)}: {target}"
+        assert not anchor or anchor in anchors(place), f"{ids(path)}: no heading #{anchor} in {name or ids(path)}"
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=ids)
+def test_paths_that_are_named_exist(path: Path) -> None:
+    """What stands in backquotes and begins with one of the tree's folders."""
+    for name in re.findall(
+        r"`((?:kvbench|conf|tests|experiments|examples|docs|results|\.ci|\.github)/[^`\s]*)`", text(path)
+    ):
+        name = name.partition("::")[0].partition("#")[0]
+        if PLACEHOLDER.search(name) or name.startswith(("results/runs", "results/sweeps")):
+            continue
+        assert list(ROOT.glob(name.rstrip("/"))), f"{ids(path)}: {name}"
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def commands(path: Path) -> list[str]:
+    """Indented or fenced shell lines, and commands in backquotes."""
+    lines = re.findall(r"^ {4,}(\S.*)$", re.sub(r"^```(?:python|yaml).*?^```", "", text(path), flags=re.M | re.S), re.M)
+    for block in re.findall(r"^```(?:sh|shell|bash|console)\n(.*?)^```", text(path), re.M | re.S):
+        lines += block.splitlines()
+    lines += re.findall(r"`((?:python -m |make )[^`]+)`", text(path))
+    starts = ("python -m ", "make ", "torchrun ")
+    return [line.partition(" #")[0].strip() for line in lines if line.startswith(starts)]
+
+
+CASES = [pytest.param(path, line, id=f"{ids(path)}: {line}") for path in GUIDES for line in sorted(set(commands(path)))]
+
+
+@cache
+def composer(folder: str | None) -> Composer:
+    return Composer(ROOT / folder if folder else None)
+
+
+@pytest.mark.parametrize(("path", "line"), CASES)
+def test_commands_are_taken(path: Path, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "configs"))  # as --config-dir has it
+    words = shlex.split(line)
+    if words[0] == "torchrun":
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.setenv(name, "2" if name == "WORLD_SIZE" else "0")
+    if words[0] == "make":
+        return check_make(words[1:])
+    words = words[words.index("-m") + 1 :]
+    module, words = words[0], words[1:]
+    if module == "kvbench":
+        return check_run(words)
+    found = importlib.util.find_spec(module)
+    assert found is not None, module
+    assert found.submodule_search_locations is None or importlib.util.find_spec(f"{module}.__main__"), module
+    if module in PARSERS and words:
+        check_options(module, words)
+    elif module == "kvbench.fetch":
+        composer(None).check([word for word in words if "=" in word])
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert all(word in targets for word in words if "=" not in word), words
+
+
+def check_run(words: list[str]) -> None:
+    """An override that names a placeholder is left out; a sweep's values are those that a reader would sweep over."""
+    arguments = parse(words)
+    overrides = [word for word in arguments.overrides if not PLACEHOLDER.search(word)]
+    folder = arguments.config_dir
+    if folder and PLACEHOLDER.search(folder):
+        return
+    try:
+        composer(folder).check(overrides, multirun=arguments.multirun)
+    except ConfigError as error:
+        raise AssertionError(f"{' '.join(words)}: {error}") from error
+
+
+def check_options(module: str, words: list[str]) -> None:
+    place, name = PARSERS[module]
+    parser = getattr(importlib.import_module(place), name)()
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        status = 0
+        try:
+            parser.parse_args(words)
+        except SystemExit as end:
+            status = end.code or 0
+    assert status == 0, f"{module} {' '.join(words)}: {errors.getvalue()}"
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(CASES) > 25
+    assert {path.name for path in GUIDES} >= {"README.md", "CONTRIBUTING.md", "architecture.md", "running.md"}
+
+
+def test_every_package_is_on_the_map() -> None:
+    """docs/architecture.md has a line for each package and door of kvbench."""
+    shown = text(ROOT / "docs" / "architecture.md")
+    for path in (ROOT / "kvbench").iterdir():
+        if path.is_dir() and (path / "__init__.py").exists():
+            assert f"`kvbench/{path.name}/`" in shown, path.name
+        elif path.suffix == ".py" and not path.name.startswith("__"):
+            assert path.name in shown, path.name
+
+
+def test_the_readme_is_two_screens() -> None:
+    lines = text(ROOT / "README.md").splitlines()
+    assert len(lines) <= 115
+    assert max(len(line) for line in lines if not line.startswith(("|", "<!--"))) <= 120
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.yml")), ids=ids)
+def test_files_for_the_server_are_yaml(path: Path) -> None:
+    content = yaml.safe_load(text(path))
+    assert content["name"]
+
+
+def test_the_workflow_does_what_a_machine_does() -> None:
+    workflow = yaml.safe_load(text(ROOT / ".github" / "workflows" / "ci.yml"))
+    assert {"run": ".ci/run"}.items() <= workflow["jobs"]["test"]["steps"][-1].items()
+
+
+def test_the_citation_names_the_version() -> None:
+    import kvbench
+
+    citation = yaml.safe_load(text(ROOT / "CITATION.cff"))
+    assert citation["authors"] == [{"name": "The kvbench developers"}]
+    assert citation["version"] == kvbench.__version__
+    assert citation["license"] == "Apache-2.0"
