@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from kvbench.cli import settings
 from kvbench.cli.expand import check_sweeps
 from kvbench.cli.extra import check_folder
 from kvbench.cli.overrides import (
@@ -89,41 +90,50 @@ class Composer:
         Raises:
             ConfigError: the first wrong override, key, value or combination, in under three seconds.
         """
+        variants = settings.variants(texts, multirun)
+        launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            parsed = [self._parse(text) for text in texts]
-            check_sweeps([each for each in parsed if multirun and not is_hydras(each)], self.groups)
-            chosen: list[Override] = []
-            leaves: list[Override] = []
-            for text, override in zip(texts, parsed, strict=True):
-                key = override.key_or_group
-                if is_hydras(override):
-                    check_hydras(override, texts, multirun)
-                    continue
-                if override.is_delete():
-                    refuse_marks(text, override)
-                if override.is_sweep_override() and not multirun:
-                    raise ConfigError(
-                        key,
-                        value(override),
-                        "is a list of values to sweep over",
-                        hint="add --multirun" + ("" if key in self.groups else f", or quote it: '{key}=\"...\"'"),
-                    )
-                if key in self.groups:
-                    self._check_choice(override)
-                    chosen.append(override)
-                else:
-                    check_number(override)
-                    leaves.append(override)
-            check_repeats(parsed)
-            self._check_leaves(leaves, chosen)
-            for text, override in zip(texts, parsed, strict=True):
-                refuse_marks(text, override)
-            jobs = [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
-            launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
+            jobs = [job for variant in variants for job in self._jobs(variant, multirun, len(variants))]
             if here:
                 check_launcher(launcher, multirun)
             self._check_jobs(jobs, launcher if here else None)
         return jobs
+
+    def _jobs(self, texts: Sequence[str], multirun: bool, times: int) -> list[list[str]]:
+        """Return the overrides of each job of a command line whose setting is spelled out, checked one by one.
+
+        Args:
+            times: settings that the sweep goes over with the same other overrides.
+        """
+        parsed = [self._parse(text) for text in texts]
+        check_sweeps([each for each in parsed if multirun and not is_hydras(each)], self.groups, times)
+        chosen: list[Override] = []
+        leaves: list[Override] = []
+        for text, override in zip(texts, parsed, strict=True):
+            key = override.key_or_group
+            if is_hydras(override):
+                check_hydras(override, texts, multirun)
+                continue
+            if override.is_delete():
+                refuse_marks(text, override)
+            if override.is_sweep_override() and not multirun:
+                raise ConfigError(
+                    key,
+                    value(override),
+                    "is a list of values to sweep over",
+                    hint="add --multirun" + ("" if key in self.groups else f", or quote it: '{key}=\"...\"'"),
+                )
+            if key in self.groups:
+                self._check_choice(override)
+                chosen.append(override)
+            else:
+                check_number(override)
+                leaves.append(override)
+        check_repeats(parsed)
+        self._check_leaves(leaves, chosen)
+        for text, override in zip(texts, parsed, strict=True):
+            refuse_marks(text, override)
+        return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
 
     def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
         """The configuration that a run of `texts` would have, as YAML (``--cfg job``).

@@ -31,9 +31,15 @@ def limit(name: str, default: int) -> int:
     return int(text)
 
 
-def check_sweeps(overrides: Sequence[Override], groups: Collection[str]) -> None:
-    """Raise ConfigError for a sweep over nothing, over one value twice, or over more jobs than anyone means."""
-    most, jobs, parts = limit(MAX_JOBS_NAME, MAX_JOBS), 1, []
+def check_sweeps(overrides: Sequence[Override], groups: Collection[str], settings: int = 1) -> None:
+    """Raise ConfigError for a sweep over nothing, over one value twice, or over more jobs than anyone means.
+
+    Args:
+        overrides: of one setting.
+        settings: how many ``setting=`` sweeps over.
+    """
+    most, jobs = limit(MAX_JOBS_NAME, MAX_JOBS), settings
+    parts = [f"setting has {settings}"] if settings > 1 else []
     for override in overrides:
         if not override.is_sweep_override():
             continue

@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli import sweep
+from kvbench.cli import settings, sweep
 from kvbench.cli.arguments import parse as arguments_of
 from kvbench.cli.compose import Composer, labelled, run_config
 from kvbench.cli.overrides import as_sweeps, explain
@@ -133,8 +133,9 @@ def _main(argv: list[str]) -> int:
         _check_launcher(overrides)
     jobs = composer.check(overrides, multirun, here=not (arguments.cfg or arguments.info))
     if arguments.cfg == "job" and not arguments.info:
-        show(composer.shown(overrides, arguments.package, arguments.resolve))
+        show(composer.shown(jobs[0], arguments.package, arguments.resolve))
         return 0
+    overrides = settings.for_hydra(overrides, multirun)
     if arguments.cfg or arguments.info:
         return _hydra(arguments.argv(overrides))
     folder = None
@@ -163,15 +164,11 @@ def run_job(config: DictConfig) -> str:
     job = HydraConfig.get()
     multirun = job.mode == RunMode.MULTIRUN
     number = int(job.job.num) if multirun else 0
-    overrides = [text for text in job.overrides.task if not text.startswith("hydra.")]
+    texts = [text for text in job.overrides.task if not text.startswith("hydra.")]
+    overrides, spelled = settings.spelled_out(texts, config.get(settings.KEY))
     if multirun:
         say(f"\njob {number + 1}/{os.environ.get(JOBS, '?')}: {' '.join(overrides)}")
-    outcome = _run(config, job) | {"overrides": overrides, "number": number}
-    if multirun and "metrics" not in outcome:
-        with suppress(ConfigError):  # a row of the table all the same, unless there is no configuration
-            from kvbench.results.ranking import failed
-
-            outcome["metrics"] = failed(_named(config, job), outcome["message"])
+    outcome = _run(config, job, spelled) | {"overrides": overrides, "number": number}
     _outcomes.append(outcome)
     if multirun:
         sweep.record(Path(job.sweep.dir), number, outcome)
@@ -179,37 +176,61 @@ def run_job(config: DictConfig) -> str:
     return status
 
 
-def _named(config: DictConfig, job: Any) -> dict[str, Any]:
-    """The configuration of a run as plain data, with the name that its method was chosen by."""
-    plain, preset = run_config(config), job.runtime.choices.get("method")
+def _composed(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """Return a job's configuration as plain data, with the name that its method was chosen by.
+
+    Args:
+        config: as Hydra composed it, where a setting of a sweep is still a key of its own.
+        job: Hydra's own part of it.
+        texts: the job's overrides, with that setting spelled out.
+
+    Raises:
+        ConfigError: a checkpoint's config.json cannot be read, or a value is missing.
+    """
+    folders = [Path(source.path) for source in job.runtime.config_sources if source.provider == "command-line"]
+    extra, preset = next(iter(folders), None), job.runtime.choices.get("method")
+    if settings.KEY in config:
+        preset = next(text.partition("=")[2] for text in texts if text.startswith("method="))
+        config = Composer(extra).compose(texts)
+    else:
+        labelled(config, job.runtime.choices.get("model"), texts, extra)
+    plain = run_config(config)
     if preset and isinstance(plain.get("method"), dict):
         plain["method"] = {**plain["method"], "preset": preset}
     return plain
 
 
-def _run(config: DictConfig, job: Any) -> dict[str, Any]:
-    """Run one configuration; what goes wrong becomes the outcome's message. `job` is Hydra's own part of it."""
+def _run(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
+    """Run one job (:func:`_composed` has its arguments); what goes wrong becomes the outcome's message."""
     import traceback
 
-    began = time.time()
-    extra = [Path(source.path) for source in job.runtime.config_sources if source.provider == "command-line"]
+    began, plain = time.time(), None
     try:
-        labelled(config, job.runtime.choices.get("model"), job.overrides.task, next(iter(extra), None))
-        plain = _named(config, job)
+        plain = _composed(config, job, texts)
         from kvbench.runner.run import run
 
         metrics = run(plain)
     except KvbenchError as error:
         say(f"error: {error}")
-        return {"status": "error", "message": str(error), "exit_code": error.exit_code}
+        return _failed(job, plain, str(error), error.exit_code)
     except Exception as error:  # a bug in one method must not cost the rest of a sweep
         traceback.print_exc()
-        return {"status": "error", "message": f"{type(error).__name__}: {error}", "exit_code": 1}
+        return _failed(job, plain, f"{type(error).__name__}: {error}", 1)
     outcome = {"status": metrics["status"], "message": metrics.get("error") or ""}
     if "rank" in metrics:  # not rank 0 of several processes
         return outcome
     outcome["metrics"] = metrics
     return outcome | {"before": _untouched(metrics, began)}
+
+
+def _failed(job: Any, plain: dict[str, Any] | None, message: str, exit_code: int) -> dict[str, Any]:
+    """Return the outcome of a job that could not run: in a sweep with a row, unless it has no configuration."""
+    outcome = {"status": "error", "message": message, "exit_code": exit_code}
+    if job.mode != RunMode.MULTIRUN or plain is None:
+        return outcome
+    from kvbench.results.ranking import failed
+
+    return outcome | {"metrics": failed(plain, message)}
 
 
 def _untouched(metrics: Mapping[str, Any], began: float) -> bool:

@@ -1,0 +1,87 @@
+"""``setting=...`` on the main command line: one setting, or with ``--multirun`` a list that is swept over.
+
+A single setting is spelled out as ``method=``, ``quantizer=`` and ``method.KEY=`` before Hydra sees it. A list is one
+axis of the sweep: Hydra carries each setting to its job as the key ``setting``, and the job spells it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.config.setting import Setting, parse_list, written
+from kvbench.errors import ConfigError
+
+KEY = "setting"
+#: keys that a setting stands for
+COVERED = ("method", "quantizer")
+
+
+def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
+    """Return the settings that the overrides `texts` name; none where there is no ``setting=``.
+
+    Raises:
+        ConfigError: a setting cannot be read, stands beside ``method=`` or ``quantizer=``, or several stand outside a
+            sweep.
+    """
+    values = [text.partition("=")[2] for text in texts if _is_setting(text)]
+    if not values:
+        return []
+    if len(values) > 1:
+        raise ConfigError(KEY, values[1], "is given twice", hint=f"--multirun {KEY}={','.join(values)}")
+    value = values[0]
+    if value[:1] in ("'", '"') and value[-1:] == value[:1] and len(value) > 1:
+        value = value[1:-1]
+    settings = parse_list(value)
+    for text in texts:
+        key = text.partition("=")[0].lstrip("+~")
+        if key.partition(".")[0] in COVERED:
+            option = text.partition(".")[2]
+            better = f"{value}:{text if key.startswith('quantizer.') else option}" if option else f"{KEY}=..."
+            raise ConfigError(
+                KEY, value, f"holds method, quantizer and their options, so {key} cannot stand beside it", hint=better
+            )
+    if len(settings) > 1 and not multirun:
+        raise ConfigError(KEY, value, "is a list of settings to sweep over", hint="add --multirun")
+    return settings
+
+
+def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
+    """Return the overrides once for each setting, spelled out; `texts` alone where they name none."""
+    settings = chosen(texts, multirun)
+    if not settings:
+        return [list(texts)]
+    return [
+        [word for text in texts for word in (setting.overrides() if _is_setting(text) else [text])]
+        for setting in settings
+    ]
+
+
+def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
+    """Return the overrides as Hydra takes them: one setting spelled out, several as a sweep over a key of their own."""
+    settings = chosen(texts, multirun)
+    if len(settings) < 2:
+        return variants(texts, multirun)[0]
+    sweep = f"+{KEY}=choice({','.join(_quoted(setting.text) for setting in settings)})"
+    return [sweep if _is_setting(text) else text for text in texts]
+
+
+def spelled_out(texts: Sequence[str], setting: str | None) -> tuple[list[str], list[str]]:
+    """Return a job's overrides as they were typed, and with the setting that Hydra carried to it spelled out.
+
+    Args:
+        texts: overrides of the job.
+        setting: the value of the key ``setting`` in its configuration; None where it has none.
+    """
+    if setting is None:
+        return list(texts), list(texts)
+    as_typed = [f"{KEY}={setting}" if text.startswith(f"+{KEY}=") else text for text in texts]
+    return as_typed, variants(as_typed, multirun=True)[0]
+
+
+def _is_setting(text: str) -> bool:
+    return text.startswith(f"{KEY}=")
+
+
+def _quoted(text: str) -> str:
+    """Return `text` in quotes of Hydra's grammar, whatever quotes it holds."""
+    return written(text) if "'" not in text or '"' not in text else "'" + text.replace("'", "\\'") + "'"

@@ -1,0 +1,220 @@
+"""Settings: a method, its quantizer and their options as one string, wherever a command line takes one.
+
+The grammar is ``METHOD[:QUANTIZER][:KEY=VALUE]...``, for example ``fp16``, ``kivi:int4_g128:residual=64`` or
+``cocktail:encoder=bm25``. A key is one of the method's (``residual``) or, with its prefix, one of the quantizer's
+(``quantizer.key.bits``). A value that holds a colon or a comma stands in brackets (``layers=[0-1:fp16,2-29:int4]``) or
+quotes; ``10/30/60`` is a list of numbers. Options may also be separated by commas. Imports neither torch nor Hydra.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Method
+from kvbench.methods.load import load_method, true_name
+from kvbench.util.confdir import options
+
+#: the grammar in one line, for help texts
+SYNTAX = (
+    "METHOD[:QUANTIZER][:KEY=VALUE]...: fp16, kivi:int4_g128, kivi:int2:residual=64:quantizer.value.group_size=64, "
+    "logquant:int2_g128:window=64:reserved=192, cocktail:split=[10,30,60]:encoder=bm25"
+)
+_CLOSING = {"[": "]", "{": "}", "(": ")"}
+_INT = re.compile(r"[+-]?(0|[1-9]\d*)")
+_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
+_WORDS: dict[str, Any] = {"true": True, "false": False, "null": None}
+#: strings that need no quotes on Hydra's command line
+_PLAIN = re.compile(r"[A-Za-z0-9_./\-+%@*?|$:]+")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A method with its quantizer and hyper-parameters.
+
+    Args:
+        text: the string that was typed.
+        name: preset of ``conf/method``.
+        quantizer: preset of ``conf/quantizer``; None: the method's default.
+        fields: hyper-parameters of the method, by key.
+        formats: changes of the quantizer's formats, by dotted key (``quantizer.key.bits``).
+    """
+
+    text: str
+    name: str
+    quantizer: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    formats: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def overrides(self) -> list[str]:
+        """Return the setting as overrides of the main command line: ``method=``, ``quantizer=``, ``method.KEY=``."""
+        chosen = [f"method={self.name}", *([f"quantizer={self.quantizer}"] if self.quantizer else [])]
+        keys = {**{f"method.{key}": value for key, value in self.fields.items()}, **self.formats}
+        return [*chosen, *(f"{key}={written(value)}" for key, value in keys.items())]
+
+    def load(self) -> Method:
+        """Return the method itself.
+
+        Raises:
+            ConfigError: an unknown name or key, or a value or combination that the method refuses.
+        """
+        formats: dict[str, Any] | str | None = self.quantizer
+        if self.formats:
+            formats = _preset(self.quantizer or _default_quantizer(self.name))
+            for key, value in self.formats.items():
+                _change(formats, key, value)
+            formats["name"] = true_name(formats)
+        return load_method(self.name, quantizer=formats, **self.fields)
+
+
+def parse(text: str) -> Setting:
+    """Return the setting that `text` describes; names are looked up when it is composed or loaded.
+
+    Raises:
+        ConfigError: a part is empty, a bracket is open, or a key or quantizer is given twice.
+    """
+    name, *parts = (piece.strip() for whole in split(text, ":") for piece in split(whole, ","))
+    if not name or "=" in name or not isinstance(typed(name), str):
+        problem = "a method must stand first" if not name or "=" in name else "is a value without a method and a key"
+        raise ConfigError(
+            "setting", text, problem, hint=f"setting=kivi:{'' if '=' in text else 'KEY='}{text.lstrip(':')}"
+        )
+    quantizer: str | None = None
+    fields: dict[str, Any] = {}
+    formats: dict[str, Any] = {}
+    for part in parts:
+        key, assigned, value = part.partition("=")
+        if not part or (assigned and not key):
+            raise ConfigError("setting", text, f"has a part without a name: '{part}'", hint=SYNTAX)
+        if not assigned:
+            if isinstance(typed(part), int | float):
+                raise ConfigError("setting", text, f"has a value without a key: {part}", hint=f"{name}:KEY={part}")
+            if quantizer is not None:
+                raise ConfigError("setting", text, f"has two quantizers, {quantizer} and {part}", hint=f"{name}:{part}")
+            quantizer = part
+        elif key in {**formats, **fields}:
+            raise ConfigError("setting", text, f"gives {key} twice", hint=f"once: {name}:{part}")
+        else:
+            (formats if key.startswith("quantizer.") else fields)[key] = typed(value, text)
+    return Setting(text, name, quantizer, fields, formats)
+
+
+def parse_list(text: str) -> list[Setting]:
+    """Return the settings of a comma-separated list; an option behind a comma belongs to the setting before it.
+
+    Raises:
+        ConfigError: as :func:`parse`, or a setting stands twice in the list.
+    """
+    texts: list[str] = []
+    for piece in split(text, ","):
+        if texts and "=" in piece.split(":", 1)[0]:
+            texts[-1] += f",{piece}"
+        else:
+            texts.append(piece)
+    settings = [parse(piece.strip()) for piece in texts]
+    for number, setting in enumerate(settings):
+        if setting in settings[:number] or setting.overrides() in [other.overrides() for other in settings[:number]]:
+            raise ConfigError("setting", text, f"names {setting} twice", hint="each setting once")
+    return settings
+
+
+def split(text: str, mark: str) -> list[str]:
+    """Return `text` cut at `mark`, but not inside brackets or quotes.
+
+    Raises:
+        ConfigError: a bracket or quote is open.
+    """
+    parts, expected, quote = [""], [], ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in _CLOSING:
+            expected.append(_CLOSING[char])
+        elif char in _CLOSING.values() and (not expected or expected.pop() != char):
+            raise ConfigError("setting", text, f"closes a bracket that is not open: {char}", hint="split=[10,30,60]")
+        if char == mark and not expected and not quote:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if expected or quote:
+        raise ConfigError("setting", text, "leaves a bracket or quote open", hint="split=[10,30,60]")
+    return parts
+
+
+def typed(text: str, setting: str = "") -> Any:
+    """Return a value as Hydra would read it: number, ``true``, ``null``, list, mapping, or else a string.
+
+    A list of numbers may be written ``10/30/60``; other text with slashes is a path.
+
+    Raises:
+        ConfigError: a mapping has an entry without a colon.
+    """
+    text = text.strip()
+    if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1:
+        return text[1:-1]
+    if text[:1] == "[" and text[-1:] == "]":
+        return [typed(item, setting) for item in split(text[1:-1], ",")] if text[1:-1].strip() else []
+    if text[:1] == "{" and text[-1:] == "}":
+        pairs = [item.partition(":") for item in split(text[1:-1], ",")] if text[1:-1].strip() else []
+        if not all(colon for _, colon, _ in pairs):
+            raise ConfigError("setting", setting or text, f"has a mapping without values: {text}", hint="{key:value}")
+        return {key.strip(): typed(value, setting) for key, _, value in pairs}
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    numbers = [typed(item) for item in text.split("/")] if re.fullmatch(r"[\d.eE+-]+(/[\d.eE+-]+)+", text) else []
+    return numbers if numbers and all(isinstance(number, int | float) for number in numbers) else text
+
+
+def written(value: Any) -> str:
+    """Return a value as text that both :func:`typed` and Hydra read back as `value`."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in value.items()) + "}"
+    text = str(value)
+    if not isinstance(value, str) or (_PLAIN.fullmatch(text) and "${" not in text and typed(text) == text):
+        return text
+    quote = '"' if "'" in text else "'"
+    return f"{quote}{text}{quote}"
+
+
+def _change(formats: dict[str, Any], key: str, value: Any) -> None:
+    """Set ``quantizer.SIDE.FIELD`` in a quantizer's plain data; raise ConfigError for an unknown key."""
+    *path, last = key.split(".")[1:]
+    node: Any = formats
+    for step in path:
+        node = node.get(step) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or last not in node:
+        fields = [f"quantizer.{side}.{name}" for side in ("key", "value") for name in formats.get(side, ())]
+        raise ConfigError(key, value, f"quantizer {formats.get('name')} has no such key", allowed=fields)
+    node[last] = value
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """Return a quantizer of ``conf/quantizer`` as plain data; raise ConfigError for an unknown name."""
+    presets = options("quantizer")
+    if name not in presets:
+        raise ConfigError("quantizer", name, "no such quantizer", allowed=presets)
+    return dict(yaml.safe_load(presets[name].read_text(encoding="utf-8")))
+
+
+def _default_quantizer(method: str) -> str:
+    """Return the preset that a method has where none is named."""
+    quantizer = load_method(method).quantizer
+    return quantizer.name if quantizer else "none"
