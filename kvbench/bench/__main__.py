@@ -69,7 +69,9 @@ def measured(commands: Any) -> None:
         "--warps", nargs="+", type=int, help="warps of a program to try instead of the built-in choice"
     )
     products = commands.add_parser("products", help="linear layers of a step with one row")
-    products.add_argument("--models", nargs="+", default=["llama2-7b", "llama3.1-8b"], help="of conf/model")
+    products.add_argument(
+        "--models", nargs="+", default=["llama2-7b", "llama3.1-8b"], help="presets, OWNER/NAME of the hub, or folders"
+    )
     products.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
     products.add_argument("--compiled", action="store_true", help="what torch.compile finds too; some seconds each")
     products.set_defaults(contexts=[])

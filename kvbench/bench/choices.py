@@ -12,6 +12,7 @@ import yaml
 from kvbench.bench.settings import setting
 from kvbench.errors import ConfigError, cut
 from kvbench.methods.base import Method
+from kvbench.models import by_name
 from kvbench.models.spec import local_folder
 from kvbench.profiling.roofline import Shape
 from kvbench.util.confdir import options
@@ -113,24 +114,24 @@ def share(text: str) -> float:
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a model: a name of conf/model, a YAML like those, or a folder with a config.json.
+    """Return the shape of a model: of a preset, a YAML like those, a repository of the hub or a folder.
 
     Raises:
         ConfigError: there is none, or it does not say its architecture.
     """
-    known = options("model")
     exists(name, "model")
-    path = known.get(name) or Path(name).expanduser()
+    path = Path(name).expanduser()
     if path.is_dir():
         path = path / "config.json"
-    if not path.is_file():
-        raise ConfigError("model", name, "no such model", allowed=known)
-    data = read(path)
-    if path.name == "config.json":
-        return Shape.of(data)
-    if data.get("architecture"):
-        return Shape.of(data["architecture"])
-    folder = local_folder(data.get("path"))
+    if name not in options("model") and path.is_file():
+        group = read(path)
+        if path.name == "config.json":
+            return Shape.of(group)
+    else:  # a length, so that none is asked for: a shape has none
+        group = by_name.group(name, {"weights": "random", "max_length": 16}, "--model")
+    if group.get("architecture"):
+        return Shape.of(group["architecture"])
+    folder = local_folder(group.get("path"))
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
             "model.architecture", None, f"is not given in {path}", hint="--model FOLDER with a config.json"

@@ -70,7 +70,9 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
 
     for command in (tpot, prefill, memory):
         command.add_argument("--settings", nargs="+", default=["fp16"], metavar="SETTING", help=SYNTAX)
-        command.add_argument("--model", default="llama2-7b", help="a model of conf/model (default: llama2-7b)")
+        command.add_argument(
+            "--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)"
+        )
         command.add_argument("--weights", choices=["random", "pretrained"], default="random")
         command.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
         command.add_argument(

@@ -67,7 +67,7 @@ def add_parser(commands: Any) -> None:
         "--model",
         nargs="+",
         default=["llama2-7b"],
-        help="names of conf/model, a model YAML, or folders with config.json",
+        help="presets, OWNER/NAME of the hub, folders with config.json, or model YAMLs",
     )
     add(
         "--methods",

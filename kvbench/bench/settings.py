@@ -11,8 +11,9 @@ from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method
 from kvbench.methods.load import load_method, true_name
+from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
-from kvbench.util.confdir import conf_dir, options
+from kvbench.util.confdir import options
 from kvbench.util.schema import build
 
 
@@ -121,16 +122,13 @@ def default_quantizer(method: str) -> str:
 
 
 def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
-    """A model of ``conf/model`` with random weights (or its own).
+    """Return a preset, a repository of the hub or a folder, with random weights (or its own).
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no such model.
     """
-    known = options("model")
-    if name not in known:
-        raise ConfigError("--model", name, "no such model", allowed=known)
-    data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-    model = build(ModelConfig, {**data, "weights": weights, "dtype": dtype}, "model")
+    group = by_name.group(name, {"weights": weights, "dtype": dtype}, "--model")
+    model: ModelConfig = build(ModelConfig, group, "model")
     model.check()
     return model
 

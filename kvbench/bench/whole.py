@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from kvbench.bench import report
@@ -35,7 +36,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:
         self.args, self.what, self.began = args, what, time.perf_counter()
-        self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{args.model}'}.json"
+        self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{Path(args.model).name}'}.json"
         check_writable(str(self.path.parent), "--out")
         self.settings: list[Setting] = [setting(text) for text in args.settings]
         config = model_config(args.model, weights=args.weights, dtype=args.dtype)

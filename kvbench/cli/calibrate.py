@@ -13,17 +13,12 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from kvbench.errors import ConfigError, DataError, KvbenchError
-from kvbench.models import checkpoint
-from kvbench.models.labels import labelled
+from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks.formats import is_file
-from kvbench.util.confdir import options
 from kvbench.util.requirements import exists
 from kvbench.util.schema import MOST_ROWS, MOST_TOKENS, build
 
@@ -65,7 +60,7 @@ def run(arguments: argparse.Namespace) -> str:
     out = (
         Path(arguments.out)
         if arguments.out
-        else file.FOLDER / f"{chosen.name}-{100 * arguments.outliers:g}pct.safetensors"
+        else file.FOLDER / f"{chosen.name.replace('/', '--')}-{100 * arguments.outliers:g}pct.safetensors"
     )
     loaded = load(chosen, RuntimeConfig(device=arguments.device))
     length, pieces = min(arguments.length, loaded.max_length), []
@@ -93,28 +88,14 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
-    """The model of a choice in ``conf/model``, or of a folder with weights.
+    """Return the model of a preset, of a repository of the hub, or of a folder with weights.
 
     Raises:
-        ConfigError: there is no such choice or folder.
+        ConfigError: there is no such model.
     """
-    known = options("model")
-    if name in known:
-        preset = yaml.safe_load(known[name].read_text(encoding="utf-8"))
-        told = labelled({**preset, "path": path}, preset, {"path"}) if path else preset
-        chosen: ModelConfig = build(ModelConfig, told, "model")
-    elif Path(name).is_dir():
-        try:
-            longest = checkpoint.longest(checkpoint.read_config(Path(name))) or 2048
-        except checkpoint.DamagedFile as damaged:
-            raise ConfigError("--model", name, f"has no readable config.json ({damaged.problem})") from damaged
-        chosen = ModelConfig(name=Path(name).resolve().name, path=path or name, max_length=longest)
-    else:
-        raise ConfigError("--model", name, "is neither a choice of conf/model nor a folder", allowed=known)
-    if dtype:
-        chosen = replace(chosen, dtype=dtype)  # type: ignore[arg-type]
-    if random:
-        chosen = replace(chosen, weights="random")
+    changes = {"path": path, "dtype": dtype, "weights": "random" if random else None}
+    group = by_name.group(name, {key: value for key, value in changes.items() if value}, "--model")
+    chosen: ModelConfig = build(ModelConfig, group, "model")
     chosen.check()
     return chosen
 
@@ -225,7 +206,7 @@ def _tell(done: int, total: int) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=__doc__)
-    parser.add_argument("--model", required=True, help="a choice of conf/model (llama2-7b), or a folder with weights")
+    parser.add_argument("--model", required=True, help="a preset (llama2-7b), a repository of the hub, or a folder")
     parser.add_argument("--path", help="folder of the weights, where the choice's own is not meant")
     parser.add_argument("--random", action="store_true", help="random weights of the choice's architecture")
     parser.add_argument(

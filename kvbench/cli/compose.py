@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.cli import settings
 from kvbench.cli.expand import check_sweeps
 from kvbench.cli.extra import check_folder
+from kvbench.cli.model_choice import accept, filled
 from kvbench.cli.overrides import (
     check_hydras,
     check_number,
@@ -39,7 +40,6 @@ from kvbench.config.prerequisites import check_here, check_launcher
 from kvbench.config.run_config import GROUPS, DecodingConfig, check
 from kvbench.errors import CombinationError, ConfigError, nearest
 from kvbench.methods.load import true_name
-from kvbench.models import labels as models
 from kvbench.util.confdir import conf_dir, groups, options
 from kvbench.util.schema import field_names, unknown
 
@@ -156,8 +156,12 @@ class Composer:
         head = "" if package is None else f"# @package {package}\n"
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
-    def compose(self, texts: Sequence[str]) -> DictConfig:
-        """The configuration that `texts` compose to; call inside Hydra's initialised state.
+    def compose(self, texts: Sequence[str], fill: bool = True) -> DictConfig:
+        """Return the configuration that `texts` compose to; call inside Hydra's initialised state.
+
+        Args:
+            texts: overrides as typed.
+            fill: the model is described by its checkpoint's files; False: the keys are all that is asked for.
 
         Raises:
             ConfigError: Hydra cannot compose it.
@@ -177,7 +181,7 @@ class Composer:
         choice = config.hydra.runtime.choices.get("model")
         with open_dict(config):
             del config["hydra"]
-        return labelled(config, choice, texts, self.extra)
+        return filled(config, choice, texts, self.extra) if fill else config
 
     def _parse(self, text: str) -> Override:
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -238,13 +242,15 @@ class Composer:
         group, allowed = override.key_or_group, self.groups[override.key_or_group]
         swept = override.is_sweep_override()
         for choice in override.sweep_string_iterator() if swept else [override.value()]:
+            if group == "model":
+                accept(choice, allowed, HELP, self.extra)
+                continue
             if not isinstance(choice, str) or choice.strip("'\"") not in allowed:
                 raise ConfigError(
                     group,
                     "null" if choice is None else choice,
                     f"no such {group}",
                     allowed=allowed,
-                    hint=_own_model(choice, allowed) if group == "model" else "",
                     listing=HELP,
                 )
 
@@ -260,7 +266,7 @@ class Composer:
         for choice in itertools.islice(_combinations(chosen), MAX_COMBINATIONS):
             if time.monotonic() - began > CHECK_SECONDS:
                 break  # each job's own check comes before it starts
-            config = to_plain(self.compose(choice), resolve=False)
+            config = to_plain(self.compose(choice, fill=False), resolve=False)
             for override in leaves:
                 self._check_path(config, override, " ".join(choice))
 
@@ -320,47 +326,6 @@ class Composer:
         for job, reason in wrong:
             if not good or (not isinstance(reason, CombinationError) and not good.issuperset(job)):
                 raise reason
-
-
-def _own_model(choice: Any, allowed: Sequence[str]) -> str:
-    """How to run a checkpoint that is no choice: from its folder, or from the hub."""
-    named = str(choice or "").strip("'\"")
-    if Path(named).expanduser().is_dir():
-        return f"a folder of your own: model=tiny model.path={named}; name, context and chat template are its own"
-    if "/" in named and models.is_repository(named):
-        return f"a repository of the hub: model=tiny model.hub_id={named}; name, context and chat template are its own"
-    near = nearest(named, allowed)
-    return (f"did you mean '{near}'? " if near else "") + (
-        "A model of your own: model=tiny model.hub_id=OWNER/NAME, or model=tiny model.path=DIR"
-    )
-
-
-def labelled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None) -> DictConfig:
-    """The configuration with a model's name, context and chat as of the checkpoint that it loads.
-
-    Args:
-        config: as Hydra composed it; its `model` group is changed.
-        choice: which choice of ``conf/model`` it was composed from.
-        texts: the overrides.
-        extra: the folder of ``--config-dir``, or None.
-
-    Raises:
-        ConfigError: the checkpoint's config.json cannot be read.
-    """
-    path = options("model", extra).get(str(choice))
-    model = config.get("model")
-    if path is None or not isinstance(model, DictConfig):
-        return config
-    try:
-        plain = OmegaConf.to_container(model, resolve=True)
-    except OmegaConfBaseException:  # said by to_plain, with the key
-        return config
-    assert isinstance(plain, dict)
-    keys = {text.split("=", 1)[0].partition("model.")[2] for text in texts if text.startswith("model.")}
-    found = models.labelled({str(key): value for key, value in plain.items()}, _yaml(path), keys)
-    with open_dict(config):
-        config["model"] = found
-    return config
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from kvbench import tasks
 from kvbench.cli.compose import Composer, run_config
 from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.models.locate import locate
+from kvbench.models.locate import is_cached, locate
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks import data
 from kvbench.util.confdir import conf_dir, options
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments or {"-h", "--help"} & set(arguments):
         print(__doc__)
         print(
-            "usage: python -m kvbench.fetch [dataset=NAME[,NAME]] [model=NAME[,NAME]] [method=cocktail] [KEY=VALUE ...]"
+            "usage: python -m kvbench.fetch [dataset=NAME[,NAME]] [model=NAME[,OWNER/NAME]] [method=cocktail] "
+            "[KEY=VALUE ...]"
         )
         return 0 if arguments else 2
     try:
@@ -131,7 +132,13 @@ def fetch_model(model: ModelConfig) -> str:
     source = locate(model)
     if source.name is None or source.local:
         return f"model {model.name}: {'random weights' if source.name is None else 'already here'}"
-    return f"model {model.name}: {_snapshot(source.name, model.revision, f'model {model.name}')}"
+    folder = _snapshot(source.name, model.revision, f"model {model.name}")
+    if not is_cached(model):  # where the hub gives no list of files, its client returns whatever was there before
+        raise ModelError(
+            f"model {model.name}: {source.name} was not fetched whole: weights are missing in {folder}.\n"
+            "  hint: the same command again, which goes on where it stopped"
+        )
+    return f"model {model.name}: {folder}"
 
 
 def encoders(method: Mapping[str, Any]) -> list[str]:

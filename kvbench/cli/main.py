@@ -22,7 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli import settings, sweep
 from kvbench.cli.arguments import parse as arguments_of
-from kvbench.cli.compose import Composer, labelled, run_config
+from kvbench.cli.compose import Composer, run_config
+from kvbench.cli.model_choice import filled
 from kvbench.cli.overrides import as_sweeps, explain
 from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
@@ -193,7 +194,7 @@ def _composed(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, A
         preset = next(text.partition("=")[2] for text in texts if text.startswith("method="))
         config = Composer(extra).compose(texts)
     else:
-        labelled(config, job.runtime.choices.get("model"), texts, extra)
+        filled(config, job.runtime.choices.get("model"), texts, extra)
     plain = run_config(config)
     if preset and isinstance(plain.get("method"), dict):
         plain["method"] = {**plain["method"], "preset": preset}

@@ -18,6 +18,12 @@ One run is one model, method, quantizer and data set. Its row lands in results/r
 where it stopped.
 """
 
+#: how a model without a preset is named
+ANY_MODEL = (
+    "  model=OWNER/NAME  any other model of the hub, such as Qwen/Qwen3-0.6B: context, dtype and chat template its own",
+    "  model=./FOLDER    any checkpoint in a folder, likewise",
+)
+
 EXAMPLES = """\
 Examples
   python -m kvbench                                             full precision, tiny model, mini data
@@ -28,7 +34,8 @@ Examples
                                                                 a sweep in which each method has options of its own
   python -m kvbench --multirun method=kivi quantizer=int2,int4 method.residual=32,64,128
   python -m kvbench method=kivi model=llama2-7b                 weights from the hub, on a GPU
-  python -m kvbench method=kivi model=llama2-7b model.path=DIR  ... from a folder
+  python -m kvbench method=kivi model=Qwen/Qwen3-0.6B           any model of the hub, or model=./FOLDER
+  python -m kvbench method=kivi model=llama2-7b model.path=DIR  a preset's rules for a checkpoint in a folder
   python -m kvbench method=kivi model=llama2-7b model.weights=random   the real architecture, no download
 
 Settings
@@ -57,6 +64,8 @@ def help_text(extra: Path | None = None) -> str:
         choices = options(group, extra)
         width = max(len(choice) for choice in choices)
         lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]
+        if group == "model":
+            lines += ANY_MODEL
         parts.append("\n".join([group, *lines]) + "\n")
     parts.append("decoding\n  decoding.max_new_tokens, .temperature, .top_p, .stop: how answers are generated\n")
     parts.append(EXAMPLES)

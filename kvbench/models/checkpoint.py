@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import ModelError
+from kvbench.util.schema import MOST_TOKENS
 
 #: files beside the weights that loading reads; each is one JSON object
 OBJECTS = (
@@ -118,9 +119,23 @@ _MEND = "the config.json that came with these weights"
 
 
 def longest(numbers: Mapping[str, Any]) -> int | None:
-    """Tokens that a model takes by its ``config.json``; None where it does not say."""
-    found = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
-    return None if found is None else int(found)
+    """Return the tokens that a model takes by its ``config.json``; None where it does not say."""
+    length = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
+    return None if length is None else int(length)
+
+
+def context(folder: Path) -> int | None:
+    """Return the tokens that a checkpoint takes by its ``config.json``, else by its tokenizer; None: neither says.
+
+    Raises:
+        DamagedFile: one of the files cannot be read.
+    """
+    length = longest(read_config(folder))
+    file = folder / "tokenizer_config.json"
+    if length is not None or not file.is_file():
+        return length
+    length = read_object(file).get("model_max_length")  # 1e30 where the tokenizer knows no limit
+    return length if type(length) is int and 0 < length <= MOST_TOKENS else None
 
 
 def has_chat_template(folder: Path) -> bool:

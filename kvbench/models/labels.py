@@ -84,21 +84,20 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         made["path"] = str(folder)
     try:
         numbers = checkpoint.read_config(folder)
-        template = checkpoint.has_chat_template(folder)
+        template, length = checkpoint.has_chat_template(folder), checkpoint.context(folder)
     except checkpoint.DamagedFile as damaged:
         key = "path" if elsewhere else "hub_id"
         raise ConfigError(f"model.{key}", made[key], f"its {damaged.file.name} {damaged.problem}") from damaged
     alike = _alike(numbers, _architecture(preset))
     if "max_length" not in own:
-        most = checkpoint.longest(numbers)
-        if most is None:
+        if length is None:
             raise ConfigError(
                 "model.max_length",
                 None,
                 f"the config.json of {made['name']} does not say how many tokens the model takes",
                 hint="give it: model.max_length=4096",
             )
-        made["max_length"] = most
+        made["max_length"] = length
     if "prompt_limit" not in own and not (alike and made["max_length"] == preset.get("max_length")):
         made["prompt_limit"] = None
     if "chat" not in own and not (alike and template == (preset.get("chat", "none") != "none")):
@@ -120,7 +119,7 @@ def _folder(model: Mapping[str, Any]) -> Path | None:
     if not is_repository(str(model["hub_id"])):  # refused by ModelConfig.check
         return None
     hub_id, revision = str(model["hub_id"]), model.get("revision")
-    return checkpoint.snapshot(hub_id, revision) or fetch_description(hub_id, revision)
+    return checkpoint.snapshot(hub_id, revision) or fetch_description(hub_id, revision).folder
 
 
 def _same_folder(path: Any, other: Any) -> bool:

@@ -10,10 +10,12 @@ import importlib.util
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvbench.errors import ModelError
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
+from kvbench.util.confdir import options
 
 #: seconds that the one attempt to reach the hub may take, name resolution included
 PROBE_SECONDS = 1.5
@@ -54,7 +56,7 @@ def locate(model: ModelConfig) -> Source:
         return Source(str(folder), local=True)
     if model.hub_id is None:
         raise ModelError(f"model {model.name}: no weights are named.\n  hint: {_remedies()}")
-    if _is_cached(model):
+    if is_cached(model):
         return Source(model.hub_id, local=True, revision=model.revision)
     _ask_hub(model)
     return Source(model.hub_id, local=False, revision=model.revision)
@@ -76,8 +78,8 @@ def _check_folder(model: ModelConfig, folder: Path) -> None:
         checkpoint.check_files(folder)
 
 
-def _is_cached(model: ModelConfig) -> bool:
-    """Whether config and weights of the hub repository lie in the hub's cache on this machine, complete.
+def is_cached(model: ModelConfig) -> bool:
+    """Return True if config and weights of the hub repository are complete in the hub's cache on this machine.
 
     Raises:
         DamagedFile: they are there, and one of them is damaged.
@@ -99,15 +101,11 @@ def _is_cached(model: ModelConfig) -> bool:
 
 
 def _ask_hub(model: ModelConfig) -> None:
-    """One short request for the repository's config.json; raises ModelError with what the hub said."""
-    from huggingface_hub import constants
-
+    """Ask for the repository's config.json, once and briefly; raise ModelError with the hub's answer."""
     assert model.hub_id is not None
-    if constants.HF_HUB_OFFLINE:
-        raise _no_weights(model, "HF_HUB_OFFLINE is set")
     answer = _answer(model.hub_id, model.revision)
     if isinstance(answer, str):
-        raise _no_weights(model, f"{constants.ENDPOINT} cannot be reached ({answer})")
+        raise _no_weights(model, answer)
     if answer in (401, 403):
         access = model.gated or f"ask for access at https://huggingface.co/{model.hub_id}, then `hf auth login`"
         raise ModelError(
@@ -119,63 +117,81 @@ def _ask_hub(model: ModelConfig) -> None:
             f"model {model.name}: the hub has no {model.hub_id} at revision {model.revision or 'main'} (404).\n"
             f"  hint: model.hub_id=OWNER/NAME, model.revision=..., or {_remedies()}"
         )
-    if answer >= 500:
-        raise _no_weights(model, f"{constants.ENDPOINT} answers with error {answer}")
 
 
 def _answer(hub_id: str, revision: str | None) -> int | str:
-    """The hub's HTTP status for a repository's config.json, or why there is none."""
+    """Return the hub's HTTP status (below 500) for a repository's config.json, or why there is none."""
     from huggingface_hub import constants
 
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
     url = f"{constants.ENDPOINT}/{hub_id}/resolve/{revision or 'main'}/config.json"
-    status: list[int | str] = []
+    answers: list[int | str] = []
     # A thread, because name resolution knows no timeout.
-    thread = threading.Thread(target=_probe, args=(url, status), daemon=True)
+    thread = threading.Thread(target=_probe, args=(url, answers), daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
-    return status[0] if status else f"no answer in {PROBE_SECONDS} s"
+    answer = answers[0] if answers else f"no answer in {PROBE_SECONDS} s"
+    if isinstance(answer, str):
+        return f"{constants.ENDPOINT} cannot be reached ({answer})"
+    return f"{constants.ENDPOINT} answers with error {answer}" if answer >= 500 else answer
+
+
+class Description(NamedTuple):
+    """The folder of the hub's cache with a repository's small files, or None and the reason."""
+
+    folder: Path | None
+    problem: str = ""
 
 
 @functools.cache  # one attempt a process: a sweep asks for every job
-def fetch_description(hub_id: str, revision: str | None) -> Path | None:
-    """Fetch the small files that say a repository's context and chat template into the hub's cache.
+def fetch_description(hub_id: str, revision: str | None) -> Description:
+    """Fetch the small files that give a repository's context and chat template into the hub's cache.
 
-    A run is named and identified by them before its weights are there; without them its first call would have another
-    id than its second.
-
-    Returns:
-        The folder that holds ``config.json``; None where the hub cannot be reached or refuses (loading says why).
+    A run is named and identified by them before its weights are on this machine; without them its first call would have
+    another id than its second.
     """
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    if constants.HF_HUB_OFFLINE or _answer(hub_id, revision) not in range(200, 400):
-        return None
-    folder = None
+    answer = _answer(hub_id, revision)
+    if isinstance(answer, str):
+        return Description(None, answer)
+    if answer in (401, 403):
+        return Description(None, f"the hub refuses this account ({answer}): it is gated, private or does not exist")
+    if answer not in range(200, 400):
+        return Description(None, f"the hub does not have it at revision {revision or 'main'} ({answer})")
+    folder, problem = None, ""
     for name in DESCRIPTION:
         try:
             file = hf_hub_download(hub_id, name, revision=revision, etag_timeout=PROBE_SECONDS)
-        except (HfHubHTTPError, OSError):  # a repository need not have the files of a chat template
+        except (HfHubHTTPError, OSError) as error:  # a repository need not have the files of a chat template
+            problem = problem or f"its {name} cannot be downloaded ({checkpoint.first_line(error)})"
             continue
         folder = folder or (Path(file).parent if name == "config.json" else None)
-    return folder
+    return Description(folder, "" if folder else problem)
 
 
-def _probe(url: str, status: list[int | str]) -> None:
+def _probe(url: str, answers: list[int | str]) -> None:
     try:
         from huggingface_hub.utils import build_hf_headers, get_session
 
-        status.append(int(get_session().head(url, headers=build_hf_headers(), timeout=PROBE_SECONDS).status_code))
+        answers.append(int(get_session().head(url, headers=build_hf_headers(), timeout=PROBE_SECONDS).status_code))
     except Exception as error:  # whatever goes wrong on the way is the answer
-        status.append(f"{type(error).__name__}: {error}")
+        answers.append(f"{type(error).__name__}: {error}")
 
 
 def _no_weights(model: ModelConfig, reason: str) -> ModelError:
     gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
     return ModelError(
         f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {reason}.{gate}\n"
-        f"  hint: {_remedies()}"
+        f"  hint: python -m kvbench.fetch model={_typed(model)} on a machine with network, {_remedies()}"
     )
+
+
+def _typed(model: ModelConfig) -> str:
+    """Return the name by which the command line knows the model: its preset or its repository."""
+    return model.name if model.name in options("model") else str(model.hub_id)
 
 
 def _remedies() -> str:

@@ -143,6 +143,10 @@ def test_a_model_comes_with_what_loading_reads(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     monkeypatch.setattr(fetch, "locate", lambda model: SimpleNamespace(name="o/model", local=False))
     model = ModelConfig(name="m", hub_id="o/model", revision="abc", max_length=8)
+    with pytest.raises(ModelError, match="o/model was not fetched whole: weights are missing in cache/o/model"):
+        fetch.fetch_model(model)
+    asked.clear()
+    monkeypatch.setattr(fetch, "is_cached", lambda model: True)
     assert fetch.fetch_model(model) == "model m: cache/o/model"
     assert asked == [("o/model", "abc", list(fetch.MODEL_FILES))] and "*.bin" not in fetch.MODEL_FILES
     assert {"*.safetensors", "*.json", "*.model", "*.jinja"} <= set(fetch.MODEL_FILES)

@@ -1,0 +1,177 @@
+"""Any model by name: the `model` group of a preset, of a repository of the hub, or of a folder with a checkpoint.
+
+A repository or folder needs no YAML: its context, dtype, chat template and kind of attention are read from its own
+files, and its rows carry its own name. The presets of ``conf/model`` stay for the models of the papers, whose rules
+(prompt limits, chat wrappers) are no part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from kvbench.errors import ConfigError, nearest
+from kvbench.models import checkpoint
+from kvbench.models.labels import labelled
+from kvbench.models.locate import Description, fetch_description
+from kvbench.models.spec import is_repository, local_folder, without_secrets
+from kvbench.util.confdir import options
+from kvbench.util.requirements import exists
+
+#: the `model` group of a checkpoint without a preset; what is empty here comes from the checkpoint's own files
+PLAIN: Mapping[str, Any] = {
+    "name": "",
+    "hub_id": None,
+    "revision": None,
+    "path": None,
+    "weights": "pretrained",
+    "dtype": "auto",
+    "max_length": None,
+    "prompt_limit": None,
+    "chat": "none",
+    "trust_remote_code": False,
+    "licence": "",
+    "gated": None,
+    "requires": None,
+    "note": "",
+    "architecture": None,
+}
+#: a full commit of the hub, as the folders of its cache are named
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def source_key(name: str) -> Literal["path", "hub_id"] | None:
+    """Return the key of the `model` group that `name` stands for; None: neither a folder nor a repository.
+
+    A folder with a ``config.json`` comes before a repository of the same name, as in transformers.
+
+    Raises:
+        ConfigError: the name cannot be looked up as a path.
+    """
+    if not name.strip() or "${" in name or "://" in name:
+        return None
+    exists(name, "model")
+    folder = Path(name).expanduser()
+    if name.startswith((".", "/", "~")) or (folder / "config.json").is_file():
+        return "path"
+    if "/" in name and is_repository(name):
+        return "hub_id"
+    return "path" if folder.is_dir() or "/" in name else None
+
+
+def check(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
+    """Raise ConfigError for a name that is neither a preset, nor has the form of a repository or a folder.
+
+    Args:
+        name: as typed.
+        presets: names of the presets.
+        listing: command that lists them.
+        key: of the refusal, for example ``--model``.
+    """
+    if isinstance(name, str) and (name in presets or source_key(name)):
+        return
+    shown = "null" if name is None else without_secrets(str(name))
+    near = nearest(shown, presets)
+    address = re.search(r"://[^/\s]*/(?P<id>[\w.-]+/[\w.-]+)$", shown)
+    if address:
+        hint = f"the repository's name alone: {_typed(key, address['id'])}"
+    else:
+        hint = f"did you mean '{near}'? " if near else ""
+        hint += f"Any other model: {_typed(key, 'OWNER/NAME')} of the hub, or {_typed(key, './FOLDER')}"
+    raise ConfigError(key, shown, "no such model", allowed=presets, hint=hint, listing=listing)
+
+
+def described(
+    name: str, model: Mapping[str, Any], given: Collection[str], presets: Collection[str], key: str = "model"
+) -> dict[str, Any]:
+    """Return the `model` group of a repository or folder, filled from its own files.
+
+    A repository's revision is pinned to the commit that the hub's cache has, so that weights of another commit are
+    another run.
+
+    Args:
+        name: a repository or folder, as :func:`check` lets pass.
+        model: :data:`PLAIN` with what a person changed.
+        given: keys of the group that a person set; a ``path`` or ``hub_id`` among them wins over `name`.
+        presets: names of the presets; a folder of such a name is called by its parent's name too.
+        key: of a refusal, for example ``--model``.
+
+    Raises:
+        ConfigError: there is no such folder, the repository is neither on this machine nor to be fetched, or its
+            ``config.json`` cannot be read or does not say how long a text may be.
+    """
+    own, group = set(given), dict(model)
+    if not any(group.get(source) for source in ("path", "hub_id") if source in own):
+        source = source_key(name)
+        assert source is not None
+        group[source] = name
+        own.add(source)
+        folder = _folder(name, source, group.get("revision"), presets, key)
+        if source == "path" and "name" not in own and folder.resolve().name in presets:
+            group["name"] = "/".join(folder.resolve().parts[-2:])
+            own.add("name")
+        if source == "hub_id" and group.get("revision") is None and _COMMIT.fullmatch(folder.name):
+            group["revision"] = folder.name
+            own.add("revision")
+    return labelled(group, PLAIN, own)
+
+
+def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model") -> dict[str, Any]:
+    """Return the `model` group of a preset, repository or folder, as plain data.
+
+    Args:
+        name: as after ``model=`` on the command line.
+        changes: keys of the group that a person set.
+        key: of a refusal, for example ``--model``.
+
+    Raises:
+        ConfigError: there is no such model, or its files do not describe it.
+    """
+    presets, changes = options("model"), dict(changes or {})
+    check(name, presets, key=key)
+    if name in presets:
+        preset = yaml.safe_load(presets[name].read_text(encoding="utf-8"))
+        return labelled({**preset, **changes}, preset, set(changes))
+    return described(name, {**PLAIN, **changes}, set(changes), presets, key)
+
+
+def _folder(name: str, source: str, revision: str | None, presets: Collection[str], key: str) -> Path:
+    """Return the folder with the checkpoint's small files, fetched where they are not on this machine."""
+    if source == "path":
+        folder = local_folder(name)
+        assert folder is not None
+        if (folder / "config.json").is_file():
+            return folder
+        problem = "has no config.json, so it is no checkpoint" if folder.is_dir() else "there is no such folder"
+        remedy = "a folder with config.json, *.safetensors and tokenizer files"
+    else:
+        cached = checkpoint.snapshot(name, revision)
+        description = Description(cached) if cached else fetch_description(name, revision)
+        if description.folder is not None:
+            return description.folder
+        problem = f"is not on this machine, and {description.problem}"
+        if Path(name).is_dir():
+            problem += f"; the folder ./{name} has no config.json"
+        remedy = f"python -m kvbench.fetch model={name} on a machine with network (then copy its HF_HOME here)"
+    near = _near(name, presets)
+    choices = f"; or a preset: {', '.join(near)}" if near else ""
+    raise ConfigError(key, name, problem, allowed="a preset, OWNER/NAME of the hub, ./FOLDER", hint=remedy + choices)
+
+
+def _near(name: str, presets: Collection[str], count: int = 3) -> list[str]:
+    """Return the presets whose names come nearest to the last part of `name`."""
+    last, others = name.rstrip("/").rpartition("/")[2].lower(), list(presets)
+    ranking: list[str] = []
+    while len(ranking) < count and (near := nearest(last, others)):
+        ranking.append(near)
+        others.remove(near)
+    return ranking
+
+
+def _typed(key: str, name: str) -> str:
+    """Return `name` as a person types it after `key`: ``model=x``, ``--model x``."""
+    return f"{key} {name}" if key.startswith("--") else f"{key}={name}"
