@@ -41,6 +41,13 @@ PARSERS = {
 FOLDERS = r"kvbench|conf|tests|experiments|examples|docs|results|\.ci|\.github"
 #: a word of a command or a path that a reader replaces
 PLACEHOLDER = re.compile(r"\b(?:foo|NAME|FILES|RUN|DIR|N|FILE_OR_FOLDER|REPOSITORY)\b|[<>|]")
+#: a model that is on the hub, or in a reader's own folder
+NAMED_MODEL = re.compile(r"model=(?:\./)?[\w.-]*/?[\w.-]+")
+
+
+def of_this_machine(word: str) -> bool:
+    """Return False for an override that needs the hub or a reader's own files."""
+    return not PLACEHOLDER.search(word) and ("/" not in word or not NAMED_MODEL.fullmatch(word))
 
 
 def ids(path: Path) -> str:
@@ -129,7 +136,7 @@ def check_make(words: list[str]) -> None:
 def check_run(words: list[str]) -> None:
     """An override that names a placeholder is left out; a sweep's values are those that a reader would sweep over."""
     arguments = parse(words)
-    overrides = [word for word in arguments.overrides if not PLACEHOLDER.search(word)]
+    overrides = [word for word in arguments.overrides if of_this_machine(word)]
     folder = arguments.config_dir
     if folder and PLACEHOLDER.search(folder):
         return

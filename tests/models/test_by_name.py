@@ -233,11 +233,13 @@ def test_other_commands_take_the_same_names(
 
 
 def test_help_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """And so does the README, whose model needs the hub: that much of it is held here."""
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "model=OWNER/NAME" in shown
     assert "model=./FOLDER" in shown
     assert "model=Qwen/Qwen3-8B" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert by_name.source_key("Qwen/Qwen3-8B") == "hub_id"
 
 
 def test_the_plain_group_has_every_key_of_a_preset() -> None:
