@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kvbench.cli.main import main
-from kvbench.config import prerequisites
 from kvbench.config.prerequisites import check_here, check_launcher
 from kvbench.config.run_config import check
 from kvbench.errors import ConfigError
+from kvbench.util import requirements
 from kvbench.util.requirements import Package, check_packages, exists, has_gpu, installed
 from tests.run_support import config
 
@@ -32,7 +32,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in [name for name in sys.modules if name.split(".")[0] in missing]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(prerequisites.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", find_spec)
 
 
 @pytest.mark.usefixtures("bare")
@@ -99,7 +99,7 @@ def test_a_gpu_is_looked_for_by_its_files_and_only_their_absence_counts(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(prerequisites, "GPU_FILES", (f"{tmp_path}/nvidia[0-9]*", f"{tmp_path}/kfd"))
+    monkeypatch.setattr(requirements, "GPU_FILES", (f"{tmp_path}/nvidia[0-9]*", f"{tmp_path}/kfd"))
     assert not has_gpu()
     (tmp_path / "nvidiactl").touch()
     assert not has_gpu()
@@ -110,7 +110,7 @@ def test_a_gpu_is_looked_for_by_its_files_and_only_their_absence_counts(
         assert not has_gpu()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert has_gpu()
-    monkeypatch.setattr(prerequisites, "GPU_FILES", ())
+    monkeypatch.setattr(requirements, "GPU_FILES", ())
     monkeypatch.setattr(sys, "platform", "darwin")
     assert has_gpu()
 
@@ -126,7 +126,7 @@ def test_packages_that_are_there() -> None:
 
 
 def test_a_launcher_of_sweeps_is_none_of_a_single_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prerequisites, "installed", lambda module: True)
+    monkeypatch.setattr(requirements, "installed", lambda module: True)
     check_launcher("local", multirun=False)
     check_launcher("joblib", multirun=True)
     with pytest.raises(ConfigError, match="add --multirun"):
