@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.tasks.base import Sample
+from kvbench.tasks.base import Sample, Task
 
 ARCHITECTURE = {
     "model_type": "llama",
@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @dataclass(kw_only=True)
-class ToyTask:
+class ToyTask(Task):
     """Prompts of growing length; the score grows with the share of lower-case letters."""
 
     name: str = "toy"

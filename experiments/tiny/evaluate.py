@@ -26,6 +26,7 @@ from torch import Tensor
 from kvbench.tasks.base import Sample
 from kvbench.tasks.mini import Mini
 from kvbench.tasks.mini.catalogue import TASKS
+from kvbench.tasks.work import AskQuestions
 
 Row = tuple[str, str]  # prompt and its exact continuation, line break included
 
@@ -40,10 +41,10 @@ def load(path: Path, device: torch.device) -> tuple[Any, Any]:
 
 def rows_of(sample: Sample) -> list[Row]:
     """What is asked of one sample: one row, or one for each of its questions."""
-    if "questions" not in sample.meta:
-        return [(sample.prompt, sample.meta["target"] + "\n")]
-    shared = sample.prompt[: sample.meta["shared"]]
-    return [(shared + q["prompt"], q["target"] + "\n") for q in sample.meta["questions"]]
+    if not isinstance(sample.work, AskQuestions):
+        return [(sample.prompt, sample.continuation + "\n")]
+    shared = sample.prompt[: sample.work.shared]
+    return [(shared + question.prompt, question.continuation + "\n") for question in sample.work.questions]
 
 
 @torch.inference_mode()

@@ -136,7 +136,7 @@ def main() -> None:
     for name in args.tasks:
         begin = time.perf_counter()
         samples = (task.sample(name, args.length, index) for index in range(args.limit))
-        tasks[name] = summary([answers(model, tokenizer, s.prompt, s.meta["target"] + "\n") for s in samples])
+        tasks[name] = summary([answers(model, tokenizer, s.prompt, s.continuation + "\n") for s in samples])
         result = {"length": args.length, "residual": RESIDUAL, "tasks": tasks, "mean": overall(tasks)}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         shown = " ".join(f"{100 * entry['score']:.0f}" for entry in tasks[name].values())

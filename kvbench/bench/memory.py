@@ -8,6 +8,7 @@ from typing import Any
 from kvbench.bench.shapes import short
 from kvbench.bench.whole import Bench, gib, ms
 from kvbench.tasks.efficiency import Efficiency
+from kvbench.tasks.work import MeasurePoint
 
 HEAD = "setting|prompt|B|new|TTFT ms|TPOT ms|roof|tokens/s|weights|KV|peak dec|x|peak pre|steps".split("|")
 
@@ -29,11 +30,12 @@ def run(args: argparse.Namespace) -> int:
         )
         done: dict[str, Any] = {}
         while True:
-            left = [sample for sample in grid.samples(done) if sample.id not in done]
+            left = [sample for sample in grid.next_samples(done) if sample.id not in done]
             if not left:
                 break
-            point = left[0].meta["point"]
-            row = {"setting": each.text, **meter.point(point["prompt"], point["batch"])}
+            point = left[0].work
+            assert isinstance(point, MeasurePoint)
+            row = {"setting": each.text, **meter.point(point.prompt, point.batch)}
             done[left[0].id] = row
             bench.add(row, line(row))
         each.method.detach(bench.model)

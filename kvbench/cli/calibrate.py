@@ -124,7 +124,7 @@ def mini() -> list[str]:
     from kvbench.tasks.mini import Mini
 
     task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
-    return [sample.prompt + str(sample.meta["target"]) for sample in task.samples()]
+    return [sample.prompt + sample.continuation for sample in task.samples()]
 
 
 def python() -> list[str]:

@@ -107,14 +107,11 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
     """The files of a data set, and its checksum once all are here."""
-    task: Any = tasks.load(config)
+    task = tasks.load(config)
     name = config.get("name")
     if config.get("path") is not None:
         check_path(config["path"])
         yield f"dataset {name}: {config['path']} is local"
-        return
-    if not hasattr(task, "files"):
-        yield f"dataset {name}: generated, nothing to fetch"
         return
     count = 0
     for source, part in task.files():
@@ -122,8 +119,8 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
         count += 1
         yield f"dataset {name}: {found}"
     if not count:
-        yield f"dataset {name}: nothing to fetch"
-    elif hasattr(task, "identity"):
+        yield f"dataset {name}: generated, nothing to fetch"
+    else:
         yield f"dataset {name}: sha256 {task.identity().get('sha256')}"
 
 

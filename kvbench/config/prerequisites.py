@@ -37,8 +37,9 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
     Raises:
         ConfigError: a package, a GPU or the folder of the data is missing.
     """
-    for part in (checked.model, checked.method, checked.task, checked.logger):
+    for part in (checked.model, checked.method, checked.logger):
         check_packages(getattr(part, "packages", tuple)())
+    check_packages(checked.task.packages())
     check_path(checked.dataset.get("path"))
     check_weights(checked)
     if launcher not in REMOTE:

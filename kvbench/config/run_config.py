@@ -7,7 +7,6 @@ comes before weights or data are touched.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import traceback
@@ -16,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from kvbench import tasks
 from kvbench.errors import ConfigError, KvbenchError, cut
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel import launch
+from kvbench.tasks.base import Task
 from kvbench.util.requirements import Package, exists
-from kvbench.util.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build, load_class, unknown
+from kvbench.util.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build, unknown
 
 #: groups of a run's configuration, in the order in which they are checked and shown
 GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
@@ -229,7 +230,7 @@ class RunConfig:
     Args:
         method: the method's own dataclass, with its quantizer.
         dataset: the group as plain data.
-        task: the data set as its class makes it; None where that is no dataclass.
+        task: the data set, checked.
     """
 
     model: ModelConfig
@@ -238,7 +239,7 @@ class RunConfig:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     logger: AnyLogger = field(default_factory=lambda: NoLogger(name="none"))
-    task: Any = None
+    task: Task = field(default_factory=Task)
 
 
 def check(config: Mapping[str, Any]) -> RunConfig:
@@ -261,11 +262,10 @@ def check(config: Mapping[str, Any]) -> RunConfig:
     runtime.check()
     logger = _logger(config["logger"])
     method = _method(config["method"], config["quantizer"], model)
-    task = _dataset(config["dataset"])
+    task = tasks.load(config["dataset"])
     checked = RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger, task)
     _combinations(checked)
-    if hasattr(task, "fits"):
-        task.fits(checked)
+    task.fits(checked)
     return checked
 
 
@@ -333,25 +333,6 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
             f"its check() fails: {type(error).__name__}: {cut(str(error))}, in {last.filename} line {last.lineno}",
         ) from error
     made.prepare(model)
-    return made
-
-
-def _dataset(data: Mapping[str, Any]) -> Any:
-    """The data set as its class makes it, checked, where it is a dataclass (its module imports no torch), else None."""
-    cls = load_class("dataset._target_", data.get("_target_"), "kvbench.tasks.mini.Mini")
-    if not all(hasattr(cls, name) for name in ("samples", "identity", "score")):
-        raise ConfigError(
-            "dataset._target_",
-            data.get("_target_"),
-            "is no data set: it has no samples(), identity() and score()",
-            hint="a class as in kvbench/tasks/base.py (Task)",
-        )
-    if not dataclasses.is_dataclass(cls):
-        return None
-    rest = {key: value for key, value in data.items() if key != "_target_"}
-    made: Any = build(cls, rest, "dataset")
-    if hasattr(made, "check"):
-        made.check()
     return made
 
 

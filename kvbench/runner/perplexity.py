@@ -1,124 +1,134 @@
-"""Batches of a text's windows into rows: perplexity through a session's model and method."""
+"""Perplexity of a text: batches of its spans through a model and a method, into rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.perplexity import decode_nll, forward_nll, pass_tokens, simulated_nll
 from kvbench.errors import ConfigError, NonFiniteError
 from kvbench.methods.base import QUERY_TOKENS, Method
+from kvbench.models.load import LoadedModel
 from kvbench.profiling.memory import PhasePeaks
 from kvbench.results.samples import MEASURED, Row
+from kvbench.runner.rows import Machine, head, row_bill
 from kvbench.runner.scoring import finite, scored
-from kvbench.tasks.base import Sample
+from kvbench.runner.strategy import Report
+from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.work import ScoreText
 
-if TYPE_CHECKING:
-    from kvbench.runner.session import Session
 
-
-def window_rows(session: Session, samples: Sequence[Sample], bill: Any) -> list[Row]:
-    """Rows of one batch of windows; all have the same settings.
+@dataclass(frozen=True)
+class TextSpans:
+    """Strategy of :class:`kvbench.tasks.work.ScoreText`.
 
     Args:
-        session: its model, method and device.
-        samples: of :class:`kvbench.tasks.perplexity.Perplexity`.
-        bill: bytes of one row of a cache, ``(cache, row, rows) -> dict``.
-
-    Raises:
-        ConfigError: a mode that the method cannot serve, or on which it has no effect.
-        CacheError: the model did not use the method's cache.
+        method: as configured; drafts of speculation play no part.
+        loaded: the model.
+        task: scores the (empty) predictions.
+        machine: as rows name it.
+        options: of the kernels.
     """
-    windows = [sample.meta["window"] for sample in samples]
-    mode, prompt, method = windows[0]["mode"], windows[0]["prefill"], session.config.method.alone()
-    check_mode(method, mode, prompt)
-    longest = session.loaded.max_length
-    if len(windows[0]["ids"]) > longest:
-        raise ConfigError(
-            "dataset.window", len(windows[0]["ids"]), f"is longer than the model takes (model.max_length={longest})"
-        )
-    ids = torch.tensor([window["ids"] for window in windows], device=session.device)
-    # a batch whose windows begin to count at different tokens (the first one of sliding windows) is run row by row
-    firsts = [window["first"] for window in windows]
-    if len(set(firsts)) > 1:
-        return [row for sample in samples for row in window_rows(session, [sample], bill)]
-    chunk = pass_tokens(windows[0]["chunk"])
 
-    def report(tokens: int) -> None:
-        if session.report is not None:
-            share = len(samples) * tokens / ids.shape[1]
-            session.report(share, f"{samples[0].id}: {tokens} of {ids.shape[1]} tokens")
+    method: Method
+    loaded: LoadedModel
+    task: Task
+    machine: Machine
+    options: Options
 
-    cache, model = None, session.loaded.model
-    peaks = PhasePeaks(session.device, census=False)
-    with peaks.run():
-        if mode == "fp16":
+    def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
+        """Measure the likelihood of one batch; see :class:`kvbench.runner.strategy.Strategy`.
+
+        Raises:
+            ConfigError: a mode that the method cannot serve, or on which it has no effect; a span that is too long.
+            NonFiniteError: the model's logits hold NaN or Inf.
+        """
+        spans = [span_of(sample) for sample in samples]
+        longest = self.loaded.max_length
+        check_mode(self.method.alone(), spans[0].mode, spans[0].prefill)
+        if len(spans[0].ids) > longest:
+            raise ConfigError(
+                "dataset.window", len(spans[0].ids), f"is longer than the model takes (model.max_length={longest})"
+            )
+        # a batch whose spans begin to count at different tokens (the first one of sliding spans) is run row by row
+        if len({span.first for span in spans}) > 1:
+            return [row for sample in samples for row in self.rows([sample], first=first, report=report)]
+        peaks = PhasePeaks(self.loaded.device, census=False)
+        with peaks.run():
+            sums, cache = self._likelihoods(samples[0].id, spans, report)
+        if not bool(torch.isfinite(sums).all()):
+            raise NonFiniteError(
+                f"{samples[0].id}: the likelihood of the text is not a number: the model's logits hold NaN or Inf.\n"
+                "  hint: model.dtype=float32 tells whether the range of the dtype is passed; else its weights are"
+                " damaged"
+            )
+        return [
+            self._row(sample, nats, row_bill(cache, index, len(samples)) if cache is not None else None)
+            | {MEASURED: self.machine.measured(len(samples), peaks.row(), _attention(cache), decoded=0)}
+            for index, (sample, nats) in enumerate(zip(samples, sums.tolist(), strict=True))
+        ]
+
+    def _likelihoods(self, name: str, spans: Sequence[ScoreText], report: Report | None) -> tuple[Tensor, Any]:
+        """Return the negative log-likelihood of each span in nats, and the cache (None in mode ``fp16``)."""
+        span, model, method = spans[0], self.loaded.model, self.method.alone()
+        ids = torch.tensor([span.ids for span in spans], device=self.loaded.device)
+        width = ids.shape[1]
+        if span.mode == "fp16":
             method.detach(model)
-            sums = forward_nll(model, ids, firsts[0])
-        else:
-            cache = method.new_cache(model, _told(session, ids, prompt, mode), max_length=ids.shape[1])
-            cache.options = session.options
-            if mode == "simulated":
-                sums = simulated_nll(model, cache, ids, firsts[0])
-            else:
-                sums = decode_nll(model, cache, ids, firsts[0], prompt=prompt, chunk=chunk, report=report)
-    if not bool(torch.isfinite(sums).all()):
-        raise NonFiniteError(
-            f"{samples[0].id}: the likelihood of the text is not a number: the model's logits hold NaN or Inf.\n"
-            "  hint: model.dtype=float32 tells whether the range of the dtype is passed; else its weights are damaged"
-        )
-    count = ids.shape[1] - firsts[0]
-    return [
-        {
-            "id": sample.id,
-            "task": sample.task,
-            "length": sample.length,
-            "prompt_tokens": ids.shape[1],
-            "truncated": 0,
-            "prediction": "",
-            "tokens": [],
-            "finish": "window",
-            **scored(session.task, sample, ""),
-            "nll": {"sum": finite(nats), "n": count},
+            return forward_nll(model, ids, span.first), None
+        cache = method.new_cache(model, self._prompts(ids, span), max_length=width)
+        cache.options = self.options
+        if span.mode == "simulated":
+            return simulated_nll(model, cache, ids, span.first), cache
+
+        def progress(tokens: int) -> None:
+            if report is not None:
+                report(len(spans) * tokens / width, f"{name}: {tokens} of {width} tokens")
+
+        chunk = pass_tokens(span.chunk)
+        return decode_nll(model, cache, ids, span.first, prompt=span.prefill, chunk=chunk, report=progress), cache
+
+    def _prompts(self, ids: Tensor, span: ScoreText) -> Prompts | None:
+        """Return the prompts for the cache: the prompt is context, the tokens after it stand for the question."""
+        prompt = span.prefill
+        if span.mode != "decode" or not prompt:
+            return None
+        rows, decode = ids.shape[0], self.loaded.tokenizer.decode
+        queries = [decode(row[prompt : prompt + QUERY_TOKENS].tolist()) for row in ids]
+        return Prompts([0] * rows, [prompt] * rows, [(0, prompt)] * rows, queries, ids[:, :prompt], decode)
+
+    def _row(self, sample: Sample, nats: float, bill: dict[str, Any] | None) -> Row:
+        span = span_of(sample)
+        return {
+            **head(sample, len(span.ids), "window"),
+            **scored(self.task, sample, ""),
+            "nll": {"sum": finite(nats), "n": len(span.ids) - span.first},
             "window": {
-                "mode": mode,
-                "prefill": prompt,
-                "chunk": chunk if mode == "decode" else None,
-                "bytes": window["bytes"],
-                "document": window["document"],
+                "mode": span.mode,
+                "prefill": span.prefill,
+                "chunk": pass_tokens(span.chunk) if span.mode == "decode" else None,
+                "bytes": span.bytes,
+                "document": span.document,
             },
-            "kv_bytes": bill(cache, index, len(samples)) if cache is not None else None,
-            MEASURED: {
-                "device": session.device_name,
-                "dtype": session.dtype,
-                "warm_up": False,
-                "batch_rows": len(samples),
-                "ttft_s": None,
-                "step_s": [],
-                "decoded": 0,
-                "peak_bytes": peaks.row(),
-                "attention": _attention(cache),
-            },
+            "kv_bytes": bill,
         }
-        for index, (sample, window, nats) in enumerate(zip(samples, windows, sums.tolist(), strict=True))
-    ]
+
+
+def span_of(sample: Sample) -> ScoreText:
+    """Return the span that a sample asks to score."""
+    assert isinstance(sample.work, ScoreText)
+    return sample.work
 
 
 def check_mode(method: Method, mode: str, prompt: int) -> None:
     """Raise ConfigError where `mode` would not measure `method`."""
     method.check_windows(mode, prompt)
-
-
-def _told(session: Session, ids: torch.Tensor, prompt: int, mode: str) -> Prompts | None:
-    """What the cache is told: the prompt is context, the tokens after it are the question (as far as any asks)."""
-    if mode != "decode" or not prompt:
-        return None
-    rows, decode = ids.shape[0], session.loaded.tokenizer.decode
-    queries = [decode(row[prompt : prompt + QUERY_TOKENS].tolist()) for row in ids]
-    return Prompts([0] * rows, [prompt] * rows, [(0, prompt)] * rows, queries, ids[:, :prompt], decode)
 
 
 def _attention(cache: Any) -> dict[str, Any]:

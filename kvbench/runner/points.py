@@ -1,64 +1,92 @@
-"""Points of time and memory into rows: ``dataset=efficiency`` through a session's model and method."""
+"""Points of time and memory: ``dataset=efficiency`` through a model and a method, into rows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+from kvbench.cache.options import Options
+from kvbench.config.run_config import DecodingConfig, RuntimeConfig
 from kvbench.measure.meter import How, Meter
 from kvbench.measure.point_figures import per_sequence
+from kvbench.methods.base import Method
+from kvbench.models.load import LoadedModel
 from kvbench.results.samples import MEASURED, Row
+from kvbench.runner.rows import Machine, head
 from kvbench.runner.scoring import scored
-from kvbench.tasks.base import Sample
+from kvbench.runner.strategy import Report
+from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.work import MeasurePoint
 
-if TYPE_CHECKING:
-    from kvbench.runner.session import Session
 
+@dataclass
+class Points:
+    """Strategy of :class:`kvbench.tasks.work.MeasurePoint`.
 
-def point_rows(session: Session, sample: Sample) -> list[Row]:
-    """The row of one point of :class:`kvbench.tasks.efficiency.Efficiency`; the session keeps its meter."""
-    point = sample.meta["point"]
-    if session.meter is None:
-        decoding, runtime = session.config.decoding, session.config.runtime
+    Args:
+        method: whose caches are measured.
+        decoding: new tokens, and how they are drawn.
+        runtime: graphs, compilation and the shape of a prefill.
+        loaded: the model.
+        task: scores the (empty) predictions.
+        machine: as rows name it.
+        options: of the kernels.
+    """
+
+    method: Method
+    decoding: DecodingConfig
+    runtime: RuntimeConfig
+    loaded: LoadedModel
+    task: Task
+    machine: Machine
+    options: Options
+    _meter: Meter | None = field(default=None, init=False)
+
+    def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
+        """Measure each point; see :class:`kvbench.runner.strategy.Strategy`."""
+        return [self._row(sample) for sample in samples]
+
+    def _row(self, sample: Sample) -> Row:
+        point = sample.work
+        assert isinstance(point, MeasurePoint)
+        if self._meter is None:
+            self._meter = self._new_meter(sample, point)
+        figures = self._meter.point(point.prompt, point.batch)
+        fitted = figures["status"] == "ok"
+        if point.prompt + figures["new_tokens"] > self.loaded.max_length:
+            figures["beyond"] = self.loaded.max_length  # with random weights alone (Efficiency.fits)
+        note = figures.pop("note", None)
+        row = {
+            **head(sample, point.prompt, "length" if fitted else "oom"),
+            "status": figures["status"],
+            **scored(self.task, sample, ""),
+            "nll": None,
+            "kv_bytes": per_sequence(figures) if fitted else None,
+            MEASURED: self.machine.measured(
+                point.batch,
+                figures.get("peak"),
+                {"reads_packed": figures["reads_packed"], "path": figures["path"]} if fitted else None,
+                ttft_s=None,  # a mean over points would say nothing: each has its own figures
+                decoded=0,
+            )
+            | {"point": figures},
+        }
+        return {**row, "method": note} if note else row
+
+    def _new_meter(self, sample: Sample, point: MeasurePoint) -> Meter:
+        decoding, runtime = self.decoding, self.runtime
         how = How(
             new_tokens=decoding.max_new_tokens or sample.max_new_tokens,
-            **{key: point[key] for key in ("repeats", "warm_up", "seed")},
+            repeats=point.repeats,
+            warm_up=point.warm_up,
+            seed=point.seed,
             # a capture is worth its time here however short the answer: it is in no figure but capture_s
             graphs="always" if runtime.graphs == "auto" else runtime.graphs,
-            **{key: getattr(runtime, key) for key in ("compile", "prefill_chunk", "prefill_rows")},
+            compile=runtime.compile,
+            prefill_chunk=runtime.prefill_chunk,
+            prefill_rows=runtime.prefill_rows,
             temperature=decoding.temperature,
             top_p=decoding.top_p,
-            options=session.options,
+            options=self.options,
         )
-        session.meter = Meter(session.loaded.model, session.loaded.tokenizer, session.config.method, how)
-    figures = session.meter.point(point["prompt"], point["batch"])
-    good = figures["status"] == "ok"
-    if point["prompt"] + figures["new_tokens"] > session.loaded.max_length:
-        figures["beyond"] = session.loaded.max_length  # with random weights alone (Efficiency.fits)
-    note = figures.pop("note", None)
-    row = {
-        "id": sample.id,
-        "task": sample.task,
-        "length": sample.length,
-        "prompt_tokens": point["prompt"],
-        "truncated": 0,
-        "prediction": "",
-        "tokens": [],
-        "finish": "length" if good else "oom",
-        "status": figures["status"],
-        **scored(session.task, sample, ""),
-        "nll": None,
-        "kv_bytes": per_sequence(figures) if good else None,
-        MEASURED: {
-            "device": session.device_name,
-            "dtype": session.dtype,
-            "warm_up": False,
-            "batch_rows": point["batch"],
-            "ttft_s": None,  # a mean over points would say nothing: each has its own figures
-            "step_s": [],
-            "decoded": 0,
-            "peak_bytes": figures.get("peak"),
-            "attention": {"reads_packed": figures["reads_packed"], "path": figures["path"]} if good else None,
-            "point": figures,
-        },
-    }
-    return [{**row, "method": note} if note else row]
+        return Meter(self.loaded.model, self.loaded.tokenizer, self.method, how)

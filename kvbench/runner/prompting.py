@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import DataError, ModelError
+from kvbench.models.spec import ModelConfig
 from kvbench.tasks.base import Sample
 
 _MARK = "\u2402kvbench\u2403"
@@ -40,7 +42,7 @@ def encode(
     ever in it. With ``truncation="longbench"`` the sample's text is cut by :func:`longbench_cut` beforehand.
 
     Args:
-        sample: ``meta["chat"] is False`` switches the wrapper off for this sample, ``meta["system"]`` is a system turn.
+        sample: its `rules` may leave the wrapper out, add a system turn, or give the prompt in token ids.
         tokenizer: a fast Hugging Face tokenizer (offsets are needed).
         chat: ``none``, ``template`` (the tokenizer's own, one user turn), or a text with ``{prompt}`` in it.
         limit: most tokens that the prompt may have; by LongBench's rule most tokens of the bare prompt, on which the
@@ -51,13 +53,11 @@ def encode(
         DataError: the prompt is too long and its task refuses truncation, or the wrapper alone is too long.
         ModelError: the tokenizer has no offsets or no chat template.
     """
-    if "ids" in sample.meta:
-        return _as_given(sample, limit if room is None else room)
+    if sample.rules.ids is not None:
+        return _as_given(sample, sample.rules.ids, limit if room is None else room)
     if sample.truncation == "longbench" and limit is not None:
         return _longbench(sample, tokenizer, chat, limit, room)
-    before, after, special = wrapper(
-        chat if sample.meta.get("chat", True) else "none", tokenizer, sample.meta.get("system")
-    )
+    before, after, special = wrapper(chat if sample.rules.chat else "none", tokenizer, sample.rules.system)
     ids, offsets = _tokenize(tokenizer, before + sample.prompt + after, special)
     start, end = len(before), len(before) + len(sample.prompt)
     context = None
@@ -78,15 +78,14 @@ def encode(
     return EncodedPrompt(tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0])
 
 
-def _as_given(sample: Sample, room: int | None) -> EncodedPrompt:
-    """A prompt that its task made of tokens."""
-    ids, context = tuple(sample.meta["ids"]), sample.meta.get("ids_context")
+def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> EncodedPrompt:
+    """Return a prompt that its task made of tokens."""
     if room is not None and len(ids) > room:
         raise DataError(
             f"sample {sample.id}: the prompt has {len(ids)} tokens, and the model takes {room} beside the answer.\n"
             f"  hint: dataset.lengths=[{room // 1024 * 1024 or room}], or a model with a longer context"
         )
-    return EncodedPrompt(ids, context and tuple(context))
+    return EncodedPrompt(ids, sample.rules.ids_context)
 
 
 def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:
@@ -191,6 +190,33 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
     if configured:
         limits.append(configured)
     return min(limits) if limits else None
+
+
+def own_limit(sample: Sample, model: ModelConfig) -> int | None:
+    """Return the most prompt tokens: the sample's number for this model, else the model's; None: all that fit."""
+    by_model, rules = sample.rules.limits, sample.rules
+    limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))
+    return None if limit == "fill" else limit or model.prompt_limit
+
+
+def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
+    """Return the tokens that end the sample's answer in addition to the model's own: the last one of `end_text`."""
+    if not sample.end_text:
+        return []
+    return list(tokenizer(sample.end_text, add_special_tokens=False)["input_ids"])[-1:]
+
+
+def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
+    """Return the token ids of the first reference as it follows the prompt; empty where there is none."""
+    if sample.answer_ids is not None:
+        return list(sample.answer_ids)
+    text = sample.continuation
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def sample_seed(seed: int, sample: Sample) -> int:
+    """Return the seed of one sample's draws: the same whichever samples a session has left to do."""
+    return zlib.crc32(f"{seed}/{sample.id}".encode())
 
 
 def _tokenize(tokenizer: Any, text: str, special: bool) -> tuple[list[int], list[tuple[int, int]]]:

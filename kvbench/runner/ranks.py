@@ -38,7 +38,7 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
     if checked.runtime.tensor_parallel is None:
         yield None
         return
-    if hasattr(task, "setting"):
+    if task.single_process:
         raise CombinationError(
             "runtime.tensor_parallel",
             "auto",
@@ -84,7 +84,7 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
     wanted = team.hear()
     if not wanted:
         return {"status": "ok", "rank": team.rank}
-    if hasattr(task, "bind"):
+    if task.needs_tokenizer:
         from kvbench.models.load import load_tokenizer
 
         task.bind(load_tokenizer(checked.model))

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.errors import ConfigError, DataError
 from kvbench.tasks import data
-from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.texts import DOCUMENTS, check_text
 from kvbench.util.schema import MOST_TOKENS, bounded
@@ -26,8 +26,8 @@ SHORTEST = 16
 MOST_WARM_UP = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Continuation:
+@dataclass(kw_only=True)
+class Continuation(TokenTask):
     """Pieces of texts as prompts.
 
     Args:
@@ -44,8 +44,8 @@ class Continuation:
         bos: the first token of each prompt is replaced by the beginning-of-sequence token.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "pg19"
     text: Literal["pg19", "text", "mini_text"] = "pg19"
@@ -58,6 +58,9 @@ class Continuation:
     skip: int = bounded(8000, minimum=0, maximum=MOST_TOKENS)
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
     bos: bool = True
+    _encoded: dict[int, tuple[list[int], list[tuple[int, int]]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def check(self) -> None:
         """Raise ConfigError for prompts that are none."""
@@ -83,14 +86,8 @@ class Continuation:
         """What has to be fetched."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
-    def bind(self, tokenizer: Any) -> None:
-        """Tell the task the model's tokenizer, of whose tokens the prompts are made; before :meth:`samples`."""
-        self.__dict__["tokenizer"] = tokenizer
-
     def samples(self) -> Iterator[Sample]:
         """For each length its warm-up prompts, then the counted ones."""
-        if "tokenizer" not in self.__dict__:
-            raise KvbenchError(f"{self.name}: prompts are tokens: bind(tokenizer) comes before samples()")
         for length in self.lengths:
             count = 0
             for count, sample in enumerate(self._pieces(length), start=1):
@@ -127,8 +124,8 @@ class Continuation:
             for piece, start in enumerate(starts[: self.per_document]):
                 stop = start + length
                 prompt = ids[start:stop]
-                if self.bos and self.__dict__["tokenizer"].bos_token_id is not None:
-                    prompt[0] = self.__dict__["tokenizer"].bos_token_id
+                if self.bos and self.tokenizer.bos_token_id is not None:
+                    prompt[0] = self.tokenizer.bos_token_id
                 following = ids[stop : stop + self.max_new_tokens]
                 end = offsets[stop + self.max_new_tokens - 1][1]
                 yield Sample(
@@ -139,7 +136,8 @@ class Continuation:
                     answers=(text[offsets[stop - 1][1] : end],),
                     max_new_tokens=self.max_new_tokens,
                     truncation="refuse",
-                    meta={"ids": prompt, "answer_ids": following},
+                    rules=PromptRules(ids=tuple(prompt)),
+                    answer_ids=tuple(following),
                 )
 
     def _too_short(self, length: int) -> DataError:
@@ -156,12 +154,10 @@ class Continuation:
         )
 
     def _tokens(self, number: int) -> tuple[list[int], list[tuple[int, int]]]:
-        known = self.__dict__.setdefault("tokens", {})
-        if number not in known:
-            tokenizer = self.__dict__["tokenizer"]
-            encoded = tokenizer(self.documents[number], return_offsets_mapping=True, verbose=False)
-            known[number] = list(encoded["input_ids"]), list(encoded["offset_mapping"])
-        ids, offsets = known[number]
+        if number not in self._encoded:
+            encoded = self.tokenizer(self.documents[number], return_offsets_mapping=True, verbose=False)
+            self._encoded[number] = list(encoded["input_ids"]), list(encoded["offset_mapping"])
+        ids, offsets = self._encoded[number]
         return list(ids), offsets
 
 
@@ -201,5 +197,5 @@ def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = 
 
 
 def warmed(sample: Sample, warm_up: bool) -> Sample:
-    """`sample`, marked where it only warms up."""
-    return replace(sample, meta={**sample.meta, "warm_up": True}) if warm_up else sample
+    """Return `sample`, marked if it only warms up."""
+    return replace(sample, warm_up=True) if warm_up else sample

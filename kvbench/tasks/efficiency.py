@@ -2,18 +2,19 @@
 
 Nothing is answered or scored. A point that does not fit into memory is a result too, and the last one of its prompt
 length: larger batches of that length are not tried. Which point comes next therefore depends on the points before, so
-:meth:`Efficiency.samples` is given the rows that are there.
+:meth:`Efficiency.next_samples` is given the rows so far.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.base import Row, Sample, Setup, Task
+from kvbench.tasks.work import MeasurePoint
 from kvbench.util.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 
 #: fewest tokens of a prompt: a few words
@@ -21,11 +22,9 @@ SHORTEST = 16
 #: keys of the runtime group that do not change what is measured, or are said elsewhere
 _ELSEWHERE = ("results_dir", "retry", "batch_size", "seed", "device")
 
-Row = Mapping[str, Any]
-
 
 @dataclass(frozen=True, kw_only=True)
-class Efficiency:
+class Efficiency(Task):
     """A grid of points.
 
     Args:
@@ -40,8 +39,10 @@ class Efficiency:
         seed: of the prompts' words.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
+    adaptive = True
+    single_process = True
 
     name: str = "efficiency"
     prompts: tuple[int, ...] = bounded((128, 512), minimum=SHORTEST, maximum=MOST_TOKENS)
@@ -86,13 +87,17 @@ class Efficiency:
                 "decoding.stop", list(config.decoding.stop), "ends no answer here: exactly new_tokens are generated"
             )
 
-    def samples(self, rows: Mapping[str, Row] | None = None) -> Iterator[Sample]:
-        """The points that are there or to be measured, given the rows of those that are there.
+    def samples(self) -> Iterator[Sample]:
+        """Yield the points that are known before anything is measured."""
+        return self.next_samples({})
+
+    def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
+        """Yield the points that are measured or to be measured, given the rows so far.
 
         With ``grow`` the next point of each prompt length is known only once the one before is measured.
         """
         for prompt in dict.fromkeys(self.prompts):
-            for batch in self._batches(prompt, rows or {}):
+            for batch in self._batches(prompt, rows):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
@@ -100,11 +105,10 @@ class Efficiency:
         settings = {key: getattr(self, key) for key in ("new_tokens", "repeats", "warm_up", "seed")}
         return {"target": "efficiency", "version": self.version, **settings}
 
-    @staticmethod
-    def setting(runtime: Any, device: str) -> dict[str, Any]:
-        """What of the machine and the runtime group makes another run: all that changes time or memory."""
-        said = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
-        return {"device": device, **said}
+    def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any]:
+        """Return the device and everything in the runtime group that changes time or memory."""
+        options = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
+        return {"device": device(), **options}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
         """Nothing: a point has no prediction."""
@@ -135,7 +139,6 @@ class Efficiency:
         return sorted(found)
 
     def _sample(self, prompt: int, batch: int) -> Sample:
-        settings = {key: getattr(self, key) for key in ("repeats", "warm_up", "seed")}
         return Sample(
             id=point_id(prompt, batch),
             task="efficiency",
@@ -143,7 +146,7 @@ class Efficiency:
             prompt="",
             answers=(),
             max_new_tokens=self.new_tokens,
-            meta={"point": {"prompt": prompt, "batch": batch, **settings}},
+            work=MeasurePoint(prompt, batch, self.repeats, self.warm_up, self.seed),
         )
 
 

@@ -10,12 +10,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import gsm8k as metric
 from kvbench.tasks import data
-from kvbench.tasks.base import Sample, check_shots
+from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
 from kvbench.tasks.data import HubSource, Record
 from kvbench.tasks.records import FILLED_TEXT
 from kvbench.util.schema import MOST, MOST_TOKENS, bounded
@@ -36,7 +36,7 @@ LOGQUANT_REWORDED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSM8K:
+class GSM8K(Task):
     """The test split's 1,319 questions.
 
     Args:
@@ -54,8 +54,8 @@ class GSM8K:
         max_new_tokens: None: 256 (the harness's default), 1024 for ``logquant``.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "gsm8k"
     style: Literal["harness", "logquant"] = "harness"
@@ -119,10 +119,8 @@ class GSM8K:
             answers=(record["answer"],),
             max_new_tokens=self.max_new_tokens or (1024 if own else 256),
             stop=() if own else STOP,
-            meta={
-                "target": f" {record['answer']}" if not own else record["answer"],
-                **({"system": "You are a helpful assistant."} if own else {}),
-            },
+            target=record["answer"] if own else f" {record['answer']}",
+            rules=PromptRules(system="You are a helpful assistant." if own else None),
         )
 
     def identity(self) -> dict[str, Any]:

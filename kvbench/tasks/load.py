@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from kvbench.errors import ConfigError
 from kvbench.tasks.base import Task
@@ -22,10 +22,13 @@ def load(config: Mapping[str, Any]) -> Task:
     """
     data = dict(config)
     cls = load_class("dataset._target_", data.pop("_target_", None), "kvbench.tasks.mini.Mini")
-    if not dataclasses.is_dataclass(cls):
-        raise ConfigError("dataset._target_", config["_target_"], "is no dataclass", hint="@dataclass(kw_only=True)")
-    task: Any = build(cls, data, "dataset")
-    check = getattr(task, "check", None)
-    if check is not None:
-        check()
-    return cast(Task, task)
+    if not issubclass(cls, Task) or not dataclasses.is_dataclass(cls):
+        raise ConfigError(
+            "dataset._target_",
+            config["_target_"],
+            "is not a data set: a dataclass derived from kvbench.tasks.Task",
+            hint="@dataclass(kw_only=True) class MyTask(Task): ..., see kvbench/tasks/base.py",
+        )
+    task: Task = build(cls, data, "dataset")
+    task.check()
+    return task

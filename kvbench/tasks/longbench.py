@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import longbench as metric
 from kvbench.metrics.longbench import EXTENDED
 from kvbench.tasks import data
-from kvbench.tasks.base import Sample
+from kvbench.tasks.base import PromptRules, Sample, Task
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.util.requirements import Package
@@ -53,7 +53,7 @@ def groups() -> dict[str, tuple[str, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongBench:
+class LongBench(Task):
     """LongBench records as samples.
 
     Args:
@@ -70,8 +70,8 @@ class LongBench:
         system: text of a system turn where the model has a chat template; None: no such turn (official).
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "longbench"
     tasks: tuple[str, ...] | str = "all"
@@ -160,19 +160,18 @@ class LongBench:
             answers=tuple(record["answers"]),
             max_new_tokens=self.max_new_tokens or templates()[base]["max_new_tokens"],
             truncation="longbench",
-            meta={
-                "dataset": base,
-                "all_classes": record["all_classes"],
-                "target": _target(prompt, record["answers"]),
-                "words": record["length"],
-                "chat": base not in NO_CHAT,
-                **({"query_source": "last_chunk"} if base in _CODE else {}),
-                # samsum: a line feed ends the answer, but is not its first token
-                **({"end_text": "\n", "say_something": True} if newline_ends else {}),
-                **({"system": self.system} if self.system else {}),
-                **({"prompt_limit": self.prompt_limit} if self.prompt_limit else {}),
-                **({"prompt_limits": dict(self.prompt_limits)} if self.prompt_limits else {}),
-            },
+            target=_target(prompt, record["answers"]),
+            query_source="last_chunk" if base in _CODE else None,
+            # samsum: a line feed ends the answer, but is not its first token
+            end_text="\n" if newline_ends else None,
+            say_something=newline_ends,
+            rules=PromptRules(
+                chat=base not in NO_CHAT,
+                system=self.system,
+                limit=self.prompt_limit,
+                limits=dict(self.prompt_limits),
+            ),
+            meta={"dataset": base, "all_classes": record["all_classes"], "words": record["length"]},
         )
 
     def identity(self) -> dict[str, Any]:

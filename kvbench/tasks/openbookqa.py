@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from kvbench.errors import DataError
 from kvbench.tasks import data
-from kvbench.tasks.base import Sample, check_shots
+from kvbench.tasks.base import Sample, Task, check_shots
 from kvbench.tasks.data import HubSource, Record
 from kvbench.tasks.records import FILLED_TEXT
 from kvbench.util.schema import MOST_TOKENS, bounded
@@ -24,7 +24,7 @@ FIELDS = ("stem", "choices", "key")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenBookQA:
+class OpenBookQA(Task):
     """The test split's 500 questions.
 
     Args:
@@ -36,8 +36,8 @@ class OpenBookQA:
         max_new_tokens: tokens to generate.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "openbookqa"
     path: str | None = None
@@ -81,7 +81,7 @@ class OpenBookQA:
                 answers=(record["key"],),
                 max_new_tokens=self.max_new_tokens,
                 stop=("\n",),
-                meta={"target": f" {record['key']}"},
+                target=f" {record['key']}",
             )
 
     def identity(self) -> dict[str, Any]:

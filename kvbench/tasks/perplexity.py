@@ -16,21 +16,22 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from kvbench.errors import ConfigError, DataError, KvbenchError
+from kvbench.errors import ConfigError, DataError
 from kvbench.tasks import data
-from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.base import Sample, Setup, TokenTask
 from kvbench.tasks.data import HubSource
 from kvbench.tasks.texts import DOCUMENTS, check_text
+from kvbench.tasks.work import ScoreText
 from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: windows that GPTQ and its heirs draw from C4
 C4_WINDOWS = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class Perplexity:
+@dataclass(kw_only=True)
+class Perplexity(TokenTask):
     """Windows of a text.
 
     Args:
@@ -52,8 +53,8 @@ class Perplexity:
         bos: the first token of each window is replaced by the beginning-of-sequence token.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "perplexity"
     text: Literal["wikitext2", "c4", "c4_new", "pg19", "text", "mini_text"] = "wikitext2"
@@ -107,14 +108,8 @@ class Perplexity:
         """What has to be fetched."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
-    def bind(self, tokenizer: Any) -> None:
-        """Tell the task the model's tokenizer, on which its windows depend; before :meth:`samples`."""
-        self.__dict__["tokenizer"] = tokenizer
-
     def samples(self) -> Iterator[Sample]:
         """The windows, numbered over all documents."""
-        if "tokenizer" not in self.__dict__:
-            raise KvbenchError("perplexity: the windows are tokens: bind(tokenizer) comes before samples()")
         windows = self._drawn() if self.text == "c4" else self._cut()
         count = 0
         for count, (document, ids, first, size) in enumerate(windows, start=1):
@@ -173,7 +168,7 @@ class Perplexity:
             yield number, *self._window(self.documents[number], ids, offsets, start, max(1, self.prefill))
 
     def _tokens(self, text: str) -> tuple[list[int], Sequence[tuple[int, int]]]:
-        encoded = self.__dict__["tokenizer"](text, return_offsets_mapping=True, verbose=False)
+        encoded = self.tokenizer(text, return_offsets_mapping=True, verbose=False)
         return list(encoded["input_ids"]), encoded["offset_mapping"]
 
     def _window(
@@ -181,7 +176,7 @@ class Perplexity:
     ) -> tuple[list[int], int, int]:
         window = ids[start : start + self.window]
         if self.bos:
-            token = self.__dict__["tokenizer"].bos_token_id
+            token = self.tokenizer.bos_token_id
             window[0] = window[0] if token is None else token
         begin, end = offsets[start + first][0], offsets[start + self.window - 1][1]
         return window, first, len(text[begin:end].encode("utf-8", "surrogatepass"))
@@ -194,15 +189,5 @@ class Perplexity:
             prompt="",
             answers=(),
             max_new_tokens=1,
-            meta={
-                "window": {
-                    "ids": ids,
-                    "first": first,
-                    "bytes": size,
-                    "document": document,
-                    "mode": self.mode,
-                    "prefill": self.prefill,
-                    "chunk": self.chunk,
-                }
-            },
+            work=ScoreText(tuple(ids), first, size, document, self.mode, self.prefill, self.chunk),
         )

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from kvbench.errors import DataError, KvbenchError
+from kvbench.errors import DataError
 from kvbench.metrics.summary import rouge
 from kvbench.tasks import data
-from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.base import PromptRules, Sample, Setup, TokenTask
 from kvbench.tasks.continuation import MOST_WARM_UP, SHORTEST, check_fits, check_lengths, check_warm_up, warmed
 from kvbench.tasks.data import HubSource, Record
 from kvbench.tasks.records import TEXT, TEXT_OR_NULL, TEXT_OR_TEXTS, TEXTS, TEXTS_OR_NULL, check_record, is_text
@@ -28,8 +28,8 @@ from kvbench.util.schema import MOST_TOKENS, bounded
 Kind = Literal["multi_lexsum", "infinitebench_sum"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summaries:
+@dataclass(kw_only=True)
+class Summaries(TokenTask):
     """Documents with reference summaries.
 
     Args:
@@ -44,8 +44,8 @@ class Summaries:
         max_new_tokens: tokens to generate.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "multi_lexsum"
     kind: Kind = "multi_lexsum"
@@ -110,14 +110,8 @@ class Summaries:
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
 
-    def bind(self, tokenizer: Any) -> None:
-        """Tell the task the model's tokenizer, of whose tokens the prompts are made; before :meth:`samples`."""
-        self.__dict__["tokenizer"] = tokenizer
-
     def samples(self) -> Iterator[Sample]:
         """For each length its warm-up prompts, then the counted ones, of the records that are long enough."""
-        if "tokenizer" not in self.__dict__:
-            raise KvbenchError(f"{self.name}: prompts are tokens: bind(tokenizer) comes before samples()")
         for length in self.lengths:
             count = 0
             for number in range(len(self.records)):
@@ -154,7 +148,7 @@ class Summaries:
 
     def _too_short(self, length: int) -> DataError:
         """What is said where no record fills a prompt of `length` tokens."""
-        tokenizer, template = self.__dict__["tokenizer"], templates()[self.kind]
+        tokenizer, template = self.tokenizer, templates()[self.kind]
         if not self.records:
             return DataError(f"{self.name}: no record has both a text and a summary.\n  hint: another dataset.path")
         tail = len(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
@@ -172,7 +166,7 @@ class Summaries:
 
     def _sample(self, number: int, length: int) -> Sample | None:
         """A record's prompt of exactly `length` tokens, or None where it is shorter."""
-        tokenizer, template = self.__dict__["tokenizer"], templates()[self.kind]
+        tokenizer, template = self.tokenizer, templates()[self.kind]
         text, answers = self.records[number]
         before = template["before"]
         tail = list(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
@@ -196,11 +190,8 @@ class Summaries:
             answers=answers,
             max_new_tokens=self.max_new_tokens,
             truncation="refuse",
-            meta={
-                "ids": ids[:kept] + tail,
-                "ids_context": (inside[0], inside[-1] + 1) if inside else None,
-                "target": f" {answers[0]}",
-            },
+            rules=PromptRules(ids=(*ids[:kept], *tail), ids_context=(inside[0], inside[-1] + 1) if inside else None),
+            target=f" {answers[0]}",
         )
 
 

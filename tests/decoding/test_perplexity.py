@@ -226,7 +226,7 @@ def windows(tmp_path: Path, **changes):
     path.write_text("abcdefghijklmnopqrstuvwxyz", encoding="utf-8")
     task = Perplexity(text="text", path=str(path), **{"window": 8, **changes})
     task.bind(Letters())
-    return [(chr(w["ids"][0]), w["first"], w["bytes"]) for w in (s.meta["window"] for s in task.samples())]
+    return [(chr(w.ids[0]), w.first, w.bytes) for w in (s.work for s in task.samples())]
 
 
 def test_windows_side_by_side_sliding_and_skipped(tmp_path: Path):
@@ -247,7 +247,7 @@ def test_c4_draws_are_the_papers(tmp_path: Path):
     path.write_text("\n".join(json.dumps({"text": text}) for text in documents), encoding="utf-8")
     task = Perplexity(text="c4", path=str(path), window=16)
     task.bind(Letters())
-    found = ["".join(map(chr, sample.meta["window"]["ids"])) for sample in task.samples()]
+    found = ["".join(map(chr, sample.work.ids)) for sample in task.samples()]
     random.seed(0)
     expected = []
     for _ in range(256):
@@ -260,7 +260,7 @@ def test_c4_draws_are_the_papers(tmp_path: Path):
     assert found == expected
     joined = Perplexity(text="c4_new", path=str(path), window=16)
     joined.bind(Letters())
-    assert "".join(chr(t) for t in next(iter(joined.samples())).meta["window"]["ids"]) == " ".join(documents)[:16]
+    assert "".join(chr(t) for t in next(iter(joined.samples())).work.ids) == " ".join(documents)[:16]
 
 
 def test_real_texts():

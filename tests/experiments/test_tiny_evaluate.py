@@ -42,7 +42,7 @@ def test_several_questions_are_rows_of_one_context():
     rows = evaluate.rows_of(sample)
     assert len(rows) == 8
     assert rows[0][0] == sample.prompt
-    assert all(prompt.startswith(sample.prompt[: sample.meta["shared"]]) for prompt, _ in rows)
+    assert all(prompt.startswith(sample.prompt[: sample.work.shared]) for prompt, _ in rows)
 
 
 def test_command_line(tmp_path, monkeypatch, capsys):

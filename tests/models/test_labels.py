@@ -17,8 +17,8 @@ from kvbench.errors import ConfigError
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.results.identity import identity, run_id
-from kvbench.runner.session import own_limit
-from kvbench.tasks.base import Sample
+from kvbench.runner.prompting import own_limit
+from kvbench.tasks.base import PromptRules, Sample
 from kvbench.util.confdir import conf_dir, options
 from kvbench.util.schema import build
 from tests.models.hub import serving
@@ -87,8 +87,8 @@ def test_the_presets_own_checkpoint_keeps_the_presets_rules(tmp_path: Path) -> N
 
 
 def test_a_data_sets_limit_for_the_preset_counts_for_its_checkpoint_alone(tmp_path: Path) -> None:
-    limits = {"prompt_limits": {"llama3-8b-instruct": 77}, "prompt_limit": 5}
-    sample = Sample(id="a", task="t", prompt="p", answers=(), max_new_tokens=1, meta=limits)
+    rules = PromptRules(limits={"llama3-8b-instruct": 77}, limit=5)
+    sample = Sample(id="a", task="t", prompt="p", answers=(), max_new_tokens=1, rules=rules)
     mine = folder(tmp_path / "mine", chat=True, **of_preset("llama3-8b-instruct"))
     other = folder(tmp_path / "other")
     for place, limit in ((mine, 77), (other, 5)):

@@ -7,7 +7,7 @@ import pytest
 from kvbench.errors import DataError, ModelError
 from kvbench.models.random_weights import byte_tokenizer
 from kvbench.runner.prompting import encode, pad, prompt_limit, wrapper
-from kvbench.tasks.base import Sample
+from kvbench.tasks.base import PromptRules, Sample
 
 CONTEXT = "0123456789" * 5
 
@@ -89,7 +89,7 @@ def test_a_wrapper_longer_than_the_limit_is_refused(tokenizer):
 
 
 def test_a_sample_may_go_without_the_wrapper(tokenizer):
-    bare = encode(sample(meta={"chat": False}), tokenizer, chat="[INST]{prompt}[/INST]")
+    bare = encode(sample(rules=PromptRules(chat=False)), tokenizer, chat="[INST]{prompt}[/INST]")
     assert bare == encode(sample(), tokenizer)
 
 

@@ -118,7 +118,7 @@ def test_one_process_joins_nobody_and_a_measurement_is_of_one() -> None:
     with ranks.joined(alone, ToyTask()) as team:
         assert team is None
     many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"))
-    measuring: Any = SimpleNamespace(setting=lambda *_: {})
+    measuring: Any = SimpleNamespace(single_process=True)
     with pytest.raises(CombinationError, match="memory and time of one process"), ranks.joined(many, measuring):
         pass
 
@@ -185,7 +185,7 @@ def following(
     from contextlib import contextmanager
 
     from kvbench.config.run_config import check
-    from kvbench.runner.session import batches
+    from kvbench.runner.batching import batches
 
     done: list[str] = []
 

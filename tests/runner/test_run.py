@@ -11,11 +11,13 @@ import jsonschema
 import pytest
 import torch
 
+from kvbench.config.run_config import check
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.methods import load_method
 from kvbench.results import samples
 from kvbench.results.samples import DiskError, outputs
-from kvbench.runner import run as run_module
+from kvbench.runner.remarks import untouched
+from kvbench.runner.resolve import settled as settle
 from kvbench.runner.run import run
 from tests.run_files import SCHEMA, on_disk, store_of
 from tests.run_support import ARCHITECTURE, ToyTask, config
@@ -310,7 +312,7 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path, monkeypatch):
 
 def test_settled_fills_in_defaults(tmp_path):
     made = config(tmp_path)
-    settled = run_module.settled(made, run_module.check(made))
+    settled = settle(made, check(made))
     assert settled["decoding"]["temperature"] == 0.0
     assert settled["method"]["_target_"] == made["method"]["_target_"]
     assert settled["method"]["residual"] == 32
@@ -373,11 +375,11 @@ def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):
 def test_one_sample_that_was_touched_is_enough():
     method = load_method("kivi", residual=32)
     row = {"prompt_tokens": 20, "tokens": [1] * 12}
-    assert run_module.untouched(method, [row])["longest"] == 31
-    assert run_module.untouched(method, [row, {"prompt_tokens": 20, "tokens": [1] * 13}]) is None
-    assert run_module.untouched(method, []) is None
-    assert run_module.untouched(load_method("fp16"), [row]) is None
-    assert run_module.untouched(load_method("snapkv", budget=40), [{"prompt_tokens": 40, "tokens": [1] * 99}])
-    assert run_module.untouched(load_method("snapkv", budget=40), [{"prompt_tokens": 41, "tokens": []}]) is None
+    assert untouched(method, [row])["longest"] == 31
+    assert untouched(method, [row, {"prompt_tokens": 20, "tokens": [1] * 13}]) is None
+    assert untouched(method, []) is None
+    assert untouched(load_method("fp16"), [row]) is None
+    assert untouched(load_method("snapkv", budget=40), [{"prompt_tokens": 40, "tokens": [1] * 99}])
+    assert untouched(load_method("snapkv", budget=40), [{"prompt_tokens": 41, "tokens": []}]) is None
     window = {"prompt_tokens": 32, "tokens": [], "window": {}}
-    assert run_module.untouched(method, [window])["longest"] == 31
+    assert untouched(method, [window])["longest"] == 31

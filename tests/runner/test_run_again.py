@@ -12,9 +12,13 @@ from kvbench.errors import ConfigError, DataError
 from kvbench.results import samples
 from kvbench.results.samples import MEASURED
 from kvbench.runner import sources
+from kvbench.runner.batching import batches, plan
+from kvbench.runner.prompting import own_limit, sample_seed
+from kvbench.runner.rows import row_bill
 from kvbench.runner.run import run
-from kvbench.runner.session import Session, batches, own_limit, row_bill, sample_seed
-from kvbench.tasks.base import Sample
+from kvbench.runner.session import Session
+from kvbench.tasks.base import PromptRules, Sample
+from kvbench.tasks.work import AskQuestions, Question
 from tests.run_files import on_disk, store_of
 from tests.run_support import ToyTask, config
 
@@ -204,7 +208,7 @@ def test_another_seed_draws_other_tokens(tmp_path):
 
 def test_batches_are_of_samples_that_end_alike():
     made = [sample(str(i)) for i in range(5)] + [sample("long", max_new_tokens=9), sample("stop", stop=("x",))]
-    made += [sample("end", meta={"end_text": "."}), sample("say", meta={"say_something": True}), sample("last")]
+    made += [sample("end", end_text="."), sample("say", say_something=True), sample("last")]
     found = [[each.id for each in batch] for batch in batches(made, 2)]
     assert found == [["0", "1"], ["2", "3"], ["4"], ["long"], ["stop"], ["end"], ["say"], ["last"]]
     assert list(batches([], 2)) == []
@@ -216,13 +220,13 @@ def test_a_data_sets_limit_goes_before_the_models():
 
     model = SimpleNamespace(name="m", preset=None, prompt_limit=100)
     assert own_limit(sample("a"), model) == 100
-    assert own_limit(sample("a", meta={"prompt_limit": 50}), model) == 50
-    assert own_limit(sample("a", meta={"prompt_limit": 50, "prompt_limits": {"m": 30}}), model) == 30
-    assert own_limit(sample("a", meta={"prompt_limits": {"other": 30}}), model) == 100
-    assert own_limit(sample("a", meta={"prompt_limits": {"m": "fill"}}), model) is None
+    assert own_limit(sample("a", rules=PromptRules(limit=50)), model) == 50
+    assert own_limit(sample("a", rules=PromptRules(limit=50, limits={"m": 30})), model) == 30
+    assert own_limit(sample("a", rules=PromptRules(limits={"other": 30})), model) == 100
+    assert own_limit(sample("a", rules=PromptRules(limits={"m": "fill"})), model) is None
     chosen = SimpleNamespace(name="own", preset="m", prompt_limit=100)
-    assert own_limit(sample("a", meta={"prompt_limits": {"m": 30}}), chosen) == 30
-    assert own_limit(sample("a", meta={"prompt_limits": {"m": 30, "own": 20}}), chosen) == 20
+    assert own_limit(sample("a", rules=PromptRules(limits={"m": 30})), chosen) == 30
+    assert own_limit(sample("a", rules=PromptRules(limits={"m": 30, "own": 20})), chosen) == 20
     assert own_limit(sample("a"), SimpleNamespace(name="m", preset=None, prompt_limit=None)) is None
 
 
@@ -247,15 +251,15 @@ def test_a_rows_bill_is_its_own_bytes_and_its_part_of_the_buffers():
 def test_a_rows_tokens_took_a_step_each_but_the_first_and_the_end_took_one(tmp_path, monkeypatch, finish, steps):
     from dataclasses import replace
 
-    from kvbench.runner import session
+    from kvbench.runner import answers
 
-    generate = session.generate
+    generate = answers.generate
 
     def ended(*args, **kwargs):
         found = generate(*args, **kwargs)
         return replace(found, tokens=[found.tokens[0][:2], *found.tokens[1:]], finish=[finish, *found.finish[1:]])
 
-    monkeypatch.setattr(session, "generate", ended)
+    monkeypatch.setattr(answers, "generate", ended)
     made = config(tmp_path, dataset={"limit": 2}, runtime={"batch_size": 2})
     rows = list(store_of(run(made)).samples().rows.values())
     assert [row[MEASURED]["decoded"] for row in rows] == [steps, 3]
@@ -276,20 +280,14 @@ def test_batches_share_their_times_and_prompts_come_longest_first(tmp_path):
 
 
 def test_the_batch_of_the_longest_prompt_comes_first_wherever_it_stands_in_it():
-    from types import SimpleNamespace
-
-    session = object.__new__(Session)
-    session.config = SimpleNamespace(runtime=SimpleNamespace(batch_size=2))
     made = [sample(name, prompt="p" * length) for name, length in zip("abcdef", (5, 5, 4, 9, 8, 1), strict=True)]
-    assert [[each.id for each in batch] for batch in session.plan(made)] == [["c", "d"], ["a", "b"], ["e", "f"]]
+    assert [[each.id for each in batch] for batch in plan(made, 2)] == [["c", "d"], ["a", "b"], ["e", "f"]]
 
 
 def test_a_shared_text_leaves_room_for_its_longest_question(tmp_path, monkeypatch):
     shared, asked = "Read: " + "word " * 40, ["Who?", "What was said of " + "it " * 12 + "?", "Why so?"]
-    questions = [{"prompt": each, "answer": " a"} for each in asked]
-    meta = {"shared": len(shared), "questions": questions}
-    monkeypatch.setattr(ToyTask, "samples", lambda self: iter([sample("a/0", prompt=shared + asked[0], meta=meta)]))
-    monkeypatch.setattr(ToyTask, "score_questions", lambda self, one, lines: {"score": len(lines)}, raising=False)
+    work = AskQuestions(len(shared), tuple(Question(prompt, " a") for prompt in asked))
+    monkeypatch.setattr(ToyTask, "samples", lambda self: iter([sample("a/0", prompt=shared + asked[0], work=work)]))
     (row,) = store_of(run(config(tmp_path, model={"max_length": 128}))).samples().rows.values()
     assert row["prompt_tokens"] == 128 - 4 - len(asked[1])  # a token a byte
     assert row["truncated"] == 1 + len(shared) - row["prompt_tokens"]

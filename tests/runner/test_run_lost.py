@@ -57,7 +57,9 @@ def test_a_failure_elsewhere_is_the_end_of_a_run_that_has_none(tmp_path, monkeyp
         done = do(self)
         self._ended = None
         self._lost(LOST)
-        self.errors.append({"sample": None, "type": "RuntimeError", "message": "the connection broke", "traceback": ""})
+        self.failures.errors.append(
+            {"sample": None, "type": "RuntimeError", "message": "the connection broke", "traceback": ""}
+        )
         assert self._finish("error") == self._ended
         return done
 

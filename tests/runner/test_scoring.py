@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvbench.runner.run import shown
+from kvbench.runner.remarks import shown
 from kvbench.runner.scoring import finite, scored
 from kvbench.tasks.base import Sample
+from kvbench.tasks.work import AskQuestions, Question
 
 
 def sample(**changes: Any) -> Sample:
@@ -38,7 +39,7 @@ def test_one_question_is_scored_whole_and_several_by_line() -> None:
 
     task: Any = SimpleNamespace(score=score("one"), score_questions=score("several"), scorer_version="3")
     assert scored(task, sample(), "a\nb") == {"scores": {"score": 1.0, "other": None}, "scorer_version": 3}
-    scored(task, sample(meta={"questions": [{}, {}]}), "a b\nc")
+    scored(task, sample(work=AskQuestions(1, (Question("a?", "x"), Question("b?", "y")))), "a b\nc")
     assert asked == [("one", "a", "a\nb"), ("several", "a", ["a b", "c"])]
 
 

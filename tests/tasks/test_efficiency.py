@@ -23,8 +23,8 @@ def grown(task: Efficiency, room: int) -> dict[int, str]:
     """Batches in the order in which they are measured, where `room` sequences fit."""
     rows: dict = {}
     order: dict[int, str] = {}
-    while left := [sample for sample in task.samples(rows) if sample.id not in rows]:
-        batch = left[0].meta["point"]["batch"]
+    while left := [sample for sample in task.next_samples(rows) if sample.id not in rows]:
+        batch = left[0].work.batch
         order[batch] = "ok" if batch <= room else "oom"
         rows[left[0].id] = {"status": order[batch]}
     return order
@@ -65,7 +65,7 @@ def test_a_listed_grid_ends_each_length_where_memory_does():
     task = Efficiency(prompts=(64, 32), batches=(4, 1, 2, 2))
     assert [sample.id for sample in task.samples()] == [point_id(p, b) for p in (64, 32) for b in (1, 2, 4)]
     rows = {point_id(64, 1): {"status": "ok"}, point_id(64, 2): {"status": "oom"}}
-    assert [sample.id for sample in task.samples(rows)] == [
+    assert [sample.id for sample in task.next_samples(rows)] == [
         *(point_id(64, b) for b in (1, 2)),
         *(point_id(32, b) for b in (1, 2, 4)),
     ]

@@ -44,7 +44,7 @@ def test_scores_stand_side_by_side(folder: Path) -> None:
     own = replace(task, style="logquant")
     assert own.score(sample, "#### 0")["score"] == 1.0
     assert own.identity() != task.identity()
-    assert next(iter(own.samples())).meta["system"]
+    assert next(iter(own.samples())).rules.system
 
 
 def test_logquants_turn(folder: Path) -> None:

@@ -56,14 +56,14 @@ def test_prompts_skip_the_beginning_and_have_the_length_asked_for(tmp_path: Path
     task = load("pg19", path=str(tmp_path), lengths=[40], skip=80, max_new_tokens=10, limit=None, warm_up=1)
     samples = list(task.samples())
     assert [s.id for s in samples] == ["pg19@40/0.0", "pg19@40/1.0", "pg19@40/2.0"]
-    assert [s.meta.get("warm_up", False) for s in samples] == [True, False, False]
+    assert [s.warm_up for s in samples] == [True, False, False]
     ids = Words()((tmp_path / "c.txt").read_text())["input_ids"]
-    assert samples[2].meta["ids"] == [1, *ids[81:120]]  # the first is the beginning-of-sequence token
-    assert samples[2].meta["answer_ids"] == ids[120:130]
+    assert samples[2].rules.ids == (1, *ids[81:120])  # the first is the beginning-of-sequence token
+    assert samples[2].answer_ids == tuple(ids[120:130])
     assert samples[2].answers == (f" {words(119, 10)}",)
     assert samples[2].prompt == f" {words(79, 40)}"
     prompt = encode(samples[2], None, chat="template", limit=100, room=100)  # no wrapper: the tokens are the prompt
-    assert prompt.ids == tuple(samples[2].meta["ids"])
+    assert prompt.ids == tuple(samples[2].rules.ids)
     with pytest.raises(DataError, match=r"40 tokens, and the model takes 39 .*\n.*dataset.lengths=\[39\]"):
         encode(samples[2], None, limit=39)
     # the authors' code takes all of a book, piece after piece: 139 + 1 tokens are one prompt and too little for another
@@ -107,9 +107,9 @@ def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> No
 def test_real_books_give_ten_prompts_and_three_to_warm_up() -> None:
     task = load("pg19", path=str(data_dir("pg19")), lengths=[4096, 8192])
     samples = list(task.samples())
-    counted = [s for s in samples if "warm_up" not in s.meta]
+    counted = [s for s in samples if not s.warm_up]
     assert len(samples) == 26 and [s.length for s in counted] == [4096] * 10 + [8192] * 10
-    assert all(len(s.meta["ids"]) == s.length and len(s.meta["answer_ids"]) == 90 for s in samples)
+    assert all(len(s.rules.ids) == s.length and len(s.answer_ids) == 90 for s in samples)
     assert len({s.id.split("/")[1].split(".")[0] for s in counted[:10]}) == 10  # of ten books
 
 
@@ -128,11 +128,11 @@ def test_documents_lose_their_end_and_short_ones_are_left_out(tmp_path: Path) ->
     tail = Words()(template["after"], add_special_tokens=False)["input_ids"]
     ids = Words()(template["before"] + words(0, 500))["input_ids"]
     for sample in samples:
-        assert len(sample.meta["ids"]) == 128 and sample.meta["ids"][-len(tail) :] == tail
-        assert sample.meta["ids"][: 128 - len(tail)] == ids[: 128 - len(tail)]
-        first, last = sample.meta["ids_context"]
+        assert len(sample.rules.ids) == 128 and list(sample.rules.ids[-len(tail) :]) == tail
+        assert list(sample.rules.ids[: 128 - len(tail)]) == ids[: 128 - len(tail)]
+        first, last = sample.rules.ids_context
         assert sample.prompt.endswith(template["after"]) and last == 128 - len(tail)
-        assert sample.meta["ids"][first:last] == ids[first:last] and ids[first - 1] != ids[first]
+        assert list(sample.rules.ids[first:last]) == ids[first:last] and ids[first - 1] != ids[first]
     assert task.score(samples[0], "about 500") == dict.fromkeys(
         ("score", "rouge1", "rouge2", "rougeL", "rougeLsum"), 1.0
     )
@@ -202,7 +202,7 @@ def test_rouge_is_the_packages_stemmed_and_the_best_reference_counts() -> None:
 def test_real_cases_are_read_and_cut() -> None:
     task = load("multi_lexsum", path=str(data_dir("multi_lexsum")), lengths=[512])
     samples = list(task.samples())
-    assert len(task.records) > 500 and len(samples) == 13 and all(len(s.meta["ids"]) == 512 for s in samples)
+    assert len(task.records) > 500 and len(samples) == 13 and all(len(s.rules.ids) == 512 for s in samples)
     assert 0.2 < task.score(samples[5], samples[5].answers[0][:300])["score"] < 1.0
 
 

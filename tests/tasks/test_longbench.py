@@ -12,9 +12,9 @@ import pytest
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.spec import ModelConfig
 from kvbench.results.store import RunStore
-from kvbench.runner.prompting import encode
+from kvbench.runner.batching import batches
+from kvbench.runner.prompting import encode, end_ids, own_limit
 from kvbench.runner.run import run
-from kvbench.runner.session import batches, end_ids, own_limit
 from kvbench.tasks.load import load
 from kvbench.tasks.longbench import EXTENDED, LongBench, groups, templates
 from tests.data_support import data_dir, golden
@@ -81,7 +81,7 @@ def test_samples_carry_span_query_and_rules(folder: Path) -> None:
         assert sample.prompt[slice(*sample.context_span)] == RECORD["context"]
         without = sample.task in ("gov_report", "multi_news", "vcsum", "passage_count", "lcc")
         assert sample.query == ("" if without else RECORD["input"])
-        assert (sample.meta.get("end_text") == "\n") is (sample.task == "samsum")
+        assert (sample.end_text == "\n") is (sample.task == "samsum")
     assert len(list(batches(samples, 64))) >= 10
 
 
@@ -209,7 +209,7 @@ def test_real_prompts_equal_the_official_rule(limit: int, tokenizer) -> None:
 def test_samsum_ends_at_a_line_feed(folder: Path, tokenizer) -> None:
     sample = next(iter(LongBench(path=str(folder), tasks="samsum").samples()))
     assert end_ids(sample, tokenizer) == tokenizer.encode("\n", add_special_tokens=False)[-1:]
-    assert sample.meta["say_something"] is True
+    assert sample.say_something is True
 
 
 def test_samsums_rule_is_that_of_stock_generate(tokenizer) -> None:

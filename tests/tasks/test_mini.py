@@ -41,9 +41,7 @@ PINNED: dict[str, str] = {
 
 
 def digest(sample) -> str:
-    text = "\x1f".join(
-        (sample.prompt, sample.meta["target"], str(sample.context_span), str(sample.meta["answer_spans"]))
-    )
+    text = "\x1f".join((sample.prompt, sample.target, str(sample.context_span), str(sample.meta["answer_spans"])))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -60,7 +58,7 @@ def test_length_in_tokens(name, length):
         sample = Mini().sample(name, length, index)
         used = 1 + len(encode([sample.prompt])[0]) + sample.max_new_tokens
         assert length - 24 <= used <= length
-        assert len(encode([sample.meta["target"] + "\n"])[0]) <= sample.max_new_tokens
+        assert len(encode([sample.target + "\n"])[0]) <= sample.max_new_tokens
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -74,7 +72,7 @@ def test_spans_and_answers(name):
         assert not context[-1].isspace()
         assert sample.prompt[:start].endswith("\n")
         assert sample.query in sample.prompt[end:]
-        assert sample.meta["target"].strip() == sample.answers[0]
+        assert sample.target.strip() == sample.answers[0]
         for a, b in sample.meta["answer_spans"]:
             assert start <= a < b <= end
             assert sample.prompt[a:b].strip() in sample.answers[0]
@@ -151,12 +149,12 @@ def test_same_bytes_under_another_hash_seed():
 def test_several_questions_share_their_context():
     task = Mini()
     sample = task.sample("several", 1024, 0)
-    questions, shared = sample.meta["questions"], sample.meta["shared"]
+    questions, shared = sample.work.questions, sample.work.shared
     assert len(questions) == 8
-    assert sample.prompt == sample.prompt[:shared] + questions[0]["prompt"]
-    assert len({q["answer"] for q in questions}) == 8
+    assert sample.prompt == sample.prompt[:shared] + questions[0].prompt
+    assert len({q.answer for q in questions}) == 8
     assert shared == sample.context_span[1]
-    right = [q["answer"] for q in questions]
+    right = [q.answer for q in questions]
     assert task.score_questions(sample, right) == {"score": 1.0, "all": 1.0}
     assert task.score_questions(sample, [*right[:7], "0"]) == {"score": 7 / 8, "all": 0.0}
     with pytest.raises(ValueError):
@@ -167,7 +165,7 @@ def test_several_questions_share_their_context():
 def test_right_and_wrong_answers(name):
     task = Mini()
     sample = task.sample(name, 512, 0)
-    assert task.score(sample, sample.meta["target"] + "\nmore")["score"] == 1.0
+    assert task.score(sample, sample.target + "\nmore")["score"] == 1.0
     assert task.score(sample, "")["score"] == 0.0
     assert task.score(sample, "nothing of the kind 1")["score"] == 0.0
 

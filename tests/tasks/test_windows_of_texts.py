@@ -27,7 +27,7 @@ def test_bos_replaces_the_first_token_where_there_is_one(tmp_path: Path, bos: in
     (tmp_path / "a.txt").write_text("abcdefghijklmnop")
     task = Perplexity(text="text", path=str(tmp_path / "a.txt"), window=8, bos=True)
     task.bind(Letters(bos_token_id=bos))
-    assert [sample.meta["window"]["ids"][0] for sample in task.samples()] == first
+    assert [sample.work.ids[0] for sample in task.samples()] == first
 
 
 def refused(**settings: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from kvbench.errors import ConfigError
 from kvbench.models.spec import BUNDLED
-from kvbench.tasks.base import Sample, Setup
+from kvbench.tasks.base import Sample, Setup, Task
 from kvbench.tasks.mini.catalogue import TASKS
 from kvbench.tasks.mini.compose import Document, compose, tails
 from kvbench.tasks.mini.draft import Draft, Question, Setting
@@ -18,13 +18,15 @@ from kvbench.tasks.mini.rng import Rng
 from kvbench.tasks.mini.scoring import SCORERS
 from kvbench.tasks.mini.templates import WRAPPERS
 from kvbench.tasks.mini.tokens import encoder, fingerprint
+from kvbench.tasks.work import AskQuestions, Generate, Work
+from kvbench.tasks.work import Question as Asked
 from kvbench.util.schema import MOST, bounded
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mini:
+class Mini(Task):
     """Samples of the generated tasks (see :mod:`kvbench.tasks.mini.catalogue`), by task, length and number.
 
     A sample's prompt, the token `<s>` before it and the room for its answer have together the nominal length in tokens
@@ -38,8 +40,8 @@ class Mini:
         seed: of the samples.
     """
 
-    version: ClassVar[int] = 1
-    scorer_version: ClassVar[int] = 1
+    version = 1
+    scorer_version = 1
 
     name: str = "mini"
     tasks: tuple[str, ...] | str = "all"
@@ -123,7 +125,9 @@ class Mini:
             max_new_tokens=entry.max_new_tokens,
             stop=("\n",),
             truncation="refuse",
-            meta=_meta(draft, document),
+            target=question.continuation,
+            work=_work(draft, document),
+            meta={**_asked(question, document), **draft.meta},
         )
 
     def identity(self) -> dict[str, Any]:
@@ -141,46 +145,28 @@ class Mini:
         """Score the answer to the sample's own question (the first line of `prediction`)."""
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
 
-    def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
-        """Score the answers to all of ``meta["questions"]``, asked one by one of the same cache.
-
-        Returns:
-            ``score``: the mean over the questions; ``all``: 1.0 where every one is right.
-
-        Raises:
-            ValueError: there are not as many predictions as questions.
-        """
-        questions = sample.meta["questions"]
-        scores = [
-            _score(sample.task, prediction, question["answer"], question)["score"]
-            for question, prediction in zip(questions, predictions, strict=True)
-        ]
-        return {"score": sum(scores) / len(scores), "all": float(all(score == 1.0 for score in scores))}
-
 
 def _score(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
     lines = prediction.strip().split("\n")
     return SCORERS[TASKS[task].scorer](lines[0], answer, meta)
 
 
-def _meta(draft: Draft, document: Document) -> dict[str, Any]:
-    """What an analysis needs beside the answer; all spans are characters of the prompt."""
-    meta: dict[str, Any] = {**_asked(draft.questions[0], document), **draft.meta}
-    if len(draft.questions) > 1:
-        # the prompt's first `shared` characters are the same for all questions; each one's `prompt` follows them
-        meta["shared"] = len(document.text)
-        meta["questions"] = [
-            {"prompt": tail, "query": question.query, "answer": question.answer.strip(), **_asked(question, document)}
-            for question, tail in zip(draft.questions, document.tails, strict=True)
-        ]
-    return meta
+def _work(draft: Draft, document: Document) -> Work:
+    """Return the questions on one cache where the draft has several, else plain generation."""
+    if len(draft.questions) == 1:
+        return Generate()
+    questions = (
+        Asked(tail, question.answer.strip(), question.query, question.continuation, _asked(question, document))
+        for question, tail in zip(draft.questions, document.tails, strict=True)
+    )
+    return AskQuestions(len(document.text), tuple(questions))
 
 
 def _asked(question: Question, document: Document) -> dict[str, Any]:
+    """Return what scorers and analyses need of a question; spans are characters of the prompt."""
     spans = [[document.places[i] + start, document.places[i] + end] for i, start, end in question.evidence]
     start, end = document.context_span
     asked: dict[str, Any] = {
-        "target": question.continuation,
         "answer_spans": spans,
         "depth": round((spans[0][0] - start) / max(1, end - start), 4) if spans else None,
     }

@@ -1,0 +1,162 @@
+"""Answers to prompts: a batch of samples through a method's cache, generated and scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.cache.options import Options
+from kvbench.config.run_config import RunConfig
+from kvbench.decoding.autoregressive import Generation, generate
+from kvbench.decoding.sampling import Sampling
+from kvbench.decoding.speculative import figures, token_seconds
+from kvbench.models.load import LoadedModel
+from kvbench.profiling.memory import PhasePeaks
+from kvbench.results.samples import MEASURED, Row
+from kvbench.runner.prompting import (
+    EncodedPrompt,
+    answer_ids,
+    encode,
+    end_ids,
+    own_limit,
+    pad,
+    prompt_limit,
+    sample_seed,
+)
+from kvbench.runner.rows import Machine, head, row_bill
+from kvbench.runner.scoring import finite, scored
+from kvbench.runner.strategy import Report
+from kvbench.tasks.base import Sample, Task
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Strategy of :class:`kvbench.tasks.work.Generate`.
+
+    Args:
+        config: method, decoding and runtime of the run.
+        loaded: the model.
+        task: scores the predictions.
+        machine: as rows name it.
+        options: of the kernels.
+    """
+
+    config: RunConfig
+    loaded: LoadedModel
+    task: Task
+    machine: Machine
+    options: Options
+
+    def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
+        """Generate and score one batch; see :class:`kvbench.runner.strategy.Strategy`."""
+        decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
+        new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
+        prompts = self._encode(samples, new_tokens)
+        queries, pad_id = [sample.query for sample in samples], tokenizer.pad_token_id or 0
+        sources = [sample.query_source for sample in samples]
+        input_ids, mask, told = pad(prompts, queries, pad_id, self.loaded.device, tokenizer.decode, sources)
+        cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
+        cache.options = self.options
+        peaks = PhasePeaks(self.loaded.device, census=first)
+        with peaks.run():
+            generation = generate(
+                self.loaded.model,
+                cache,
+                input_ids,
+                mask,
+                max_new_tokens=new_tokens,
+                sampling=Sampling(
+                    temperature=decoding.temperature,
+                    top_p=decoding.top_p,
+                    seed=[sample_seed(runtime.seed, sample) for sample in samples],
+                ),
+                eos_token_ids=(*self.loaded.eos_token_ids, *end_ids(samples[0], tokenizer)),
+                say_something=samples[0].say_something,
+                stop=(*samples[0].stop, *decoding.stop),
+                tokenizer=tokenizer,
+                prefill_chunk=runtime.prefill_chunk,
+                pad_token_id=pad_id,
+                observer=peaks,
+                answer_ids=[answer_ids(sample, tokenizer)[:new_tokens] for sample in samples],
+                graphs=runtime.graphs,
+                compile=runtime.compile,
+                prefill_rows=runtime.prefill_rows,
+            )
+        warm_up = first or samples[0].warm_up
+        measured = generation_figures(self.machine, cache, peaks, warm_up, len(samples), generation)
+        bills = [row_bill(cache, index, len(samples)) for index in range(len(samples))]
+        rows = [
+            answer_row(self.task, sample, prompts[index], generation, index, bills[index], measured)
+            for index, sample in enumerate(samples)
+        ]
+        for row, note in zip(rows, cache.notes or (), strict=False):
+            row["method"] = note
+        return rows
+
+    def _encode(self, samples: Sequence[Sample], new_tokens: int) -> list[EncodedPrompt]:
+        model, longest = self.config.model, self.loaded.max_length
+        room = prompt_limit(None, longest, new_tokens)
+        return [
+            encode(
+                sample,
+                self.loaded.tokenizer,
+                chat=model.chat,
+                limit=prompt_limit(own_limit(sample, model), longest, new_tokens),
+                room=room,
+            )
+            for sample in samples
+        ]
+
+
+def generation_figures(
+    machine: Machine, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, generation: Generation
+) -> dict[str, Any]:
+    """Return the measured part of the rows of one generation, but for what differs from row to row."""
+    return machine.measured(
+        rows,
+        peaks.row(),
+        {
+            "reads_packed": bool(cache.reads_packed),
+            "path": str(cache.path),
+            "prefill": str(cache.progress.prefill),
+        },
+        warm_up=warm_up,
+        # a method's search is part of it; where nobody knows how long that takes, no more is known of the sum
+        ttft_s=None if cache.search_s is None else round(generation.ttft_s + cache.search_s, 6),
+        step_s=[round(step, 6) for step in generation.step_s],
+        stepping=generation.stepping,
+        capture_s=round(generation.capture_s, 6),
+    )
+
+
+def answer_row(
+    task: Task,
+    sample: Sample,
+    prompt: EncodedPrompt,
+    generation: Generation,
+    index: int,
+    bill: dict[str, Any],
+    measured: dict[str, Any],
+) -> Row:
+    """Return the row of the sample at `index` of a generation's batch."""
+    tokens, finish = generation.tokens[index], generation.finish[index]
+    nll = generation.answer_nll[index] if generation.answer_nll else None
+    prediction = generation.text[index]
+    speculated = {}
+    # the first token comes from the prefill; the rest, and the EOS, took a decode step each or came of a round
+    measured = {**measured, "decoded": min(len(generation.step_s), len(tokens) - (finish != "eos"))}
+    if generation.rounds:
+        speculated = {"speculation": figures(generation.rounds, index)}
+        times = [round(seconds, 6) for seconds in token_seconds(generation.rounds, index)]
+        # a row's own tokens and their mean time; the batch's whole decode time is what throughput divides by
+        measured |= {"step_s": times, "decoded": len(times), "decode_s": round(sum(generation.step_s), 6)}
+    return {
+        **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=prediction, tokens=tokens),
+        **scored(task, sample, prediction),
+        "nll": {"sum": finite(nll[0]), "n": int(nll[1])} if nll and nll[1] else None,
+        "kv_bytes": bill,
+        **speculated,
+        **({"warm_up": True} if sample.warm_up else {}),
+        MEASURED: measured,
+    }

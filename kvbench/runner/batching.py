@@ -1,0 +1,62 @@
+"""The order in which samples are run, and which of them share a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kvbench.errors import DataError, KvbenchError
+from kvbench.tasks.base import Sample
+
+
+def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
+    """Return batches of the samples in their order, but for the one with the longest prompt, which comes first.
+
+    The first batch warms up and carries the memory census, so it should be the one that needs most. Where the task has
+    samples to warm up with, those come before.
+    """
+    planned = list(batches(samples, size))
+    warming = [batch for batch in planned if batch[0].warm_up]
+    planned = [batch for batch in planned if not batch[0].warm_up]
+    if warming or not planned:
+        return [*warming, *planned]
+    longest = max(range(len(planned)), key=lambda i: max(len(sample.prompt) for sample in planned[i]))
+    return [planned[longest], *planned[:longest], *planned[longest + 1 :]]
+
+
+def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
+    """Yield consecutive samples that ask for the same kind of work and end alike, at most `size` together."""
+    batch: list[Sample] = []
+    for sample in samples:
+        alike = batch and _shared(sample) == _shared(batch[0])
+        if batch and (not alike or len(batch) == size):
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+def _shared(sample: Sample) -> tuple[Any, ...]:
+    """Return what the samples of a batch have in common."""
+    ending = sample.max_new_tokens, sample.stop, sample.end_text, sample.say_something
+    return (type(sample.work), *ending, sample.warm_up)
+
+
+def check_ids(samples: Iterable[Sample]) -> None:
+    """Raise KvbenchError where two samples share an id: results are keyed by it."""
+    seen: set[str] = set()
+    for sample in samples:
+        if sample.id in seen:
+            raise KvbenchError(f"two samples of the data set share the id {sample.id!r}; results are keyed by it")
+        seen.add(sample.id)
+
+
+def check_any(samples: Sequence[Sample], dataset: Mapping[str, Any]) -> None:
+    """Raise DataError where a data set has no samples: a table without a number is not a result."""
+    if samples:
+        return
+    hint = (
+        "dataset.limit=8" if dataset.get("limit") == 0 else "check the data set's files, dataset.path and dataset.limit"
+    )
+    raise DataError(f"data set {dataset.get('name')}: no samples, so there is nothing to run.\n  hint: {hint}")

@@ -1,0 +1,74 @@
+"""Failures of a run: samples that raised, and memory that ran out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvbench.results import tables
+from kvbench.util.failures import bytes_asked, describe
+from kvbench.util.progress import say
+
+#: samples that may fail before a run gives up: one bad record must not cost the rest, a broken set-up must not go on
+MAX_ERRORS = 3
+
+
+@dataclass
+class Failures:
+    """Failures so far.
+
+    Args:
+        label: the run's short name, for messages.
+        errors: a record for each; ``sample`` is None for one outside any sample.
+        oom: what ran out of memory; None: nothing did.
+    """
+
+    label: str
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    oom: dict[str, Any] | None = None
+
+    @property
+    def status(self) -> str:
+        """The run's status: ``ok``, ``error`` or ``oom``."""
+        return "oom" if self.oom is not None else "error" if self.errors else "ok"
+
+    def samples(self) -> set[str | None]:
+        """Return the ids of the samples that failed."""
+        return {error["sample"] for error in self.errors}
+
+    def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:
+        """Record an error, and show it unless its like was shown; return False if the run has to give up."""
+        shown = [entry["message"] for entry in self.errors]
+        self.errors.append({"sample": sample, **describe(error)})
+        if self.errors[-1]["message"] not in shown:
+            show(f"{self.label}: {sample}: {error}")
+        if len(self.errors) >= MAX_ERRORS:
+            show(f"{self.label}: {MAX_ERRORS} samples failed; giving up")
+        return len(self.errors) < MAX_ERRORS
+
+    def ran_out(self, error: BaseException, sample: str | None) -> None:
+        """Record that memory ran out, which is a result; `sample` is None while the model is loaded."""
+        asked = bytes_asked(error)
+        self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000]}
+        size = "an unknown amount" if asked is None else tables.size(asked)
+        say(f"{self.label}: out of memory at {sample or 'loading the model'}, {size} asked for; recorded as a result")
+
+    def say_repeats(self) -> None:
+        """Say which samples failed as one before them, whose message was shown."""
+        alike: dict[str, list[str]] = {}
+        for error in self.errors:
+            alike.setdefault(error["message"], []).append(str(error["sample"]))
+        for first, *others in alike.values():
+            if others:
+                say(f"{self.label}: {len(others)} more failed as {first} did: {', '.join(others)}")
+
+
+def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:
+    """Return status, oom and error of a run that ends because another rank failed."""
+    message = f"rank {failure['rank']}: {failure['message']}"
+    if failure["kind"] == "KeyboardInterrupt":
+        return "interrupted", None, None
+    if failure["oom"]:
+        return "oom", {"bytes_asked": bytes_asked(MemoryError(message)), "sample": None, "message": message}, None
+    return "error", None, {"sample": None, "type": failure["kind"], "message": message, "traceback": ""}

@@ -1,0 +1,101 @@
+"""Several questions on one cache: a shared text is cached once, then each question is answered on a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvbench.cache.options import Options
+from kvbench.config.run_config import RunConfig
+from kvbench.decoding.autoregressive import Generation
+from kvbench.decoding.questions import ask
+from kvbench.decoding.sampling import Sampling
+from kvbench.models.load import LoadedModel
+from kvbench.profiling.memory import PhasePeaks
+from kvbench.results.samples import MEASURED, Row
+from kvbench.runner.answers import answer_row, generation_figures
+from kvbench.runner.prompting import encode, pad, prompt_limit, sample_seed
+from kvbench.runner.rows import Machine, row_bill
+from kvbench.runner.strategy import Report
+from kvbench.tasks.base import PromptRules, Sample, Task
+from kvbench.tasks.work import AskQuestions
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """Strategy of :class:`kvbench.tasks.work.AskQuestions`.
+
+    Args:
+        config: method, decoding and runtime of the run.
+        loaded: the model.
+        task: scores the predictions.
+        machine: as rows name it.
+        options: of the kernels.
+    """
+
+    config: RunConfig
+    loaded: LoadedModel
+    task: Task
+    machine: Machine
+    options: Options
+
+    def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
+        """Answer the questions of each sample; see :class:`kvbench.runner.strategy.Strategy`."""
+        return [self._row(sample, first and not index) for index, sample in enumerate(samples)]
+
+    def _row(self, sample: Sample, first: bool) -> Row:
+        work = sample.work
+        assert isinstance(work, AskQuestions)
+        decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
+        new_tokens = decoding.max_new_tokens or sample.max_new_tokens
+
+        def tokens(text: str) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        asked = [tokens(question.prompt) for question in work.questions]
+        room = prompt_limit(self.config.model.prompt_limit, self.loaded.max_length, new_tokens)
+        limit = None if room is None else room - max(map(len, asked))
+        shared = replace(sample, prompt=sample.prompt[: work.shared], rules=PromptRules(chat=False))
+        prompt = encode(shared, tokenizer, limit=limit)
+        input_ids, _, told = pad([prompt], [sample.query], 0, self.loaded.device, tokenizer.decode)
+        length = input_ids.shape[1] + max(map(len, asked)) + new_tokens
+        cache = self.config.method.new_cache(self.loaded.model, told, max_length=length)
+        cache.options = self.options
+        peaks = PhasePeaks(self.loaded.device, census=first)
+        with peaks.run():
+            generations = ask(
+                self.loaded.model,
+                cache,
+                input_ids,
+                asked,
+                answers=[tokens(question.continuation) for question in work.questions],
+                max_new_tokens=new_tokens,
+                sampling=Sampling(decoding.temperature, decoding.top_p, [sample_seed(runtime.seed, sample)]),
+                eos_token_ids=self.loaded.eos_token_ids,
+                stop=(*sample.stop, *decoding.stop),
+                tokenizer=tokenizer,
+                prefill_chunk=runtime.prefill_chunk,
+                observer=peaks,
+            )
+        whole = joined(generations)
+        measured = generation_figures(self.machine, cache, peaks, first, 1, whole)
+        row = answer_row(self.task, sample, prompt, whole, 0, row_bill(cache, 0, 1), measured)
+        if not whole.rounds:
+            row[MEASURED]["decoded"] = len(whole.step_s)
+        return {**row, "method": cache.notes[0]} if cache.notes else row
+
+
+def joined(generations: Sequence[Generation]) -> Generation:
+    """Return the answers to all questions as one generation, a line each; times to the first token are the first's."""
+    first = generations[0]
+    return Generation(
+        tokens=[[token for generation in generations for token in generation.tokens[0]]],
+        text=["\n".join(generation.text[0] for generation in generations)],
+        finish=["length" if any(generation.finish[0] == "length" for generation in generations) else first.finish[0]],
+        ttft_s=first.ttft_s,
+        step_s=[step for generation in generations for step in generation.step_s],
+        prompt_tokens=first.prompt_tokens,
+        answer_nll=[tuple(map(sum, zip(*(g.answer_nll[0] for g in generations), strict=True)))],  # type: ignore[list-item]
+        rounds=[speculation for generation in generations for speculation in generation.rounds],
+        stepping="eager (several questions on one cache)",
+    )

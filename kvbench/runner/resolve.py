@@ -1,0 +1,81 @@
+"""The configuration that a run is identified by, and the one that it records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.config.run_config import RunConfig
+from kvbench.methods.load import true_name
+from kvbench.results.identity import identity, short_name
+from kvbench.tasks.base import Task
+from kvbench.util.progress import say
+
+
+def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[str, Any]:
+    """Return what determines the outputs of a run (:func:`kvbench.results.identity.identity`).
+
+    Args:
+        config: the composed configuration.
+        checked: the same, typed.
+        task: its data set; one that measures the machine makes another run on another machine.
+    """
+    data: dict[str, Any] = {"identity": task.identity(), "version": task.version}
+    machine = task.machine_identity(checked.runtime, lambda: machine_name(checked))
+    if machine is not None:
+        data["setting"] = machine
+    return identity(settled(config, checked), data, checked.model.folder(), say)
+
+
+def machine_name(checked: RunConfig) -> str:
+    """Return the name of the device that the run would be on."""
+    from kvbench.models.devices import homes
+    from kvbench.profiling.device import device_name
+    from kvbench.results.environment import cpu_name
+
+    devices = homes(checked.runtime)
+    name = device_name(devices[0]) or cpu_name()
+    return name if len(devices) == 1 else f"{len(devices)} x {name} (device_map)"
+
+
+def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
+    """Return the configuration for the record, with the groups that the model's heads need in place of a preset's.
+
+    The quantizer's name says so: ``int2+value.group_size=16``.
+    """
+    head_dim, record = checked.model.head_dim(), dict(config)
+    groups = checked.method.fitted(head_dim) if head_dim else {}
+    for key, size in groups.items():
+        group, *path = key.split(".")
+        record[group] = _with(record[group], path, size)
+    if groups:
+        name = true_name(record["quantizer"])
+        if name == "none":  # the method's own formats
+            name = ",".join(f"{key.partition('.')[2]}={size}" for key, size in groups.items())
+        record["quantizer"] = {**record["quantizer"], "name": name}
+        say(
+            f"{short_name(record)}: groups of the default do not divide the model's {head_dim} channels a head; "
+            + "fitted: "
+            + ", ".join(f"{key}={size}" for key, size in groups.items())
+        )
+    return record
+
+
+def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """Return a copy of nested `group` with the key at `path` set."""
+    return {**group, path[0]: value if len(path) == 1 else _with(group[path[0]], path[1:], value)}
+
+
+def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
+    """Return the configuration with every default filled in: spelling a default out makes no other run."""
+    method: dict[str, Any] = dataclasses.asdict(checked.method)
+    method.pop("quantizer", None)  # it is a group of its own
+    method |= checked.method.identity()
+    return {
+        **config,
+        "model": dataclasses.asdict(checked.model),
+        "method": {**method, "_target_": config["method"].get("_target_")},
+        "decoding": dataclasses.asdict(checked.decoding),
+        "runtime": dataclasses.asdict(checked.runtime),
+    }
