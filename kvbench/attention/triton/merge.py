@@ -1,4 +1,8 @@
-"""Partial attention results: written, and merged by their log-sum-exp (flash decoding's second step)."""
+"""Partial attention results: written, and merged by their log-sum-exp (flash decoding's second step).
+
+A program leaves, for each query row, the largest score ``top``, the sum ``total`` of weights 2**(score - top), and the
+weighted values ``acc``. Shapes: R query rows of a program (``BLOCK_ROWS``), Dv channels of a value (``VALUE_DIM``).
+"""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -12,56 +16,103 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def place_of(out_ptr, sequence, head, row, heads, GROUP: tl.constexpr, Q: tl.constexpr, DV: tl.constexpr):
-    """Where query row `row` of a KV head is written in the output ``[B, q, Hq, DV]``."""
-    return out_ptr + ((sequence * Q + row % Q) * (heads * GROUP) + head * GROUP + row // Q).to(tl.int64) * DV
+def place_of(
+    out_ptr, sequence, head, row, heads, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, VALUE_DIM: tl.constexpr
+):
+    """Return the pointer to where a query row's output begins, in a tensor ``[B, q, Hq, Dv]``.
+
+    Args:
+        out_ptr: the output.
+        sequence, head: row of the batch and KV head.
+        row: query row of the KV head: ``query head of the group * NEW_TOKENS + new token``.
+        heads: KV heads.
+        GROUP: query heads of a KV head.
+        NEW_TOKENS: new tokens of the step, q.
+        VALUE_DIM: channels of a value, Dv.
+    """
+    return (
+        out_ptr
+        + ((sequence * NEW_TOKENS + row % NEW_TOKENS) * (heads * GROUP) + head * GROUP + row // NEW_TOKENS).to(tl.int64)
+        * VALUE_DIM
+    )
 
 
 @triton.jit
 def rounded(x, LIMIT: tl.constexpr):
-    """`x` clamped to what the output's dtype holds."""
+    """Return `x` clamped to what the output's dtype holds (`LIMIT`, its largest number)."""
     return tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
 
 
 @triton.jit
-def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, R: tl.constexpr, DV: tl.constexpr):
-    """Store one program's maximum and sum ``[R]`` and weighted values ``[DV, R]`` (unnormalised, fp32)."""
-    row = tl.arange(0, R)
-    stat = stat_ptr + index * (2 * R)
+def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """Store one program's running maximum and sum ``[R]`` and weighted values ``[Dv, R]`` (unnormalised, fp32).
+
+    Args:
+        stat_ptr: room for maxima, then sums, ``[parts of all cells, 2, R]`` fp32.
+        acc_ptr: room for weighted values ``[parts of all cells, R, Dv]`` fp32.
+        index: number of the part among those of all cells.
+        top, total, acc: the program's state.
+        valid: query rows that exist, ``[R]``.
+        BLOCK_ROWS, VALUE_DIM: R and Dv.
+    """
+    row = tl.arange(0, BLOCK_ROWS)
+    stat = stat_ptr + index * (2 * BLOCK_ROWS)
     tl.store(stat + row, top)
-    tl.store(stat + R + row, total)
-    at = index * (R * DV) + row[None, :] * DV + tl.arange(0, DV)[:, None]
+    tl.store(stat + BLOCK_ROWS + row, total)
+    at = index * (BLOCK_ROWS * VALUE_DIM) + row[None, :] * VALUE_DIM + tl.arange(0, VALUE_DIM)[:, None]
     tl.store(acc_ptr + at, acc, mask=valid[None, :])
 
 
 @triton.jit
-def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, Q: tl.constexpr, SINKS: tl.constexpr):
-    """Sinks of query rows `row` of a KV head, in bits (0 where the model has none)."""
+def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, SINKS: tl.constexpr):
+    """Return the sinks of query rows of a KV head, in bits; 0 where the model has none.
+
+    Args:
+        sinks_ptr: one logit for each query head.
+        head: KV head.
+        row: query rows, a vector or a scalar.
+        valid: those of them that exist.
+        GROUP, NEW_TOKENS: as for :func:`place_of`.
+        SINKS: the model has sinks.
+    """
     if SINKS:
-        found = tl.load(sinks_ptr + head * GROUP + row // Q, mask=valid, other=0.0).to(tl.float32) * LOG2E
+        sink = tl.load(sinks_ptr + head * GROUP + row // NEW_TOKENS, mask=valid, other=0.0).to(tl.float32) * LOG2E
     else:
-        found = 0.0
-    return found
+        sink = 0.0
+    return sink
 
 
 @triton.jit
 def merge_row(
-    stat_ptr, acc_ptr, index, parts, row, sink, R: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr,
+    stat_ptr, acc_ptr, index, parts, row, sink, BLOCK_ROWS: tl.constexpr, VALUE_DIM: tl.constexpr, CHUNK: tl.constexpr,
     SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Output ``[DV]`` of one query row from `parts` partial results, `CHUNK` of them at a time side by side."""
+    """Return the output ``[Dv]`` of one query row from its partial results, `CHUNK` of them at a time.
+
+    Args:
+        stat_ptr, acc_ptr: as written by :func:`write_part`.
+        index: number of the row's first part.
+        parts: how many there are.
+        row: the row within its block of R.
+        sink: the model's sink for this row, in bits.
+        BLOCK_ROWS, VALUE_DIM: R and Dv.
+        CHUNK: parts that are loaded together.
+        SINKS: the sink counts.
+    """
     top = NOTHING
     total = 0.0
-    acc = tl.zeros((DV,), tl.float32)
-    d = tl.arange(0, DV)
+    acc = tl.zeros((VALUE_DIM,), tl.float32)
+    d = tl.arange(0, VALUE_DIM)
     for first in tl.range(0, parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
         here = part < parts
-        stat = stat_ptr + (index + part) * (2 * R) + row
+        stat = stat_ptr + (index + part) * (2 * BLOCK_ROWS) + row
+        # .cg: past L1, which may hold what another multiprocessor has overwritten
         tops = tl.load(stat, mask=here, other=NOTHING, cache_modifier=".cg")
-        sums = tl.load(stat + R, mask=here, other=0.0, cache_modifier=".cg")
-        at = ((index + part) * R + row)[:, None] * DV + d[None, :]
+        sums = tl.load(stat + BLOCK_ROWS, mask=here, other=0.0, cache_modifier=".cg")
+        at = ((index + part) * BLOCK_ROWS + row)[:, None] * VALUE_DIM + d[None, :]
         values = tl.load(acc_ptr + at, mask=here[:, None], other=0.0, cache_modifier=".cg")
+        # a part that saw nothing has top = NOTHING and weighs 2**(NOTHING - top) = 0
         new_top = tl.maximum(top, tl.max(tops, 0))
         shrink = tl.exp2(top - new_top)
         weights = tl.exp2(tops - new_top)
@@ -83,18 +134,36 @@ def merge(
     heads,
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
-    Q: tl.constexpr,
-    R: tl.constexpr,
-    DV: tl.constexpr,
+    NEW_TOKENS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     CHUNK: tl.constexpr,
     LIMIT: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Merge all rows; grid (query rows of a KV head, sequences x KV heads)."""
+    """Merge all query rows; grid: (query rows of a KV head, sequences x KV heads).
+
+    Args:
+        stat_ptr, acc_ptr: as written by :func:`write_part`.
+        out_ptr: the output ``[B, q, Hq, Dv]``.
+        sinks_ptr: one logit for each query head (`SINKS`).
+        parts: partial results of each block of query rows.
+        heads: KV heads.
+        ROWS: query rows of a KV head: ``GROUP * NEW_TOKENS``.
+        GROUP: query heads of a KV head.
+        NEW_TOKENS: new tokens of the step, q.
+        BLOCK_ROWS: query rows of a program of the decode kernel, R.
+        VALUE_DIM: channels of a value, Dv.
+        CHUNK: partial results that are loaded together.
+        LIMIT: largest number of the output's dtype.
+        SINKS: the model has sinks.
+    """
     row = tl.program_id(0)
     cell = tl.program_id(1)
-    index = (cell * ((ROWS + R - 1) // R) + row // R).to(tl.int64) * parts
-    sink = sink_of(sinks_ptr, cell % heads, row, row >= 0, GROUP, Q, SINKS)
-    out = rounded(merge_row(stat_ptr, acc_ptr, index, parts, row % R, sink, R, DV, CHUNK, SINKS), LIMIT)
-    target = place_of(out_ptr, cell // heads, cell % heads, row, heads, GROUP, Q, DV)
-    tl.store(target + tl.arange(0, DV), out.to(out_ptr.dtype.element_ty))
+    index = (cell * ((ROWS + BLOCK_ROWS - 1) // BLOCK_ROWS) + row // BLOCK_ROWS).to(tl.int64) * parts
+    sink = sink_of(sinks_ptr, cell % heads, row, row >= 0, GROUP, NEW_TOKENS, SINKS)
+    out = rounded(
+        merge_row(stat_ptr, acc_ptr, index, parts, row % BLOCK_ROWS, sink, BLOCK_ROWS, VALUE_DIM, CHUNK, SINKS), LIMIT
+    )
+    target = place_of(out_ptr, cell // heads, cell % heads, row, heads, GROUP, NEW_TOKENS, VALUE_DIM)
+    tl.store(target + tl.arange(0, VALUE_DIM), out.to(out_ptr.dtype.element_ty))

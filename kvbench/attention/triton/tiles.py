@@ -5,6 +5,16 @@ never touch a code: those of keys go into the query (per channel) or the score (
 weights; minima become a bias of the score and a sum over the weights. A block of tokens is accumulated into a fresh
 fragment, which is then added in fp32: a long chain of matrix instructions into one accumulator truncates, always
 downwards, since codes are never negative.
+
+Parameters of most functions:
+    PARTS: pointers of one side, moved to the phase's first tile (:func:`kvbench.attention.triton.kernel.located`).
+    FORM: the side's format (:func:`kvbench.attention.triton.codes.number`).
+    KEY_DIM, VALUE_DIM: channels of a key, D, and of a value, Dv. R query rows are the columns of all products.
+    stored: parameters of the step's tokens, loaded a step ahead (:func:`readied`); empty where they are per channel.
+    query, sums: normalised query, a tuple of ``[D / groups, R]`` for the groups of channels, and their sums ``[R]``.
+    factor: what takes a score of the normalised query back to bits, ``[R]``.
+    ONE_ROW: the query has one row, which then is in `sums`.
+    ASM: inline PTX, or plain operations (the interpreter).
 """
 
 # mypy: ignore-errors
@@ -42,7 +52,7 @@ TINY = tl.constexpr(2.0**-24)
 
 @triton.jit
 def exact_dot(a, b, ASM: tl.constexpr):
-    """Matrix product of exact tokens; the interpreter (``ASM=False``) multiplies no bf16."""
+    """Return the matrix product of exact tokens; the interpreter (``ASM=False``) multiplies no bf16."""
     if ASM:
         c = tl.dot(a, b)
     else:
@@ -52,7 +62,7 @@ def exact_dot(a, b, ASM: tl.constexpr):
 
 @triton.jit
 def words_of(PARTS, FORM: tl.constexpr, base, at):
-    """Words at offsets `at` from a scalar `base`, a tuple: a tile a plane."""
+    """Return the words at offsets `at` from a scalar `base`: a tuple, a block for each plane."""
     words = (tl.load(PARTS[0] + base + at),)
     if planes(FORM) == 2:
         words = words + (tl.load(PARTS[1] + base + at),)
@@ -61,7 +71,15 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
 
 @triton.jit
 def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: tl.constexpr, COUNT: tl.constexpr):
-    """Parameters of `COUNT` runs of `N` tokens from `start` on where they belong to tokens, else nothing."""
+    """Load the parameters of runs of tokens where they belong to tokens (axis ``token``); else return an empty tuple.
+
+    Args:
+        PARTS, FORM: pointers and format of the side.
+        CHANNELS: of a head, on this side.
+        start: first token of the first run.
+        N: tokens of a run.
+        COUNT: runs, one after another.
+    """
     stored = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         params = PARTS[planes(FORM) :]
@@ -72,49 +90,64 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
 
 @triton.jit
 def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
-    """:func:`ready` for what :func:`parameters_of` loaded."""
-    found = ()
+    """Return what :func:`parameters_of` loaded in the form that a loop carries (:func:`ready`)."""
+    in_fp32 = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         for i in tl.static_range(COUNT):
-            found = found + (ready(stored[i], FORM, blocks(FORM, CHANNELS)),)
-    return found
+            in_fp32 = in_fp32 + (ready(stored[i], FORM, blocks(FORM, CHANNELS)),)
+    return in_fp32
 
 
 @triton.jit
 def tile_scores(
     PARTS,
     FORM: tl.constexpr,
-    D: tl.constexpr,
+    KEY_DIM: tl.constexpr,
     tile,
     stored,
     query,
     sums,
     factor,
-    ONE: tl.constexpr,
+    ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Scores of a whole tile of packed keys, in bits: for each field ``[rows, R]``."""
-    NW: tl.constexpr = rows(FORM)
-    NB: tl.constexpr = blocks(FORM, D)
-    base = tile * (NW * D)
-    at = tl.arange(0, NW)[:, None] * D + tl.arange(0, D // NB)[None, :]
+    """Return the scores of a whole tile of packed keys in bits: a tuple, for each field ``[tokens of a field, R]``.
+
+    Args:
+        tile: number of the tile, counted from where `PARTS` stand.
+        PARTS, ...: as the module says.
+    """
+    WORD_ROWS: tl.constexpr = rows(FORM)
+    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
+    base = tile * (WORD_ROWS * KEY_DIM)
+    at = tl.arange(0, WORD_ROWS)[:, None] * KEY_DIM + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)[None, :]
     scores = ()
     if window(FORM):
         words = words_of(PARTS, FORM, base, at)
         first = PARTS[planes(FORM) + 2] + tile * 128
-        ALONE: tl.constexpr = ONE and meeting(FORM) <= query[0].shape[1]
+        ALONE: tl.constexpr = ONE_ROW and meeting(FORM) <= query[0].shape[1]
         if ALONE:
             g, _ = group_at(FORM, first)
-            scaled, bias = columns_of_groups(PARTS, FORM, D, first, g, sums[0], query[0].shape[1])
+            scaled, bias = columns_of_groups(PARTS, FORM, KEY_DIM, first, g, sums[0], query[0].shape[1])
             only = tl.sum(tl.where(tl.arange(0, query[0].shape[1]) == 0, factor, 0.0), 0)
         for i in tl.static_range(fields(FORM)):
             codes = field(words, FORM, i, ASM)
             if ALONE:
                 product = tl.dot(codes, scaled) * lift(FORM, i) + bias[None, :]
-                score = own_column(FORM, product, first + i * NW, g) * only
+                score = own_column(FORM, product, first + i * WORD_ROWS, g) * only
             else:
                 score = window_scores(
-                    PARTS, FORM, D, first + i * NW, codes, lift(FORM, i), query[0], sums[0], factor, NW, ONE
+                    PARTS,
+                    FORM,
+                    KEY_DIM,
+                    first + i * WORD_ROWS,
+                    codes,
+                    lift(FORM, i),
+                    query[0],
+                    sums[0],
+                    factor,
+                    WORD_ROWS,
+                    ONE_ROW,
                 )
             scores = scores + (score,)
     elif axis(FORM) == CHANNEL:
@@ -125,19 +158,21 @@ def tile_scores(
         biases = ()
         for g in tl.static_range(fields(FORM) // RUN):
             number = tile * (128 // group(FORM)) + g
-            query_of_group, bias = channel_parameters(PARTS, FORM, D, number, query[0], sums[0], ONE)
+            query_of_group, bias = channel_parameters(PARTS, FORM, KEY_DIM, number, query[0], sums[0], ONE_ROW)
             scaled = scaled + (query_of_group,)
             biases = biases + (bias * factor,)
+        # (q * s_g) . c + q . m_g: a product a field, and its group's bias
         for i in tl.static_range(fields(FORM)):
             score = tl.dot(field(words, FORM, i, ASM), scaled[i // RUN])
             scores = scores + (score * (factor * lift(FORM, i))[None, :] + biases[i // RUN][None, :],)
     else:
+        # s_tb (q_b . c_tb) + m_tb sum(q_b), added up over the groups b of channels
         words = ()
-        for c in tl.static_range(NB):
-            words = words + (words_of(PARTS, FORM, base + c * (D // NB), at),)
+        for c in tl.static_range(CHANNEL_GROUPS):
+            words = words + (words_of(PARTS, FORM, base + c * (KEY_DIM // CHANNEL_GROUPS), at),)
         for i in tl.static_range(fields(FORM)):
-            for c in tl.static_range(NB):
-                step, least = group_of(stored[i], FORM, NB, c)
+            for c in tl.static_range(CHANNEL_GROUPS):
+                step, least = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
                 product = tl.dot(field(words[c], FORM, i, ASM), query[c]) * (step * lift(FORM, i))[:, None]
                 product += least[:, None] * sums[c][None, :]
                 if c == 0:
@@ -149,12 +184,12 @@ def tile_scores(
 
 
 @triton.jit
-def within(start, NW: tl.constexpr, SUB: tl.constexpr):
-    """First word row of `SUB` tokens inside one field."""
-    if SUB == NW:
+def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
+    """Return the first word row of `PART_TOKENS` tokens from `start` on, which lie inside one field."""
+    if PART_TOKENS == WORD_ROWS:
         at = 0
     else:
-        at = tl.multiple_of(start % NW, SUB)
+        at = tl.multiple_of(start % WORD_ROWS, PART_TOKENS)
     return at
 
 
@@ -162,39 +197,48 @@ def within(start, NW: tl.constexpr, SUB: tl.constexpr):
 def part_scores(
     PARTS,
     FORM: tl.constexpr,
-    D: tl.constexpr,
+    KEY_DIM: tl.constexpr,
     start,
     tokens,
     stored,
     query,
     sums,
     factor,
-    SUB: tl.constexpr,
-    ONE: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Scores ``[SUB, R]`` of `SUB` tokens: packed ones from `start` on, inside one field, or exact ones, `tokens`."""
-    NB: tl.constexpr = blocks(FORM, D)
+    """Return the scores ``[PART_TOKENS, R]`` of a part of a tile, as a tuple of one.
+
+    Args:
+        start: first token of packed ones, counted from the phase's first tile; all lie inside one field.
+        tokens: exact tokens, by their place in the buffer.
+        PART_TOKENS: tokens of the part.
+        PARTS, ...: as the module says.
+    """
+    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
     if kind(FORM) == FULL:
-        keys = tl.load(PARTS[0] + tokens[:, None] * D + tl.arange(0, D)[None, :])
+        keys = tl.load(PARTS[0] + tokens[:, None] * KEY_DIM + tl.arange(0, KEY_DIM)[None, :])
         score = exact_dot(keys, query[0], ASM) * factor[None, :]
     else:
-        NW: tl.constexpr = rows(FORM)
-        base = start // 128 * (NW * D) + within(start, NW, SUB) * D
-        at = tl.arange(0, SUB)[:, None] * D + tl.arange(0, D // NB)[None, :]
-        i = start % 128 // NW
+        WORD_ROWS: tl.constexpr = rows(FORM)
+        base = start // 128 * (WORD_ROWS * KEY_DIM) + within(start, WORD_ROWS, PART_TOKENS) * KEY_DIM
+        at = tl.arange(0, PART_TOKENS)[:, None] * KEY_DIM + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)[None, :]
+        i = start % 128 // WORD_ROWS
         if window(FORM):
             codes = field_at(words_of(PARTS, FORM, base, at), FORM, i, ASM)
             first = PARTS[planes(FORM) + 2] + start
-            score = window_scores(PARTS, FORM, D, first, codes, lift(FORM, None), query[0], sums[0], factor, SUB, ONE)
+            score = window_scores(
+                PARTS, FORM, KEY_DIM, first, codes, lift(FORM, None), query[0], sums[0], factor, PART_TOKENS, ONE_ROW
+            )
         elif axis(FORM) == CHANNEL:
-            scaled, bias = channel_parameters(PARTS, FORM, D, start // group(FORM), query[0], sums[0], ONE)
+            scaled, bias = channel_parameters(PARTS, FORM, KEY_DIM, start // group(FORM), query[0], sums[0], ONE_ROW)
             product = tl.dot(field_at(words_of(PARTS, FORM, base, at), FORM, i, ASM), scaled)
             score = product * (factor * lift(FORM, None))[None, :] + (bias * factor)[None, :]
         else:
-            for c in tl.static_range(NB):
-                step, least = group_of(stored[0], FORM, NB, c)
-                codes = field_at(words_of(PARTS, FORM, base + c * (D // NB), at), FORM, i, ASM)
+            for c in tl.static_range(CHANNEL_GROUPS):
+                step, least = group_of(stored[0], FORM, CHANNEL_GROUPS, c)
+                codes = field_at(words_of(PARTS, FORM, base + c * (KEY_DIM // CHANNEL_GROUPS), at), FORM, i, ASM)
                 product = tl.dot(codes, query[c]) * (step * lift(FORM, None))[:, None]
                 product += least[:, None] * sums[c][None, :]
                 if c == 0:
@@ -206,11 +250,20 @@ def part_scores(
 
 
 @triton.jit
-def room(stored, FORM: tl.constexpr, NB: tl.constexpr, COUNT: tl.constexpr):
-    """Power of two that brings weight * scale just under the largest fp16 (a weight is at most 1), and its inverse."""
+def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
+    """Return the power of two that brings weight * scale just under the largest fp16 number, and its inverse.
+
+    A weight is at most 1. Without it small weights times small scales would be fp16 subnormals, and lose bits.
+
+    Args:
+        stored: parameters of the step's tokens.
+        FORM: format of the values.
+        CHANNEL_GROUPS: groups of channels of a token.
+        COUNT: runs of tokens in `stored`.
+    """
     for i in tl.static_range(COUNT):
-        for c in tl.static_range(NB):
-            step, _ = group_of(stored[i], FORM, NB, c)
+        for c in tl.static_range(CHANNEL_GROUPS):
+            step, _ = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
             if i == 0 and c == 0:
                 top = step
             else:
@@ -221,31 +274,37 @@ def room(stored, FORM: tl.constexpr, NB: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def tile_values(PARTS, FORM: tl.constexpr, DV: tl.constexpr, tile, stored, weights, biases, ASM: tl.constexpr):
-    """Weighted codes of a whole tile of packed values.
+def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored, weights, biases, ASM: tl.constexpr):
+    """Return the weighted codes of a whole tile of packed values.
+
+    Args:
+        tile: number of the tile, counted from where `PARTS` stand.
+        weights: for each field ``[tokens of a field, R]``, at most 1.
+        biases: for each group of channels the sums of weight * minimum so far, ``[tokens of a field, R]``.
+        PARTS, ...: as the module says.
 
     Returns:
-        for each group of channels ``[DV / groups, R]``; by what power of two these are too large, and its inverse; the
-        biases ``[rows, R]`` of the groups with this tile's added.
+        for each group of channels ``[Dv / groups, R]``; by what power of two these are too large, and its inverse; the
+        biases with this tile's added.
     """
-    NW: tl.constexpr = rows(FORM)
-    NB: tl.constexpr = blocks(FORM, DV)
-    lifted, unit = room(stored, FORM, NB, fields(FORM))
-    base = tile * (NW * DV)
-    at = tl.arange(0, DV // NB)[:, None] * NW + tl.arange(0, NW)[None, :]
+    WORD_ROWS: tl.constexpr = rows(FORM)
+    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
+    lifted, unit = room(stored, FORM, CHANNEL_GROUPS, fields(FORM))
+    base = tile * (WORD_ROWS * VALUE_DIM)
+    at = tl.arange(0, VALUE_DIM // CHANNEL_GROUPS)[:, None] * WORD_ROWS + tl.arange(0, WORD_ROWS)[None, :]
     sums = ()
     totals = ()
     scaled = ()
-    for c in tl.static_range(NB):
+    for c in tl.static_range(CHANNEL_GROUPS):
         bias = biases[c]
         for i in tl.static_range(fields(FORM)):
-            step, least = group_of(stored[i], FORM, NB, c)
-            bias += weights[i] * least[:, None]
+            step, least = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
+            bias += weights[i] * least[:, None]  # p_t m_tb: the same for all channels of the group
             # lift() is 2**24 and less: what it lacks for fields that lie higher is taken off the weight here
             scaled = scaled + ((weights[i] * (step * (lifted * (lift(FORM, i) * TINY)))[:, None]).to(tl.float16),)
         sums = sums + (bias,)
-    for c in tl.static_range(NB):
-        words = words_of(PARTS, FORM, base + c * (DV // NB * NW), at)
+    for c in tl.static_range(CHANNEL_GROUPS):
+        words = words_of(PARTS, FORM, base + c * (VALUE_DIM // CHANNEL_GROUPS * WORD_ROWS), at)
         total = tl.dot(field(words, FORM, 0, ASM), scaled[c * fields(FORM)])
         for i in tl.static_range(1, fields(FORM)):
             total = tl.dot(field(words, FORM, i, ASM), scaled[c * fields(FORM) + i], total)
@@ -257,21 +316,29 @@ def tile_values(PARTS, FORM: tl.constexpr, DV: tl.constexpr, tile, stored, weigh
 def part_values(
     PARTS,
     FORM: tl.constexpr,
-    DV: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     start,
     tokens,
     stored,
     weights,
     biases,
-    SUB: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """:func:`tile_values` of `SUB` tokens: packed ones from `start` on, inside one field, or exact ones, `tokens`."""
-    NB: tl.constexpr = blocks(FORM, DV)
+    """Return :func:`tile_values` of a part of a tile.
+
+    Args:
+        start: first token of packed ones, counted from the phase's first tile; all lie inside one field.
+        tokens: exact tokens, by their place in the buffer.
+        weights, biases: as for :func:`tile_values`, ``[PART_TOKENS, R]``.
+        PART_TOKENS: tokens of the part.
+        PARTS, ...: as the module says.
+    """
+    CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
     totals = ()
     sums = ()
     if kind(FORM) == FULL:
-        values = tl.load(PARTS[0] + tokens[:, None] * DV + tl.arange(0, DV)[None, :])
+        values = tl.load(PARTS[0] + tokens[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :])
         lifted = weights[0] * 32768.0
         high = lifted.to(values.dtype)
         total = exact_dot(tl.trans(values), high, ASM)
@@ -282,16 +349,16 @@ def part_values(
         unit = 1.0 / 32768.0
         sums = biases
     else:
-        NW: tl.constexpr = rows(FORM)
-        base = start // 128 * (NW * DV) + within(start, NW, SUB)
-        at = tl.arange(0, DV // NB)[:, None] * NW + tl.arange(0, SUB)[None, :]
-        lifted, unit = room(stored, FORM, NB, 1)
-        for c in tl.static_range(NB):
-            step, least = group_of(stored[0], FORM, NB, c)
+        WORD_ROWS: tl.constexpr = rows(FORM)
+        base = start // 128 * (WORD_ROWS * VALUE_DIM) + within(start, WORD_ROWS, PART_TOKENS)
+        at = tl.arange(0, VALUE_DIM // CHANNEL_GROUPS)[:, None] * WORD_ROWS + tl.arange(0, PART_TOKENS)[None, :]
+        lifted, unit = room(stored, FORM, CHANNEL_GROUPS, 1)
+        for c in tl.static_range(CHANNEL_GROUPS):
+            step, least = group_of(stored[0], FORM, CHANNEL_GROUPS, c)
             sums = sums + (biases[c] + weights[0] * least[:, None],)
             scaled = (weights[0] * (step * (lifted * (lift(FORM, None) * TINY)))[:, None]).to(tl.float16)
-            words = words_of(PARTS, FORM, base + c * (DV // NB * NW), at)
-            totals = totals + (tl.dot(field_at(words, FORM, start % 128 // NW, ASM), scaled),)
+            words = words_of(PARTS, FORM, base + c * (VALUE_DIM // CHANNEL_GROUPS * WORD_ROWS), at)
+            totals = totals + (tl.dot(field_at(words, FORM, start % 128 // WORD_ROWS, ASM), scaled),)
         lifted = lifted * TINY
         unit = unit / TINY
     return totals, lifted, unit, sums

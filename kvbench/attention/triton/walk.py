@@ -1,4 +1,7 @@
-"""The loop over the tiles of one phase: online softmax over blocks of tokens, inside a Triton kernel."""
+"""The loop over the tiles of one phase: online softmax over blocks of tokens, inside a Triton kernel.
+
+Shapes as in :mod:`~kvbench.attention.triton.kernel`: D channels of a key, Dv of a value, R query rows.
+"""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -13,26 +16,44 @@ from kvbench.attention.triton.tiles import parameters_of, part_scores, part_valu
 
 @triton.jit
 def load_query(
-    q_ptr, row_at, valid, exponent, D: tl.constexpr, NB: tl.constexpr, dtype: tl.constexpr, ONE: tl.constexpr
+    q_ptr,
+    row_at,
+    valid,
+    exponent,
+    KEY_DIM: tl.constexpr,
+    CHANNEL_GROUPS: tl.constexpr,
+    dtype: tl.constexpr,
+    ONE_ROW: tl.constexpr,
 ):
-    """Normalised query, a tuple of ``[D / NB, R]`` for the groups of channels, and sums over their channels, ``[R]``.
+    """Return the normalised query and what biases of the scores are made of.
 
-    Of a query of one row (`ONE`) against keys without groups of channels, that row, ``[D]``, is instead of the sum.
+    Args:
+        q_ptr: the query. row_at: offset of each query row ``[R]``.
+        valid: query rows that exist ``[R]``.
+        exponent: power of two that normalises each row.
+        KEY_DIM: channels of a key, D.
+        CHANNEL_GROUPS: groups of channels that keys have parameters for; 1: per channel, or exact.
+        dtype: of the products: fp16, or that of exact keys.
+        ONE_ROW: the query has one row, against keys without groups of channels.
+
+    Returns:
+        a tuple of ``[D / groups, R]``, and sums over their channels ``[R]``; where `ONE_ROW`, the row itself ``[D]``
+        instead of the sum.
     """
     blocks_of = ()
     sums = ()
-    for c in tl.static_range(NB):
-        d = c * (D // NB) + tl.arange(0, D // NB)
+    for c in tl.static_range(CHANNEL_GROUPS):
+        d = c * (KEY_DIM // CHANNEL_GROUPS) + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)
         block = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
         block = (block * exponent[None, :]).to(dtype)
         blocks_of = blocks_of + (block,)
-        sums = sums + (tl.sum(block.to(tl.float32), 1 if ONE else 0),)
+        sums = sums + (tl.sum(block.to(tl.float32), 1 if ONE_ROW else 0),)
     return blocks_of, sums
 
 
 @triton.jit
 def cut(acc, N: tl.constexpr):
-    """Rows of ``[N * n, R]`` as a tuple of N blocks."""
+    """Return rows of ``[N * n, R]`` as a tuple of N blocks ``[n, R]``."""
     if N == 1:
         parts = (acc,)
     else:
@@ -43,7 +64,7 @@ def cut(acc, N: tl.constexpr):
 
 @triton.jit
 def paste(parts, N: tl.constexpr):
-    """Inverse of :func:`cut`."""
+    """Return ``[N * n, R]`` from a tuple of N blocks: the inverse of :func:`cut`."""
     if N == 1:
         acc = parts[0]
     else:
@@ -54,18 +75,18 @@ def paste(parts, N: tl.constexpr):
 
 
 @triton.jit
-def capped(scores, cap, COUNT: tl.constexpr, CAP: tl.constexpr):
-    """A tuple of `COUNT` blocks of scores after the softcap: ``cap * tanh(x / 2)`` of x in bits, where there is one.
+def capped(scores, cap, COUNT: tl.constexpr, CAPPED: tl.constexpr):
+    """Return `COUNT` blocks of scores after the softcap, where there is one: ``cap * tanh(x / 2)`` of x in bits.
 
     ``tanh(y) = 1 - 2 / (exp(2 y) + 1)`` is right to some 1e-7 of the cap, and at both ends; PTX's own tanh is not.
     """
-    if CAP:
-        found = ()
+    if CAPPED:
+        bounded = ()
         for i in tl.static_range(COUNT):
-            found = found + (cap - 2.0 * cap / (tl.exp2(scores[i]) + 1.0),)
+            bounded = bounded + (cap - 2.0 * cap / (tl.exp2(scores[i]) + 1.0),)
     else:
-        found = scores
-    return found
+        bounded = scores
+    return bounded
 
 
 @triton.jit
@@ -89,57 +110,76 @@ def walk(
     key_first,
     value_first,
     seen,
-    D: tl.constexpr,
-    DV: tl.constexpr,
-    R: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     WHOLE: tl.constexpr,
-    SUB: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     CAUSAL: tl.constexpr,
-    ONE: tl.constexpr,
+    ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
     cap,
-    CAP: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):
-    """Steps ``[first, last)`` of a phase: whole tiles, or `SUB` tokens each.
+    """Walk steps ``[first, last)`` of a phase, whole tiles or parts of tiles; return the new maximum, sum and values.
 
     Args:
-        top, total, acc: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[DV, R]``.
-        head, tail: step u covers tokens from ``u * SUB`` on where u < head, else from ``(u + tail) * SUB`` on (parts
-            of tiles before and behind the whole ones).
+        top, total, acc: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[Dv, R]``.
+        KEYS, VALUES: pointers of the two sides (:func:`kvbench.attention.triton.kernel.located`).
+        KEY, VALUE: their formats.
+        query, sums: from :func:`load_query`.
+        factor: what takes a score of the normalised query back to bits ``[R]``.
+        first, last: steps to walk; whole tiles are numbered from the phase's first tile on.
+        head, tail: step u covers tokens from ``u * PART_TOKENS`` on where u < head, else from
+            ``(u + tail) * PART_TOKENS`` on (parts of tiles before and behind the whole ones).
         lead: tokens of the first tile that are not of the phase; token 0 of all steps is the first of that tile.
-        seen: ``[R]``, tokens of the phase that a query row sees.
-        cap: largest score, where they are capped (`CAP`).
+        count: tokens of the phase. key_first, value_first: its first tokens in buffers of exact ones.
+        seen: tokens of the phase that each query row sees ``[R]``.
+        KEY_DIM, VALUE_DIM, BLOCK_ROWS: D, Dv and R.
+        WHOLE: steps are whole tiles. PART_TOKENS: tokens of a step where they are not.
+        STAGES: of the loop's software pipeline.
+        CAUSAL: query rows see different numbers of tokens.
+        ONE_ROW: the query has one row. ASM: inline PTX, or plain operations (the interpreter).
+        cap: largest score in bits. CAPPED: scores are capped.
     """
-    NB: tl.constexpr = blocks(VALUE, DV)
-    SIZE: tl.constexpr = rows(VALUE) if WHOLE else SUB
+    CHANNEL_GROUPS: tl.constexpr = blocks(VALUE, VALUE_DIM)
+    SIZE: tl.constexpr = rows(VALUE) if WHOLE else PART_TOKENS
     COUNT: tl.constexpr = fields(VALUE) if WHOLE else 1
-    STEP: tl.constexpr = 128 if WHOLE else SUB
-    accs = cut(acc, NB)
+    STEP: tl.constexpr = 128 if WHOLE else PART_TOKENS
+    accs = cut(acc, CHANNEL_GROUPS)
     row = tl.arange(0, SIZE)
+    # the sum of weights too is kept by token; it begins with what other phases have summed
     sum_tile = tl.where(row[:, None] == 0, total[None, :], 0.0)
+    # sums of weight * minimum, kept by token and added up once at the end: a reduction a step would cost a shuffle
     biases = ()
-    for _ in tl.static_range(NB):
-        biases = biases + (tl.zeros((SIZE, R), tl.float32),)
-    unit = 1.0
+    for _ in tl.static_range(CHANNEL_GROUPS):
+        biases = biases + (tl.zeros((SIZE, BLOCK_ROWS), tl.float32),)
+    unit = 1.0  # of the accumulator: weighted codes come out lifted by a power of two that changes from step to step
     start = (first + tl.where(first < head, 0, tail)) * STEP
-    stored_k = readied(parameters_of(KEYS, KEY, D, start, SIZE, COUNT), KEY, D, COUNT)
-    stored_v = readied(parameters_of(VALUES, VALUE, DV, start, SIZE, COUNT), VALUE, DV, COUNT)
+    stored_k = readied(parameters_of(KEYS, KEY, KEY_DIM, start, SIZE, COUNT), KEY, KEY_DIM, COUNT)
+    stored_v = readied(parameters_of(VALUES, VALUE, VALUE_DIM, start, SIZE, COUNT), VALUE, VALUE_DIM, COUNT)
     for u in tl.range(first, last, num_stages=STAGES):
         start = (u + tl.where(u < head, 0, tail)) * STEP
         # parameters of tokens come in pieces too small for asynchronous copies: they are loaded a step ahead
         ahead = tl.minimum(u + 1, last - 1)
         ahead = (ahead + tl.where(ahead < head, 0, tail)) * STEP
-        next_k = parameters_of(KEYS, KEY, D, ahead, SIZE, COUNT)
-        next_v = parameters_of(VALUES, VALUE, DV, ahead, SIZE, COUNT)
+        next_k = parameters_of(KEYS, KEY, KEY_DIM, ahead, SIZE, COUNT)
+        next_v = parameters_of(VALUES, VALUE, VALUE_DIM, ahead, SIZE, COUNT)
         token = start - lead + row
         if WHOLE:
-            scores = capped(tile_scores(KEYS, KEY, D, u, stored_k, query, sums, factor, ONE, ASM), cap, COUNT, CAP)
+            scores = capped(
+                tile_scores(KEYS, KEY, KEY_DIM, u, stored_k, query, sums, factor, ONE_ROW, ASM), cap, COUNT, CAPPED
+            )
         else:
+            # tokens outside of the phase are read from its ends, and masked
             inside = tl.minimum(tl.maximum(token, 0), count - 1)
-            scores = part_scores(KEYS, KEY, D, start, key_first + inside, stored_k, query, sums, factor, SUB, ONE, ASM)
+            scores = part_scores(
+                KEYS, KEY, KEY_DIM, start, key_first + inside, stored_k, query, sums, factor, PART_TOKENS, ONE_ROW, ASM
+            )
             visible = (token >= 0)[:, None] & (token[:, None] < seen[None, :] if CAUSAL else (token < count)[:, None])
-            scores = (tl.where(visible, capped(scores, cap, 1, CAP)[0], NOTHING),)
+            scores = (tl.where(visible, capped(scores, cap, 1, CAPPED)[0], NOTHING),)
+        # online softmax: bring what was summed so far to the new maximum
         highest = scores[0]
         for i in tl.static_range(1, COUNT):
             highest = tl.maximum(highest, scores[i])
@@ -153,23 +193,24 @@ def walk(
             sum_tile += weight
             weights = weights + (weight,)
         shrunk = ()
-        for c in tl.static_range(NB):
+        for c in tl.static_range(CHANNEL_GROUPS):
             shrunk = shrunk + (biases[c] * shrink[None, :],)
         if WHOLE:
-            fresh, lifted, new_unit, biases = tile_values(VALUES, VALUE, DV, u, stored_v, weights, shrunk, ASM)
+            fresh, lifted, new_unit, biases = tile_values(VALUES, VALUE, VALUE_DIM, u, stored_v, weights, shrunk, ASM)
         else:
             fresh, lifted, new_unit, biases = part_values(
-                VALUES, VALUE, DV, start, value_first + inside, stored_v, weights, shrunk, SUB, ASM
+                VALUES, VALUE, VALUE_DIM, start, value_first + inside, stored_v, weights, shrunk, PART_TOKENS, ASM
             )
+        # one factor takes the accumulator both to the new maximum and to this step's unit
         shrink *= unit * lifted
         added = ()
-        for c in tl.static_range(NB):
+        for c in tl.static_range(CHANNEL_GROUPS):
             added = added + (accs[c] * shrink[None, :] + fresh[c],)
         accs = added
         unit = new_unit
-        stored_k = readied(next_k, KEY, D, COUNT)
-        stored_v = readied(next_v, VALUE, DV, COUNT)
+        stored_k = readied(next_k, KEY, KEY_DIM, COUNT)
+        stored_v = readied(next_v, VALUE, VALUE_DIM, COUNT)
     ends = ()
-    for c in tl.static_range(NB):
+    for c in tl.static_range(CHANNEL_GROUPS):
         ends = ends + (accs[c] * unit + tl.sum(biases[c], 0)[None, :],)
-    return top, tl.sum(sum_tile, 0), paste(ends, NB)
+    return top, tl.sum(sum_tile, 0), paste(ends, CHANNEL_GROUPS)
