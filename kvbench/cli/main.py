@@ -245,12 +245,13 @@ def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
 def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None) -> int:
     """The table over all jobs, one line per job that failed, and the exit status."""
     from kvbench.results import ranking, tables
+    from kvbench.results.store import DONE
 
     rows = [outcome["metrics"] for outcome in done if outcome.get("metrics")]
     rows = ranking.best_first(rows) if folder else rows
     if rows:
         show(tables.summary(rows))
-    failed = [outcome for outcome in done if outcome["status"] != "ok"]
+    failed = [outcome for outcome in done if outcome["status"] not in DONE]
     if folder:
         say(_count(done, expected))
     if folder and rows and launch.rank() == 0:
@@ -271,11 +272,13 @@ def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None
 
 def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
     """How many jobs ended in which way, and how many of the good ones had nothing left to do."""
+    from kvbench.results.store import STATUSES
+
     ended = Counter(outcome["status"] for outcome in done)
     before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)
     parts = [
         f"{ended[status]} {status}" + (f" ({before} of them done before)" if status == "ok" and before else "")
-        for status in ("ok", "oom", "error", "interrupted")
+        for status in STATUSES
         if ended[status]
     ]
     return f"{expected} jobs: {', '.join(parts)}"

@@ -13,13 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from kvbench.errors import KvbenchError, nearest
-from kvbench.results import compare, ranking, summary, tables
+from kvbench.results import code as codes
+from kvbench.results import compare, ranking, tables
 from kvbench.results.points import has_points
-from kvbench.results.store import RunStore, find_runs
+from kvbench.results.store import DONE, RunStore, find_runs
+from kvbench.runner import sources
 from kvbench.util.requirements import exists
 
 #: status of a run that has no `metrics.json`
 UNFINISHED = "unfinished"
+#: samples of older code that --show names
+SHOWN = 8
 #: groups of a configuration that a line of the list is made of
 GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
 
@@ -61,7 +65,7 @@ def _main(arguments: argparse.Namespace) -> int:
         if metrics is None:
             print(f"{store.run_id}: {len(store.samples().rows)} samples, not finished yet", file=sys.stderr)
         else:
-            runs.append(metrics)
+            runs.append(marked(store, metrics))
     if not runs:
         return 1
     if arguments.format == "markdown":
@@ -114,7 +118,7 @@ def _list(stores: Sequence[RunStore]) -> None:
     for name in ("run", "method", "model", "data", "status", "samples", "score", "KV", "code"):
         words = name in ("method", "model", "data")  # these take another line where the screen is narrow; figures never
         table.add_column(name, no_wrap=not words, overflow="fold")
-    shown = [(store, store.metrics() or _begun(store)) for store in stores]
+    shown = [(store, marked(store, store.metrics()) or _begun(store)) for store in stores]
     names = tables.labels([run for _, run in shown], beside=("model", "dataset"))
     for (store, run), name in zip(shown, names, strict=True):
         count, score = run["samples"], run["mean"]["score"]
@@ -133,8 +137,23 @@ def _list(stores: Sequence[RunStore]) -> None:
     Console(highlight=False).print(table)
 
 
+def marked(store: RunStore, metrics: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return a run with ``status`` and ``older`` as they are for the code of now; None for None.
+
+    A run whose method or data set is not on this machine stays as it was stored.
+    """
+    config = store.config()
+    if metrics is None or config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
+        return metrics
+    older = codes.older(metrics.get("code") or {}, metrics.get("sources") or {}, sources.code(config))
+    status = metrics["status"]
+    if status in DONE:
+        status = "older" if older else "ok"
+    return {**metrics, "status": status, "older": older}
+
+
 def _begun(store: RunStore) -> dict[str, Any]:
-    """What there is to say of a run without `metrics.json`."""
+    """Return a row of the list for a run without `metrics.json`."""
     written = store.config() or {}
     config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
     try:
@@ -142,17 +161,27 @@ def _begun(store: RunStore) -> dict[str, Any]:
     except KvbenchError as error:
         print(str(error).splitlines()[0], file=sys.stderr)
         rows = []
-    run = ranking.failed(config, "")
-    done = {"samples": {"done": len(rows), "requested": None, "truncated": 0}, "code": summary.codes(rows)}
-    return {**run, "status": UNFINISHED, **done}
+    counts, parts = codes.kinds(rows)
+    samples = {"done": len(rows), "requested": None, "truncated": 0}
+    older = codes.older(counts, parts, sources.code(config))
+    return {
+        **ranking.failed(config, ""),
+        "status": UNFINISHED,
+        "samples": samples,
+        "code": counts,
+        "sources": parts,
+        "older": older,
+    }
 
 
 def _codes(run: Mapping[str, Any]) -> str:
-    """The version of the method's code that made the samples, or how many there are."""
-    found = list(run.get("code") or ())
-    if len(found) > 1:
-        return f"{len(found)} kinds"
-    return next((code if code == "unknown" else code[:6] for code in found), "-")
+    """Return the version of the code that made the samples, or how many there are, and a mark for older code."""
+    versions = list(run.get("code") or ())
+    text = f"{len(versions)} kinds" if len(versions) > 1 else "-"
+    if len(versions) == 1:
+        text = versions[0] if versions[0] == codes.UNKNOWN else versions[0][:6]
+    parts = [part for part in (run.get("older") or {}).get("parts", ()) if part != codes.UNKNOWN]
+    return f"{text}, older: {', '.join(parts)}" if parts else text
 
 
 def _unscored(metrics: dict[str, Any]) -> str:
@@ -186,12 +215,30 @@ def _details(store: RunStore) -> None:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} to fp16" if pair else ""
             print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
-    code = metrics.get("code")
-    if code:
-        print(f"  code        {', '.join(f'{version} ({count} samples)' for version, count in code.items())}")
+    _code_details(store, metrics)
     print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
     print(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
     if found.damaged:
         print(f"  damaged     {len(found.damaged)} lines of samples.jsonl; the same command does their samples again")
     if metrics["error"]:
         print(f"  error       {metrics['error']}")
+
+
+def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
+    """Print which code made the samples, and which of them are of older code than now's."""
+    counts = metrics.get("code")
+    if not counts:
+        return
+    print(f"  code        {', '.join(f'{version} ({count} samples)' for version, count in counts.items())}")
+    config = store.config()
+    if config is None:
+        return
+    now = sources.code(config)
+    by_parts: dict[str, list[str]] = {}
+    for name, row in store.samples().rows.items():
+        parts = codes.changed(codes.of(row), now)
+        if parts:
+            by_parts.setdefault(", ".join(parts), []).append(name)
+    for parts, names in by_parts.items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        print(f"  older code  {parts}: {', '.join(names[:SHOWN])}{more}")

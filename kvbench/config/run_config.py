@@ -86,6 +86,8 @@ class RuntimeConfig:
         tensor_parallel: ``auto``: the processes that torchrun started share every layer, each with its heads and their
             cache; None: one process.
         retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
+        rerun: make stored samples of older code anew.
+        mix_code: add missing samples to stored ones of older code; the run is marked. False: this is refused.
         kernels: what serves decode attention on a GPU: ``auto`` (the fastest that can), ``cuda``, ``triton`` or
             ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (where a captured step serves and the answer
@@ -104,6 +106,8 @@ class RuntimeConfig:
     device_map: Literal["auto"] | None = None
     tensor_parallel: Literal["auto"] | None = None
     retry: Literal["oom"] | None = None
+    rerun: bool = False
+    mix_code: bool = False
     kernels: Literal["auto", "cuda", "triton", "reference"] = "auto"
     graphs: Literal["auto", "always", "never"] = "auto"
     compile: bool = False

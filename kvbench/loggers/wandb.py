@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from kvbench.loggers.base import Logger
 from kvbench.loggers.csv import flatten
+from kvbench.results.store import DONE
 
 #: seconds to wait for the service where nobody asked for it by name
 _PATIENCE_S = 20.0
@@ -85,7 +86,7 @@ class WandbLogger(Logger):
         for name in ("status", "tokens_per_s", "error", "run_id", "baseline"):
             if metrics[name] is not None:
                 run.summary[name] = metrics[name]
-        run.finish(exit_code=0 if metrics["status"] in ("ok", "oom") else 1)
+        run.finish(exit_code=0 if metrics["status"] in (*DONE, "oom") else 1)
         self._run = None
 
     def _start(self) -> Any:

@@ -63,6 +63,8 @@ class Method:
     takes: tuple[str, ...] = ("none",)
     quantizer: QuantizerSpec | None = field(default=None, metadata={"group": "quantizer"})
 
+    #: raise it with a change of the method's outputs to get a run of its own beside that of the older code
+    version: ClassVar[int] = 1
     #: how much of the prompt's attention the method sees: 0 nothing, n the last n queries, -1 column sums over all
     observe_prompt: ClassVar[int] = 0
     #: whether a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 
@@ -103,6 +103,9 @@ class FormatSpec:
 @dataclass(frozen=True, kw_only=True)
 class QuantizerSpec:
     """The packed formats of keys and of values; `name` is the preset's file name (``"int2"``)."""
+
+    #: raised with a change of what quantizers store; part of a run's identity
+    version: ClassVar[int] = 1
 
     name: str
     key: FormatSpec

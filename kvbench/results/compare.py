@@ -137,7 +137,7 @@ def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[
     for name, store in (("A", a), ("B", b)):
         codes = (store.metrics() or {}).get("code") or {}
         if len(codes) > 1:
-            notes.append(f"the samples of {name} were made by {len(codes)} versions of its method's code")
+            notes.append(f"the samples of {name} were made by {len(codes)} versions of the code")
     versions = [{row["scorer_version"] for row in rows.values()} for rows in (rows_a, rows_b)]
     if versions[0] != versions[1]:
         notes.append("they were scored by different versions of the scorer: start the older one again to score it anew")

@@ -10,6 +10,7 @@ from typing import Any
 from kvbench.results import aggregate
 from kvbench.results.identity import short_name
 from kvbench.results.points import has_points
+from kvbench.results.store import DONE
 
 Metrics = Mapping[str, Any]
 
@@ -18,12 +19,12 @@ def best_first(runs: Sequence[Metrics]) -> list[Metrics]:
     """Highest mean score first, then lowest perplexity, then highest throughput (dataset=efficiency); equal ones by the
     bytes of their cache, then as they came.
 
-    A run that is not ``ok`` stands behind all others: its mean is over other samples than theirs. Runs that all
+    A run without all its samples stands behind all others: its mean is over other samples than theirs. Runs that all
     speculate stand by their time per token: what comes out is their target's whatever the draft (a search for gamma).
     """
-    done = [run for run in runs if run["status"] == "ok"]
+    done = [run for run in runs if run["status"] in DONE]
     if done and all(run.get("speculation") and run["tpot_s"]["median"] for run in done):
-        return sorted(runs, key=lambda run: (run["status"] != "ok", run["tpot_s"]["median"] or math.inf))
+        return sorted(runs, key=lambda run: (run["status"] not in DONE, run["tpot_s"]["median"] or math.inf))
     return sorted(runs, key=_rank)
 
 
@@ -33,7 +34,7 @@ def _rank(run: Metrics) -> tuple[bool, int, float, float]:
     held = ((run.get("kv_bytes") or {}).get("used") or {}).get("total")
     speed = (run.get("tokens_per_s") or 0.0) if has_points(run) else 0.0
     kind, value = (0, -score) if score is not None else (1, fmean(found)) if found else (2, -speed)
-    return run["status"] != "ok", kind, value, math.inf if held is None else held
+    return run["status"] not in DONE, kind, value, math.inf if held is None else held
 
 
 def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:

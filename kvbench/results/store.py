@@ -26,7 +26,10 @@ SCHEMA_VERSION = 1
 #: which loggers have the run, beside it
 _DELIVERED = ".delivered.json"
 
-STATUSES = ("ok", "oom", "error", "interrupted")
+#: ``older``: all samples are there, and not all of them were made by the code of now
+STATUSES = ("ok", "older", "oom", "error", "interrupted")
+#: of runs whose samples are all there
+DONE = ("ok", "older")
 
 Say = Callable[[str], None]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from kvbench.errors import KvbenchError
 from kvbench.results import aggregate
+from kvbench.results.code import Code, changed, kinds, older, order, unlike
 from kvbench.results.identity import is_baseline, short_name
 from kvbench.results.points import headline
 from kvbench.results.samples import MEASURED, Row
@@ -29,6 +29,7 @@ def build(
     device: str | None = None,
     oom: Mapping[str, Any] | None = None,
     errors: Sequence[Mapping[str, Any]] = (),
+    code: Code | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The content of `metrics.json` (its schema is tests/results/metrics.schema.json).
@@ -44,22 +45,27 @@ def build(
         task_version: the data set's version.
         environment: see :mod:`kvbench.results.environment`.
         device: name of the device whose timings stand at the top; None: the one with the most samples.
-        oom: ``{bytes_asked, sample, message}`` where memory ran out.
+        oom: ``{bytes_asked, sample, message, code}`` where memory ran out.
         errors: ``{sample, type, message, traceback}`` of each failed sample.
+        code: digests of the code of now, see `kvbench.runner.sources`; a run whose samples are all there and not all
+            of this code has the status ``older``.
         data: ``{identity, notes}`` of the data set: checksums, scorers' back ends.
     """
     peak = aggregate.peak_bytes(rows)
     rows = [row for row in rows if not row.get("warm_up")]
     pair = None if is_baseline(config) else baseline(store)
-    by_task = aggregate.scores(rows, pair.samples().rows if pair else None, task_version)
+    fp16_rows = pair.samples().rows if pair else {}
+    by_task = aggregate.scores(rows, fp16_rows if pair else None, task_version)
     devices = aggregate.timings(rows)
     if device not in devices and devices:
         device = max(devices, key=lambda name: devices[name]["n"])
     times = devices.get(device or "", aggregate.no_timings())
+    counts, parts = kinds(rows)
+    older = older_code(counts, parts, oom, code) if code is not None else None
     metrics: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "run_id": store.run_id,
-        "status": status,
+        "status": "older" if status == "ok" and older else status,
         "label": short_name(config),
         "config": {
             "model": config["model"].get("name"),
@@ -72,7 +78,9 @@ def build(
             "batch_size": config["runtime"].get("batch_size", 1),
         },
         "data": dict(data) if data else None,
-        "code": codes(rows),
+        "code": counts,
+        "sources": parts,
+        "older": older,
         "samples": {
             "requested": requested,
             "done": len(rows),
@@ -86,6 +94,7 @@ def build(
         "scores": by_task,
         "mean": aggregate.overall(by_task),
         "baseline": pair.run_id if pair else None,
+        "baseline_differs": unlike(rows, fp16_rows),
         "kv_bytes": aggregate.kv_bytes(rows),
         "peak_bytes": peak,
         "ttft_s": times["ttft_s"],
@@ -168,6 +177,7 @@ def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, r
             entry["points"] = paired[key]["points"]
     metrics["mean"] = aggregate.overall(metrics["scores"])
     metrics["baseline"] = baseline.run_id
+    metrics["baseline_differs"] = unlike(counted, rows)
     if metrics.get("speculation"):
         metrics["speculation"]["speedup"] = speedup(metrics, baseline.metrics())
 
@@ -178,9 +188,16 @@ def _same_setting(store: RunStore) -> list[RunStore]:
     return [RunStore(store.path.parent, path.name) for path in paths if path.is_dir()]
 
 
-def codes(rows: Sequence[Row]) -> dict[str, int]:
-    """Rows that each version of the method's code made (see `kvbench.runner.sources`); ``unknown`` for older rows."""
-    return dict(Counter(str(row.get(MEASURED, {}).get("code") or "unknown") for row in rows))
+def older_code(
+    counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
+) -> dict[str, Any] | None:
+    """Return what of a run is of older code than `now`, its end of memory included; see :func:`older`."""
+    found = older(counts, parts, now)
+    names = changed(oom.get("code"), now) if oom else []
+    if not names:
+        return found
+    found = found or {"samples": 0, "parts": []}
+    return {**found, "parts": sorted({*found["parts"], *names}, key=order)}
 
 
 def _attention(rows: Sequence[Row]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbench.results import points_table, shape
+from kvbench.results.code import shown
 from kvbench.results.findings import findings
 from kvbench.results.load import busyness
 from kvbench.results.points import has_points
@@ -237,7 +238,13 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
     made: dict[str, list[str]] = {}
     for run, name in zip(runs, labels(runs), strict=True):
         if len(run.get("code") or ()) > 1:
-            made.setdefault("samples by different versions of the method's code (see report --show)", []).append(name)
+            made.setdefault("samples by different versions of the code (see report --show)", []).append(name)
+        if run.get("older"):
+            older = f"{run['older']['samples']} of {run['samples']['done']} samples, {shown(run['older'])}"
+            made.setdefault(f"{older}: runtime.rerun=true makes them anew", []).append(name)
+        if run.get("baseline_differs"):
+            parts = ", ".join(run["baseline_differs"])
+            made.setdefault(f"the fp16 run it is compared with was made by other code: {parts}", []).append(name)
         busy = busyness(run["env"].get("load"))
         if busy:
             made.setdefault(busy, []).append(name)
@@ -302,6 +309,8 @@ def _drafts(run: Metrics) -> list[Cell]:
 
 
 def _status(run: Metrics) -> str:
+    if run["status"] == "older":
+        return shown(run.get("older"))
     if run["status"] == "oom" and run["oom"] and run["oom"]["bytes_asked"]:
         return f"oom: {size(run['oom']['bytes_asked'])} more"
     return str(run["status"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.results import tables
+from kvbench.results.code import Code
 from kvbench.util.failures import bytes_asked, describe
 from kvbench.util.progress import say
 
@@ -20,11 +21,13 @@ class Failures:
 
     Args:
         label: the run's short name, for messages.
+        code: digests of the code of now, see :mod:`kvbench.runner.sources`.
         errors: a record for each; ``sample`` is None for one outside any sample.
         oom: what ran out of memory; None: nothing did.
     """
 
     label: str
+    code: Code = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     oom: dict[str, Any] | None = None
 
@@ -50,7 +53,7 @@ class Failures:
     def ran_out(self, error: BaseException, sample: str | None) -> None:
         """Record that memory ran out, which is a result; `sample` is None while the model is loaded."""
         asked = bytes_asked(error)
-        self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000]}
+        self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000], "code": self.code}
         size = "an unknown amount" if asked is None else tables.size(asked)
         say(f"{self.label}: out of memory at {sample or 'loading the model'}, {size} asked for; recorded as a result")
 

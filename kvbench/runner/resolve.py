@@ -8,6 +8,7 @@ from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.methods.load import true_name
+from kvbench.quantizers.spec import QuantizerSpec
 from kvbench.results.identity import identity, short_name
 from kvbench.tasks.base import Task
 from kvbench.util.progress import say
@@ -72,10 +73,16 @@ def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
     method: dict[str, Any] = dataclasses.asdict(checked.method)
     method.pop("quantizer", None)  # it is a group of its own
     method |= checked.method.identity()
+    if type(checked.method).version != 1:
+        method["version"] = type(checked.method).version
+    quantizer = dict(config["quantizer"])
+    if checked.method.quantizer is not None and QuantizerSpec.version != 1:
+        quantizer["version"] = QuantizerSpec.version
     return {
         **config,
         "model": dataclasses.asdict(checked.model),
         "method": {**method, "_target_": config["method"].get("_target_")},
+        "quantizer": quantizer,
         "decoding": dataclasses.asdict(checked.decoding),
         "runtime": dataclasses.asdict(checked.runtime),
     }

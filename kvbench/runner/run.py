@@ -11,12 +11,13 @@ from kvbench import loggers
 from kvbench.config.prerequisites import check_here
 from kvbench.config.run_config import RunConfig, check
 from kvbench.models.locate import locate
+from kvbench.results import code as codes
 from kvbench.results import load, summary, tables
 from kvbench.results.environment import environment
 from kvbench.results.identity import content_digest, run_id, short_name
 from kvbench.results.samples import MEASURED, DiskError
 from kvbench.results.store import RunStore
-from kvbench.runner import ranks, remarks, resolve, sources
+from kvbench.runner import ranks, remarks, resolve, sources, stored
 from kvbench.runner.batching import check_any, check_ids
 from kvbench.runner.failures import Failures, lost
 from kvbench.runner.scoring import rescored
@@ -78,8 +79,8 @@ class _Run:
         self.config, self.checked, self.task, self.store = config, checked, task, store
         self.label = short_name(config)
         self.environment = environment()
-        self.code = sources.digest(checked.method)
-        self.failures = Failures(self.label)
+        self.code = sources.code(config)
+        self.failures = Failures(self.label, self.code)
         self.device: str | None = None
         self._ending = threading.Lock()
         self._ended: dict[str, Any] | None = None
@@ -95,12 +96,13 @@ class _Run:
             from kvbench.models.load import load_tokenizer
 
             self.task.bind(load_tokenizer(self.checked.model))
+        if self.checked.runtime.rerun:
+            self._drop_older()
         if self.checked.runtime.retry == "oom":  # points that did not fit are tried again
             self.rows = {name: row for name, row in self.rows.items() if row.get("status") != "oom"}
         missing = self._missing()
         check_ids(self.samples)
-        if missing and before.get("status") == "oom" and self.checked.runtime.retry != "oom":
-            say(f"{self.label}: ran out of memory before, which is a result; runtime.retry=oom tries it again")
+        if missing and self._final_oom(before):
             self.failures.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
             missing = []
         elif not missing:
@@ -109,7 +111,8 @@ class _Run:
             self.environment = before.get("env") or self.environment
             if before.get("env") and self.store.environment() != before["env"]:
                 self.store.write_environment(before["env"])
-        self._check_code(len(missing))
+        wanted = [sample.id for sample in self.samples]
+        stored.check(self.rows, wanted, len(missing), self.code, self.checked, label=self.label, say=say)
         ends = {sample.id: remarks.shown(sample) for sample in self.samples}
         self.logger = loggers.load(self.checked.logger, self.store.run_id, self.config, self.label, say)
         try:
@@ -136,30 +139,28 @@ class _Run:
         failed = self.failures.samples()
         return [sample for sample in self.samples if sample.id not in self.rows and sample.id not in failed]
 
-    def _check_code(self, missing: int) -> None:
-        """Say where stored samples were made by other code of the method than that of now: they are not made anew.
+    def _drop_older(self) -> None:
+        """Leave rows of older code out, so that their samples are made anew; the new rows then replace them."""
+        self.rows, older = stored.split(self.rows, self.code)
+        if older:
+            say(f"{self.label}: {len(older)} stored samples of older code are made anew (runtime.rerun=true)")
 
-        Args:
-            missing: how many samples are to be made now.
-        """
-        stored = [self.rows[sample.id].get(MEASURED, {}) for sample in self.samples if sample.id in self.rows]
-        codes = [str(measured.get("code") or "unknown") for measured in stored]  # older rows do not say it
-        now = self.code or "unknown"
-        other = [code for code in codes if code != now]
-        if not other:
-            return
-        mixed = (
-            f"; the {missing} that are missing are made by the code of now, so the run is of both" if missing else ""
-        )
-        say(
-            f"{self.label}: warning: {len(other)} of {len(self.samples)} samples were made by other code of the method"
-            f" ({', '.join(sorted(set(other)))}; now {now}) and are shown as they are{mixed}\n"
-            f"  hint: remove {self.store.path} to make them anew, or set runtime.results_dir=DIR to keep both"
-        )
+    def _final_oom(self, before: Mapping[str, Any]) -> bool:
+        """Return True where memory ran out before and is not tried again, after saying so."""
+        runtime = self.checked.runtime
+        if before.get("status") != "oom" or runtime.retry == "oom":
+            return False
+        changed = codes.changed((before.get("oom") or {}).get("code"), self.code)
+        if changed and runtime.rerun:
+            return False
+        with_code = f" with older code ({', '.join(changed)})" if changed else ""
+        again = "runtime.rerun=true" if changed else "runtime.retry=oom"
+        say(f"{self.label}: ran out of memory before{with_code}, which is a result; {again} tries it again")
+        return True
 
     def _rescore(self) -> None:
-        """Score stored predictions anew where the scorer has changed since."""
-        fresh = rescored(self.task, self.samples, self.rows)
+        """Score stored predictions anew where the scorer's version or code has changed since."""
+        fresh = rescored(self.task, self.samples, self.rows, self.code[codes.SCORER])
         if not fresh:
             return
         version = self.task.scorer_version
@@ -230,7 +231,7 @@ class _Run:
                 return False
             return self.failures.add(batch[0].id, error, bar.say) and not (self.team is not None and self.team.broken)
         for row in rows:
-            row[MEASURED]["code"] = self.code
+            row[MEASURED]["code"] = codes.used(self.code, on_gpu=session.device.type == "cuda")
         self.store.append(rows)
         self.rows.update({row["id"]: row for row in rows})
         samples = {sample.id: sample for sample in batch}
@@ -253,7 +254,7 @@ class _Run:
         """
         with self._ending:
             if self._ended is None:
-                self.failures.oom = oom or self.failures.oom
+                self.failures.oom = {**oom, "code": self.code} if oom else self.failures.oom
                 self.failures.errors += [error] if error else []
                 self._ended = self._write(status)
             return self._ended
@@ -273,6 +274,7 @@ class _Run:
             device=self.device,
             oom=self.failures.oom,
             errors=list(self.failures.errors),
+            code=self.code,
             data={"identity": self.task.identity(), "notes": self.task.notes()},
         )
         metrics["untouched"] = remarks.untouched(

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvbench.results.samples import Row
+from kvbench.results import code as codes
+from kvbench.results.samples import MEASURED, Row
 from kvbench.tasks.base import Sample, Task
 from kvbench.tasks.work import AskQuestions
 
@@ -23,11 +24,29 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
     }
 
 
-def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row]) -> list[Row]:
-    """Return the stored rows of `samples` that an older scorer scored, scored anew from their predictions."""
+def rescored(
+    task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None
+) -> list[Row]:
+    """Return the stored rows of `samples` that an older scorer scored, scored anew from their predictions.
+
+    Args:
+        code: digest of the scorer's sources; rows that record another one are scored anew too. None: not compared.
+    """
     version = int(task.scorer_version)
-    stale = [(rows[s.id], s) for s in samples if s.id in rows and rows[s.id]["scorer_version"] != version]
-    return [{**row, **scored(task, sample, row["prediction"])} for row, sample in stale]
+    fresh = []
+    for sample in samples:
+        row = rows.get(sample.id)
+        if row is None:
+            continue
+        made_by = codes.of(row)
+        edited = made_by is not None and code is not None and made_by.get(codes.SCORER, code) != code
+        if row["scorer_version"] == version and not edited:
+            continue
+        row = {**row, **scored(task, sample, row["prediction"])}
+        if made_by is not None:
+            row[MEASURED] = {**row[MEASURED], "code": {**made_by, codes.SCORER: code}}
+        fresh.append(row)
+    return fresh
 
 
 def finite(value: Any) -> float | None:

@@ -1,30 +1,35 @@
-"""The digest of a method's code: what it does counts, how it is written and where it lies does not."""
+"""Digests of the parts of the code: what belongs to which part, inside the package and outside."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
+import os
+import shutil
+import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
+import kvbench
 from kvbench import load_method
-from kvbench.methods.base import Method
-from kvbench.quantizers.spec import QuantizerSpec
-from kvbench.runner import sources
+from kvbench.runner import modules, sources
+from kvbench.util.confdir import conf_dir
 
 METHOD = '''
 """A method."""
 from __future__ import annotations
 from dataclasses import dataclass
-from kvbench.methods.kivi import Kivi
+from typing import TYPE_CHECKING
+import foreign_base as base
 from foreign_helper import share
+if TYPE_CHECKING:
+    from foreign_types import Layer
 
 
 @dataclass(kw_only=True)
-class Foreign(Kivi):
+class Foreign(base.Inner):
     """KIVI with a share."""
 
     def settle(self, layer, rows):
@@ -32,136 +37,203 @@ class Foreign(Kivi):
         if share(rows) > 0.5:  # half
             super().settle(layer, rows)
 '''
-HELPER = "def share(rows):\n    return 0.25\n"
-
-EVERYTHING = '''
-from __future__ import annotations
-import a.b as c
-from .d import (e, f as g)
-X: int = 0x10_0; Y = 1e-3; Z = 3j; W = ...; N = None; T = True
-class K(list, metaclass=type):
-    """Doc."""
-    a: tuple[int, ...] = (1, -2)
-    @property
-    def p(self, /, x, *args, y=1, **kw) -> str:
-        "doc"
-        global Q
-        match x:
-            case {"a": [1, *rest], **others} if y: return f"{x!r:>{y}} {{}} {y=}" 'tail' "é"
-            case K(a=1) | None: pass
-            case _: raise ValueError("x") from None
-        try: pass
-        except* OSError as error: del error
-        with open("f") as h, h: yield from (i async for i in x)
-        return lambda q, *, r: (z := q) if not r else {**kw, 1: b"\\x00\\xff", "s": {1, 2}, **{}}
-    async def f(self):
-        async with x: await y; x[1:2, ::3, ...] @= 3; assert x, "m"
-        while True:
-            for i, *j in x: break
-            else: continue
-'''
+FILES = {
+    "foreign_method": METHOD,
+    "foreign_base": "from kvbench.methods.kivi import Kivi\nclass Inner(Kivi):\n    x = 1\n",
+    "foreign_helper": "from foreign_codes import Codes\ndef share(rows):\n    return 0.25\n",
+    "foreign_codes": "from kvbench.quantizers import AffineQuantizer\nclass Codes(AffineQuantizer):\n    y = 1\n",
+    "foreign_types": "z = 1\n",
+    "foreign_task": "from foreign_questions import ALL\nclass Ask:\n    def samples(self): return ALL\n"
+    "    scorer_version = 1\n    def score(self, sample, prediction): return {}\n",
+    "foreign_questions": "import json\nALL = json.load(open('questions.json'))\n",
+}
 
 
 @pytest.fixture
-def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Digest of a method outside the package, of texts for its module and for its helper."""
-
-    def made(method: str = METHOD, helper: str = HELPER, place: str = "a") -> str | None:
-        folder = tmp_path / place
-        folder.mkdir(exist_ok=True)
-        (folder / "foreign_method.py").write_text(method)
-        (folder / "foreign_helper.py").write_text(helper)
-        for name in ("foreign_method", "foreign_helper"):
-            sys.modules.pop(name, None)
-        monkeypatch.setattr(sys, "path", [str(folder), *(path for path in sys.path if str(tmp_path) not in path)])
-        importlib.invalidate_caches()
-        sources._read.cache_clear()
-        cls: type[Method] = importlib.import_module("foreign_method").Foreign
-        return sources.digest(cls(quantizer=load_method("kivi").quantizer))
-
-    yield made
-    for name in ("foreign_method", "foreign_helper"):
-        sys.modules.pop(name, None)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Modules of a user, on the path."""
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "questions.json").write_text("[]")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    modules.own.cache_clear()
+    return tmp_path
 
 
-def test_the_same_code_has_the_same_digest_wherever_it_lies(foreign) -> None:
-    first = foreign()
-    assert first is not None and len(first) == sources.DIGITS
-    assert foreign(place="b") == first
+def code(method: str = "foreign_method.Foreign", task: str = "foreign_task.Ask", quantizer: str = "int2") -> dict:
+    return sources.code(
+        {"method": {"_target_": method}, "quantizer": {"name": quantizer}, "dataset": {"_target_": task}}
+    )
+
+
+def changed(before: dict, after: dict) -> set[str]:
+    return {part for part in before if before[part] != after[part]}
+
+
+def edit(folder: Path, name: str, old: str, new: str) -> None:
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new))
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("name", "old", "new", "parts"),
     [
-        ('"""A method."""', "# no docstring, and\n# a comment"),
-        ('"""KIVI with a share."""', '"""Other\n    words."""'),
-        ("  # half", ""),
-        ("if share(rows) > 0.5:", "if (\n            share(\n                rows,\n            ) > 0.50\n        ):"),
+        ("foreign_method.py", "> 0.5", ">= 0.5", {"method"}),
+        ("foreign_method.py", '"""KIVI with a share."""', '"""Other\n    words."""', set()),
+        ("foreign_method.py", "  # half", "", set()),
+        ("foreign_base.py", "x = 1", "x = 2", {"method"}),
+        ("foreign_helper.py", "0.25", "0.75", {"method"}),
+        ("foreign_codes.py", "y = 1", "y = 2", {"quantizer"}),
+        ("foreign_types.py", "z = 1", "z = 2", set()),
+        ("foreign_task.py", "return ALL", "return list(ALL)", {"task"}),
+        ("foreign_task.py", "return {}", "return {'score': 1.0}", {"scorer"}),
+        ("foreign_task.py", "scorer_version = 1", "scorer_version = 2", {"scorer"}),
+        ("foreign_questions.py", "json.load", "list or json.load", {"task"}),
+        ("questions.json", "[]", "[1]", {"task"}),
     ],
 )
-def test_comments_docstrings_and_formatting_do_not_count(foreign, old: str, new: str) -> None:
-    assert old in METHOD
-    assert foreign(METHOD.replace(old, new)) == foreign()
+def test_an_edit_counts_for_its_part(folder, name, old, new, parts) -> None:
+    before = code()
+    assert all(digest is not None and len(digest) == sources.DIGITS for digest in before.values())
+    edit(folder, name, old, new)
+    assert changed(before, code()) == parts
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("> 0.5", ">= 0.5"), ("0.5", "0.6"), ("layer, rows)\n", "rows, layer)\n"), ("Kivi", "Kivi as Kivi")],
-)
-def test_what_the_code_does_counts(foreign, old: str, new: str) -> None:
-    assert old in METHOD
-    changed = METHOD.replace(old, new, 1)
-    assert foreign(changed) != foreign()
+def test_nothing_is_imported(folder) -> None:
+    code()
+    assert not set(FILES) & set(sys.modules)
 
 
-def test_a_helper_beside_it_counts(foreign) -> None:
-    assert foreign(helper=HELPER.replace("0.25", "0.75")) != foreign()
-    assert foreign(helper="# a share\n" + HELPER) == foreign()
+def test_the_folder_does_not_count(folder, tmp_path_factory, monkeypatch) -> None:
+    before = code()
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for path in [*folder.glob("*.py"), folder / "questions.json"]:
+        shutil.move(path, elsewhere)
+    monkeypatch.syspath_prepend(str(elsewhere))
+    importlib.invalidate_caches()
+    assert code() == before
 
 
-def test_bases_and_quantizers_of_kvbench_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    method, full = load_method("kivi"), load_method("fp16")
-    before = sources.digest(method), sources.digest(full)
-    read = sources._read
+def test_lineage_follows_imports_aliases_and_packages_that_export_again() -> None:
+    own = modules.lineage("kvbench.methods.kivi.Kivi")
+    assert own[0] == "kvbench.methods.kivi" and own[-1] == "kvbench.methods.base"
+    assert modules.lineage("kvbench.tasks.mini.Mini")[0] == "kvbench.tasks.mini.task"
+    for cls in (type(load_method("kivi")), type(load_method("quantspec")), type(load_method("cocktail"))):
+        named = [base.__module__ for base in cls.__mro__ if base.__module__.startswith("kvbench")]
+        assert modules.lineage(f"{cls.__module__}.{cls.__qualname__}") == list(dict.fromkeys(named))
 
-    def changed(name: str) -> None:
-        def other(path: str, time: int, module: str) -> tuple[str, tuple[str, ...]]:
-            content, imported = read(path, time, module)
-            return ("other" if module == name else content), imported
 
-        monkeypatch.setattr(sources, "_read", other)
-
-    for name, moves in (
-        ("kvbench.methods.kivi", (True, False)),
-        ("kvbench.methods.base", (True, True)),
-        ("kvbench.methods.fp16", (False, True)),
-        ("kvbench.quantizers.affine", (True, False)),
-        ("kvbench.cache.segments.base", (False, False)),
-    ):
-        changed(name)
-        after = sources.digest(method), sources.digest(full)
-        assert tuple(a != b for a, b in zip(before, after, strict=True)) == moves, name
+def test_a_class_without_a_source_has_no_digest() -> None:
+    typed = code("__typed_at_a_prompt__.Mine", "kvbench.tasks.mini.Mini", "none")
+    assert typed["method"] is None and typed["quantizer"] is None and typed["task"] is not None
 
 
 def test_every_method_has_a_digest_of_its_own() -> None:
-    names = ("fp16", "kivi", "atom", "logquant", "cocktail", "h2o", "snapkv", "streamingllm", "quantspec")
-    assert len({sources.digest(load_method(name)) for name in names}) == len(names)
+    digests = {}
+    for path in (conf_dir() / "method").glob("*.yaml"):
+        target = yaml.safe_load(path.read_text())["_target_"]
+        digests[target] = code(target, "kvbench.tasks.mini.Mini")["method"]
+    assert len(digests) > 8 and len(set(digests.values())) == len(digests)
 
 
-def test_a_class_without_a_source_has_none() -> None:
-    typed = type("Typed", (Method,), {"__module__": "__typed_at_a_prompt__"})
-    assert sources.digest(typed()) is None
-    assert isinstance(QuantizerSpec, type)
+def test_each_module_that_serves_all_is_in_one_part() -> None:
+    parts = {part: _modules_of(part) for part in sources.SHARED}
+    for package in ("kvbench.cache", "kvbench.attention", "kvbench.decoding"):
+        owners = {name: [part for part in parts if name in parts[part]] for name in modules.submodules(package)}
+        none = {name for name, own in owners.items() if not own}
+        assert all(len(own) <= 1 for own in owners.values())
+        assert none <= {f"kvbench.attention.{name}" for name in ("check_cases", "check_kernels", "synthetic")}
+    assert {"kvbench.cache.layer", "kvbench.cache.segments.packed"} <= parts["cache"]
+    assert {"kvbench.attention.reference", "kvbench.attention.rope.rotary"} <= parts["attention"]
+    assert {"kvbench.decoding.autoregressive", "kvbench.decoding.sampling"} <= parts["decoding"]
+    assert {"kvbench.runner.prompting", "kvbench.runner.session"} <= parts["runner"]
+    assert not parts["runner"] & {"kvbench.runner.run", "kvbench.runner.sources"}
 
 
-def test_it_is_the_same_in_every_version_of_python() -> None:
-    """The digest below was made by 3.11, 3.12 and 3.13."""
-    form = sources.normal_form(EVERYTHING)
-    assert hashlib.sha256(form.encode()).hexdigest()[:16] == "2447f54f454d37c1"
-    again = textwrap.dedent(EVERYTHING).replace('"doc"', '"other"').replace("'tail'", '"tail"')
-    assert sources.normal_form(again) == form
-    assert sources.normal_form("x = 'a' 'b'  # c") == sources.normal_form('x = ("ab")')
-    assert sources.normal_form("x = 1") != sources.normal_form("x = 1.0") != sources.normal_form("x = True")
-    assert sources.normal_form("x = None") != sources.normal_form("x = ''")
-    assert sources.normal_form('f"{a}b"') != sources.normal_form('f"b{a}"')
-    assert sources.normal_form("def f(a, /): pass") != sources.normal_form("def f(a): pass")
+def _modules_of(part: str) -> set[str]:
+    packages, left_out = sources.SHARED[part]
+    names = {name for package in packages for name in modules.submodules(package)}
+    return {name for name in names if not modules.below(name, left_out)}
+
+
+INSIDE = '''
+import pathlib, sys
+import kvbench
+from kvbench.runner.stored import OlderCodeError
+from kvbench.runner.run import run
+root = pathlib.Path(kvbench.__file__).parent
+assert str(root).startswith(sys.argv[1]), root
+sys.path.insert(0, sys.argv[2])
+from tests.run_support import config
+
+def settings(limit):
+    made = config(sys.argv[1] + "/runs", dataset={"limit": limit})
+    made["dataset"] = {"_target_": "kvbench.tasks.mini.Mini", "name": "mini", "tasks": ["needle"], "lengths": [512],
+                       "limit": limit}
+    made["model"] |= {"max_length": 4096}
+    return made
+
+first = run(settings(1))
+print("first", first["status"], first["samples"]["done"])
+for name in sys.argv[3:]:
+    name, harmless = name.rstrip("!"), name.endswith("!")
+    path = root / name
+    text = path.read_text()
+    future = "from __future__ import annotations"
+    assert future in text, name
+    edited = text.replace(future, future + "; FURTHER = 1")
+    if harmless:
+        edited = text.replace('"""', '"""Reworded. ', 1) + "# end"
+    path.write_text(edited)
+    again = run(settings(1))
+    refused = "-"
+    try:
+        if again["status"] == "older":
+            run(settings(2))
+            refused = "mixed"
+    except OlderCodeError:
+        refused = "refused"
+    print(name, again["status"], ",".join((again["older"] or {"parts": []})["parts"]) or "-", refused, sep="|")
+    path.write_text(text)
+print("last", run(settings(1))["status"])
+'''
+
+
+def test_edits_inside_the_package_are_named_too(tmp_path: Path) -> None:
+    """A copy of the package, edited file by file between the same commands."""
+    package = Path(kvbench.__file__).parent
+    shutil.copytree(package, tmp_path / "kvbench", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    shutil.copytree(conf_dir(), tmp_path / "conf")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    expected = {
+        "methods/kivi.py": "method",
+        "methods/kivi.py!": None,
+        "methods/base.py": "method",
+        "methods/h2o.py": None,
+        "quantizers/affine.py": "quantizer",
+        "tasks/mini/task.py": "task",
+        "tasks/mini/task.py!": None,
+        "cache/layer.py": "cache",
+        "cache/layer.py!": None,
+        "attention/reference.py": "attention",
+        "attention/rope/rotary.py": "attention",
+        "decoding/sampling.py": "decoding",
+        "runner/prompting.py": "runner",
+        "attention/triton/kernel.py": None,
+        "cli/report.py": None,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", INSIDE, str(tmp_path), str(root), *expected],
+        env=environment, capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "first ok 1" and lines[-1] == "last ok"
+    marks = [
+        [name.rstrip("!"), *(("older", part, "refused") if part else ("ok", "-", "-"))]
+        for name, part in expected.items()
+    ]
+    assert [line.split("|") for line in lines[1:-1]] == marks

@@ -1,0 +1,323 @@
+"""Python modules read as files, without importing them: digest, imports, classes and their bases.
+
+Nothing is imported because a report must not load torch to learn whether a method was edited.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import hashlib
+import importlib.util
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from kvbench.util.normal_form import for_types, text_of
+
+#: a string in a source that may name a file beside it, which then belongs to the module's code
+_DATA_FILE = re.compile(rb"""["']([\w-][\w./-]{0,80}\.(?:json|jsonl|yaml|yml|txt|cu|cuh|cpp|h))["']""")
+
+#: what tells that a file was not written since: path, modification time, size
+Stamp = tuple[str, int, int]
+
+#: methods by which a class outside the package is recognised as a quantizer (:mod:`kvbench.quantizers`)
+_QUANTIZER_METHODS = ({"encode", "decode"}, {"quantize", "dequantize"}, {"encode_groups", "decode"})
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file.
+
+    Attributes:
+        digest: of the normal form, and of the data files that the source names.
+        without_scorer: the same without members of classes that score (``score*``).
+        scorer: of these members alone.
+        imports: dotted names that may be modules: those imported, imported from, and imported from these.
+        names: name in the module -> dotted origin of what was imported under it.
+        stars: modules of which everything is imported.
+        bases: class -> dotted names of its bases as written.
+        quantizers: classes that have a quantizer's methods.
+    """
+
+    digest: str
+    without_scorer: str
+    scorer: str
+    imports: tuple[str, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
+    stars: tuple[str, ...] = ()
+    bases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    quantizers: frozenset[str] = frozenset()
+
+
+def load(name: str) -> Module | None:
+    """Return the module called `name`; None where it has no file (a notebook, a prompt, a namespace)."""
+    stamps = _stamps(name)
+    return _read(name, *stamps) if stamps else None
+
+
+def digest(name: str) -> str | None:
+    """Return the digest of the module called `name` alone, in half the time of :func:`load`; None without a file."""
+    stamps = _stamps(name)
+    return _read_digest(*stamps) if stamps else None
+
+
+def _stamps(name: str) -> tuple[Stamp, ...]:
+    """Return the stamps of a module's file and of the data files that it names; none where there is no file."""
+    spec = find(name)
+    if spec is None or spec.origin is None or (own := _stamp(Path(spec.origin))) is None:
+        return ()
+    folder = Path(spec.origin).parent
+    paths = (folder / file for file in _data_files(own) if ".." not in Path(file).parts)
+    return (own, *filter(None, map(_stamp, paths)))
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (str(path), status.st_mtime_ns, status.st_size) if path.is_file() else None
+
+
+@lru_cache(maxsize=1024)
+def _data_files(stamp: Stamp) -> tuple[str, ...]:
+    """Return the names of data files in the strings of a source."""
+    return tuple(sorted({name.decode() for name in _DATA_FILE.findall(Path(stamp[0]).read_bytes())}))
+
+
+def find(name: str) -> ModuleSpec | None:
+    """Return the location of a module without importing it or its package; None where there is no such file."""
+    top, _, rest = name.partition(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # ``__main__`` of a prompt
+        return None
+    for part in filter(None, rest.split(".")):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
+    return spec if spec is not None and spec.has_location else None
+
+
+def submodules(package: str) -> list[str]:
+    """Return `package` and all modules below it; a module alone; nothing where there is no such module."""
+    spec = find(package)
+    if spec is None or spec.origin is None:
+        return []
+    folder = Path(spec.origin).parent
+    if spec.submodule_search_locations is None:
+        return [package]
+    names = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        names.append(".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)]))
+    return names
+
+
+def lineage(target: str) -> list[str]:
+    """Return the modules of a class and of all its bases, the class's own first.
+
+    Args:
+        target: dotted path of the class; where a package re-exports it, that package's file counts too.
+    """
+    module, _, cls = target.rpartition(".")
+    modules: dict[str, None] = {}
+    waiting, seen = [(module, cls)], set()
+    while waiting:
+        place = waiting.pop(0)
+        if place in seen or standard(place[0]) or (content := load(place[0])) is None:
+            continue
+        seen.add(place)
+        name, cls = place
+        if cls in content.bases:
+            modules[name] = None
+            waiting += [origin for base in content.bases[cls] for origin in _origins(name, content, base)]
+        else:
+            waiting += _origins(name, content, cls)
+    if target and not modules and load(module) is not None:  # made by a call: its file is all that is known
+        modules[module] = None
+    return list(modules)
+
+
+def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]:
+    """Yield (module, class) that a dotted name in a module may stand for."""
+    head, _, rest = base.partition(".")
+    if base in content.bases:
+        yield name, base
+    elif head in content.names:
+        module, _, cls = ".".join(filter(None, (content.names[head], rest))).rpartition(".")
+        yield module, cls
+    else:
+        yield from ((star, base) for star in content.stars)
+
+
+def is_quantizer(name: str, package: str) -> bool:
+    """Return True where a module defines a class with a quantizer's methods, or one derived from `package`'s."""
+    content = load(name)
+    if content is None:
+        return False
+    origins = (place for cls in content.bases for base in content.bases[cls] for place in _origins(name, content, base))
+    return bool(content.quantizers) or any(below(module, (package,)) for module, _ in origins)
+
+
+def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collection[str] = ()) -> dict[str, Module]:
+    """Return the modules called `names` and all that they import as far as `follow` says, by name.
+
+    Args:
+        closed: modules whose imports are not followed.
+    """
+    modules: dict[str, Module] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in modules or (content := load(name)) is None:
+            continue
+        modules[name] = content
+        if name not in closed:
+            waiting += [imported for imported in content.imports if follow(imported)]
+    return modules
+
+
+def below(name: str, packages: Iterable[str]) -> bool:
+    """Return True where a module is one of `packages` or inside one."""
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def standard(name: str) -> bool:
+    """Return True for modules of the standard library."""
+    return name.partition(".")[0] in sys.stdlib_module_names
+
+
+@lru_cache(maxsize=4096)
+def own(name: str) -> bool:
+    """Return True for a module of the user's: neither kvbench's, nor installed, nor the standard library's."""
+    if standard(name) or below(name, ("kvbench",)):
+        return False
+    spec = find(name)
+    return spec is not None and spec.origin is not None and not _installed(spec.origin)
+
+
+def _installed(origin: str) -> bool:
+    """Return True for a file of an installed package, whose version identifies its code."""
+    path = Path(origin).resolve()
+    return "site-packages" in path.parts or any(path.is_relative_to(root) for root in _roots())
+
+
+@lru_cache(maxsize=1)
+def _roots() -> tuple[str, ...]:
+    keys = ("purelib", "platlib", "stdlib", "platstdlib")
+    return tuple({str(Path(sysconfig.get_path(key)).resolve()) for key in keys})
+
+
+@lru_cache(maxsize=1024)
+def _read_digest(stamp: Stamp, *data: Stamp) -> str:
+    tree = _parsed(stamp[0])
+    return _digest(text_of(tree), data) if isinstance(tree, ast.AST) else tree
+
+
+@lru_cache(maxsize=1024)
+def _read(name: str, stamp: Stamp, *data: Stamp) -> Module:
+    path = stamp[0]
+    tree = _parsed(path)
+    if isinstance(tree, str):
+        return Module(tree, tree, "")
+    package = name if Path(path).name == "__init__.py" else name.rpartition(".")[0]
+    imports, names, stars = _imports(tree, package)
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    whole = _digest(text_of(tree), data)
+    scorer = [(cls, [member for member in cls.body if _scores(member)]) for cls in classes]
+    without, alone = whole, ""
+    if any(members for _, members in scorer):
+        alone = _digest("".join(text_of(member) for _, members in scorer for member in members))
+        for cls, members in scorer:
+            cls.body = [member for member in cls.body if member not in members]
+        without = _digest(text_of(tree), data)
+    return Module(
+        whole,
+        without,
+        alone,
+        tuple(sorted(imports)),
+        names,
+        tuple(stars),
+        {cls.name: tuple(filter(None, map(_dotted, cls.bases))) for cls in classes},
+        frozenset(cls.name for cls in classes if any(names <= _methods(cls) for names in _QUANTIZER_METHODS)),
+    )
+
+
+def _parsed(path: str) -> ast.Module | str:
+    """Return a file's syntax tree, or a digest of its bytes where it is no Python (a compiled extension)."""
+    source = Path(path).read_bytes()
+    collecting = gc.isenabled()
+    gc.disable()  # a tree is many small objects, and none of them is garbage yet
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return hashlib.sha256(source).hexdigest()
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _digest(text: str, data: Iterable[Stamp] = ()) -> str:
+    """Return the digest of a normal form and of the content of data files."""
+    digest = hashlib.sha256(text.encode())
+    for path, *_ in data:
+        digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _scores(member: ast.stmt) -> bool:
+    """Return True for a member of a class that scores predictions, or gives the scorer's version."""
+    if isinstance(member, ast.FunctionDef):
+        return member.name in ("score", "score_questions")
+    target = member.target if isinstance(member, ast.AnnAssign) else None
+    if isinstance(member, ast.Assign) and len(member.targets) == 1:
+        target = member.targets[0]
+    return isinstance(target, ast.Name) and target.id == "scorer_version"
+
+
+def _methods(cls: ast.ClassDef) -> set[str]:
+    return {member.name for member in cls.body if isinstance(member, ast.FunctionDef)}
+
+
+def _dotted(node: ast.expr) -> str | None:
+    """Return a name as written (``kivi.Kivi``); None for anything else. A generic's parameters are dropped."""
+    if isinstance(node, ast.Subscript):
+        return _dotted(node.value)
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value)
+        return inner and f"{inner}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _imports(tree: ast.AST, package: str) -> tuple[set[str], dict[str, str], list[str]]:
+    """Return the names that may be modules, the imported names with their origins, and the modules of star imports."""
+    imports: set[str] = set()
+    names: dict[str, str] = {}
+    stars: list[str] = []
+    nodes = list(ast.walk(tree))
+    skipped = {node for block in nodes if for_types(block) for node in ast.walk(block)}
+    for node in nodes:
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            imports |= {alias.name for alias in node.names}
+            names |= {alias.asname or alias.name.partition(".")[0]: _bound(alias) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - (node.level - 1)] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            imports |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
+            stars += [origin for alias in node.names if alias.name == "*"]
+            names |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
+    return imports, names, stars
+
+
+def _bound(alias: ast.alias) -> str:
+    """Return the module that ``import a.b`` (a) or ``import a.b as c`` (a.b) binds."""
+    return alias.name if alias.asname else alias.name.partition(".")[0]

@@ -1,0 +1,80 @@
+"""Python source reduced to what it does: no comments, docstrings, formatting or marks of the interpreter's version."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+#: fields of a syntax tree that do not change what the code does, or that some supported Python versions lack
+_SILENT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+
+
+def normal_form(source: str | bytes) -> str:
+    """Return the normal form of Python source; equal for sources that differ in nothing that runs.
+
+    Raises:
+        SyntaxError: `source` is not Python.
+    """
+    return text_of(ast.parse(source))
+
+
+def text_of(tree: ast.AST) -> str:
+    """Return a syntax tree as text.
+
+    `ast.dump` would not do: Python versions differ in the empty fields that they print and in how they cut f-strings.
+    """
+    words: list[str] = []
+    _write(tree, words)
+    return "".join(words)
+
+
+def _write(node: Any, words: list[str]) -> None:
+    if isinstance(node, ast.JoinedStr):
+        node = ast.JoinedStr(_merged(node.values))
+    if isinstance(node, ast.AST):
+        words.append(f"({type(node).__name__}")
+        for field in sorted(node._fields):
+            child = getattr(node, field, None)
+            if isinstance(child, list):
+                child = [part for part in child if not _idle(part)]
+            is_constant = field == "value" and isinstance(node, ast.Constant)  # whose None is the constant None
+            if field in _SILENT or ((child is None or child == []) and not is_constant):
+                continue
+            words.append(f" {field}=")
+            _write(child, words)
+        words.append(")")
+    elif isinstance(node, list):
+        words.append("[")
+        for part in node:
+            _write(part, words)
+            words.append(",")
+        words.append("]")
+    else:
+        words.append(f"{type(node).__name__}:{node!a}")
+
+
+def _merged(values: list[ast.expr]) -> list[ast.expr]:
+    """Return the parts of an f-string with neighbouring constants joined and empty ones dropped."""
+    merged: list[ast.expr] = []
+    for part in values:
+        previous = merged[-1] if merged else None
+        if isinstance(part, ast.Constant) and isinstance(previous, ast.Constant):
+            merged[-1] = ast.Constant(str(previous.value) + str(part.value))
+        else:
+            merged.append(part)
+    return [part for part in merged if not (isinstance(part, ast.Constant) and part.value == "")]
+
+
+def _idle(node: Any) -> bool:
+    """Return True for a statement that does nothing when the code runs: a text, `pass`, an import for types."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return isinstance(node, ast.Pass) or for_types(node)
+
+
+def for_types(node: Any) -> bool:
+    """Return True for ``if TYPE_CHECKING:`` without an ``else``."""
+    if not isinstance(node, ast.If) or node.orelse:
+        return False
+    name = node.test.attr if isinstance(node.test, ast.Attribute) else getattr(node.test, "id", None)
+    return name == "TYPE_CHECKING"
