@@ -118,7 +118,7 @@ def _list(stores: Sequence[RunStore]) -> None:
     for name in ("run", "method", "model", "data", "status", "samples", "score", "KV", "code"):
         words = name in ("method", "model", "data")  # these take another line where the screen is narrow; figures never
         table.add_column(name, no_wrap=not words, overflow="fold")
-    shown = [(store, marked(store, store.metrics()) or _begun(store)) for store in stores]
+    shown = [(store, marked(store, run) if (run := store.metrics()) else _begun(store)) for store in stores]
     names = tables.labels([run for _, run in shown], beside=("model", "dataset"))
     for (store, run), name in zip(shown, names, strict=True):
         count, score = run["samples"], run["mean"]["score"]
@@ -137,13 +137,13 @@ def _list(stores: Sequence[RunStore]) -> None:
     Console(highlight=False).print(table)
 
 
-def marked(store: RunStore, metrics: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a run with ``status`` and ``older`` as they are for the code of now; None for None.
+def marked(store: RunStore, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return a run with ``status`` and ``older`` as they are for the code of now.
 
     A run whose method or data set is not on this machine stays as it was stored.
     """
     config = store.config()
-    if metrics is None or config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
+    if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
         return metrics
     older = codes.older(metrics.get("code") or {}, metrics.get("sources") or {}, sources.code(config))
     status = metrics["status"]
@@ -239,6 +239,6 @@ def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
         parts = codes.changed(codes.of(row), now)
         if parts:
             by_parts.setdefault(", ".join(parts), []).append(name)
-    for parts, names in by_parts.items():
+    for changed, names in by_parts.items():
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        print(f"  older code  {parts}: {', '.join(names[:SHOWN])}{more}")
+        print(f"  older code  {changed}: {', '.join(names[:SHOWN])}{more}")

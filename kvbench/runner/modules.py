@@ -276,7 +276,7 @@ def _scores(member: ast.stmt) -> bool:
     """Return True for a member of a class that scores predictions, or gives the scorer's version."""
     if isinstance(member, ast.FunctionDef):
         return member.name in ("score", "score_questions")
-    target = member.target if isinstance(member, ast.AnnAssign) else None
+    target: ast.expr | None = member.target if isinstance(member, ast.AnnAssign) else None
     if isinstance(member, ast.Assign) and len(member.targets) == 1:
         target = member.targets[0]
     return isinstance(target, ast.Name) and target.id == "scorer_version"
