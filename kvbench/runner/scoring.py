@@ -24,9 +24,7 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
     }
 
 
-def rescored(
-    task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None
-) -> list[Row]:
+def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None) -> list[Row]:
     """Return the stored rows of `samples` that an older scorer scored, scored anew from their predictions.
 
     Args:

@@ -26,6 +26,9 @@ _SCORER = ("kvbench.metrics",)
 _CLOSED = ("kvbench.methods.base",)
 _SCORING = "kvbench.runner.scoring"
 
+#: modules of the runner that decide what is done and recorded, not what comes out of a prompt
+_RECORDING = ("run", "ranks", "remarks", "failures", "resolve", "sources", "modules", "stored", "scoring")
+
 #: shared parts: the packages in them, and what inside these changes no output
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cache": (("kvbench.cache",), ("kvbench.cache.kernels",)),
@@ -48,7 +51,7 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "runner": (
         ("kvbench.runner",),
-        tuple(f"kvbench.runner.{name}" for name in ("run", "ranks", "remarks", "failures", "resolve", "sources", "modules", "stored", "scoring")),
+        tuple(f"kvbench.runner.{name}" for name in _RECORDING),
     ),
     "model": (
         ("kvbench.models",),

@@ -15,8 +15,10 @@ import pytest
 from kvbench.cli import report
 from kvbench.results import samples
 from kvbench.results.samples import MEASURED
+from kvbench.runner import modules
 from kvbench.runner.run import run
 from kvbench.runner.stored import OlderCodeError
+from kvbench.tasks.base import Task
 from tests.run_files import on_disk, store_of
 from tests.run_support import METHODS, ToyTask, config
 
@@ -291,9 +293,7 @@ def test_a_baseline_of_other_shared_code_is_said(tmp_path, capsys):
     assert "the fp16 run it is compared with was made by other code: decoding" in shown
 
 
-def test_the_toy_task_is_a_base_class_outside_the_package(workshop):
-    """The data set's base is in another package; its module counts."""
-    from kvbench.runner import modules
-
-    workshop.run(1)
-    assert modules.lineage("stale_task.Questions") == ["stale_task", ToyTask.__module__]
+def test_bases_outside_the_package_count(workshop):
+    """The data set's base is in another package; its module counts, and that of kvbench's own base."""
+    assert workshop.folder.is_dir()
+    assert modules.lineage("stale_task.Questions") == ["stale_task", ToyTask.__module__, Task.__module__]
