@@ -154,3 +154,15 @@ def test_build_refuses(data: dict[str, Any], message: str) -> None:
 def test_values_that_only_begin_right_or_are_right_in_part_are_refused(group: str, key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^{group}\.{key}="):
         check(config("results", **{group: {key: value}}))
+
+
+@pytest.mark.parametrize("new", [4095, 4096])
+def test_an_answer_leaves_room_for_a_prompt(new: int) -> None:
+    def composed() -> None:
+        check(_composed("method=fp16", "model=tiny", f"decoding.max_new_tokens={new}"))
+
+    if new < 4096:
+        composed()
+    else:
+        with pytest.raises(ConfigError, match="leaves no room for a prompt"):
+            composed()

@@ -300,3 +300,12 @@ def test_one_form_is_not_taken_for_the_other(folder: Path) -> None:
     for name in ("narrativeqa_e", "musique_e", "qasper_e_e", "_e"):
         with pytest.raises(ConfigError, match="unknown task of LongBench"):
             load({"_target_": "kvbench.tasks.longbench.LongBench", "tasks": [name]})
+
+
+def test_tasks_without_a_chat_wrapper_have_none_in_longbench_e_either(folder: Path) -> None:
+    plain = {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"}  # pred.py, build_chat's exceptions
+    samples = LongBench(path=str(folder), tasks="e", limit=1).samples()
+    wrapped = {sample.task.partition("_e")[0]: sample.rules.chat for sample in samples}
+    assert {task for task, chat in wrapped.items() if not chat} == plain - {"lsht"}
+    samples = LongBench(path=str(folder), limit=1).samples()
+    assert {sample.task for sample in samples if not sample.rules.chat} == plain

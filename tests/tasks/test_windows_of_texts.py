@@ -30,6 +30,15 @@ def test_bos_replaces_the_first_token_where_there_is_one(tmp_path: Path, bos: in
     assert [sample.work.ids[0] for sample in task.samples()] == first
 
 
+def test_only_the_first_window_of_a_document_is_scored_whole_wherever_it_begins(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abcdefghijklmnopqrstuvwxyz")
+    task = Perplexity(text="text", path=str(tmp_path / "a.txt"), window=8, stride=4, skip=3)
+    task.bind(Letters(bos_token_id=None))
+    windows = [sample.work for sample in task.samples()]
+    assert [chr(window.ids[0]) for window in windows] == ["d", "h", "l", "p"]
+    assert [window.first for window in windows] == [1, 4, 4, 4]
+
+
 def refused(**settings: Any) -> str:
     """What is said of a text that cannot be had, by both tasks that read texts."""
     messages = set()
