@@ -1,4 +1,5 @@
 // ---- a team's walk over its tiles ----------------------------------------------------------------------------------
+// Waits for the warps of a team (barrier team + 1; barrier 0 is the CTA's).
 __device__ __forceinline__ void team_sync(int team) {
   if (TEAM == 1) __syncwarp();
   else asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(TEAM * 32) : "memory");
@@ -56,6 +57,11 @@ __device__ __forceinline__ void begin_after(const Args& args, const Job& job, u3
   }
 }
 
+// Walks this team's tiles of phase P: for each, scores of its key items, softmax, products of its value items.
+//   st       the warp's running softmax
+//   ring     slots of the team; on entry the first STAGES - 1 items of the first tile are on their way
+//   queries  the warp's queries in shared memory
+//   row0     first query row of the warp
 template <int P>
 __device__ __forceinline__ void run(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
                                     int lane) {
@@ -84,6 +90,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
       ring.advance();
     });
     if constexpr (SOFTCAP) capped(s, args.cap);
+    // only the ends of a phase, and the newest tokens of a step of several, need a mask
     const int lo = into<P>(r) - tile * S::TOKENS, until = lo + r.count;
     if (lo > 0 || until < S::TOKENS || (LAST && args.qlen > 1)) {
       int hi[NC];
@@ -102,6 +109,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
   }
 }
 
+// run() for phase P and those behind it: a loop over constants.
 template <int P>
 __device__ __forceinline__ void run_all(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
                                         int lane) {
@@ -247,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
   }
   if (splits == 1) return;
   // the CTA that comes last merges the splits
-  __threadfence();
+  __threadfence();  // what this CTA wrote must be seen before its arrival is
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(args.counter + line, 1) == splits - 1;
   __syncthreads();
@@ -270,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
     if constexpr (SINKS) total += exp2_of(sink_of(args, head * args.group + (block0 + r) / args.qlen) - top + OFFSET);
     if (lane == 0) inverse[r] = 1.f / total;
   }
-  if (threadIdx.x == 0) args.counter[line] = 0;
+  if (threadIdx.x == 0) args.counter[line] = 0;  // ready for the next step: a captured graph zeroes nothing
   __syncthreads();
   for (int i = threadIdx.x; i < rows * D / 4; i += WARPS * 32) {
     const int r = i / (D / 4), d = i % (D / 4) * 4;

@@ -1,9 +1,13 @@
 // ---- instructions --------------------------------------------------------------------------------------------------
+// "exact" in a name: in the dtype of exact segments, bf16 where BF16, else fp16.
+
+// c += a b: 16 x 16 of fp16 by 16 x 8, accumulated in fp32.
 __device__ __forceinline__ void mma16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// The same in the dtype of exact segments.
 __device__ __forceinline__ void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #if BF16
   asm volatile(
@@ -14,21 +18,25 @@ __device__ __forceinline__ void mma_exact(float (&c)[4], u32 a0, u32 a1, u32 a2,
   mma16(c, a0, a1, a2, a3, b0, b1);
 #endif
 }
+// Four 8 x 8 blocks of 16-bit numbers from shared memory; each lane gives the address of one row.
 __device__ __forceinline__ void ldsm(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
+// The same, each block transposed.
 __device__ __forceinline__ void ldsm_t(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
 }
+// An 8 x 8 block that lies in the registers of the warp, transposed.
 __device__ __forceinline__ u32 transposed(u32 x) {
   u32 y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
+// Two fp16 numbers an instruction: product, fused multiply-add, and two floats as a pair (low half first).
 __device__ __forceinline__ u32 mul2(u32 a, u32 b) {
   u32 c;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -44,6 +52,7 @@ __device__ __forceinline__ u32 half2_of(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(c) : "f"(high), "f"(low));
   return c;
 }
+// Two floats as a pair in the dtype of exact segments.
 __device__ __forceinline__ u32 exact2_of(float low, float high) {
 #if BF16
   u32 c;
@@ -53,6 +62,7 @@ __device__ __forceinline__ u32 exact2_of(float low, float high) {
   return half2_of(low, high);
 #endif
 }
+// The low half of a register as a float, from fp16; from the dtype of exact segments.
 __device__ __forceinline__ float float_of_half(u32 x) {
   float y;
   asm("{.reg .b16 h, t; mov.b32 {h, t}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
@@ -65,6 +75,7 @@ __device__ __forceinline__ float float_of_exact(u32 x) {
   return float_of_half(x);
 #endif
 }
+// 2^x and 1/x by the special function unit, right to some 1e-7.
 __device__ __forceinline__ float exp2_of(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -75,17 +86,21 @@ __device__ __forceinline__ float inverse_of(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 16 bytes from global to shared memory without waiting; past L1, with a prefetch of 128 bytes into L2.
 __device__ __forceinline__ void copy16(u32 to, const u8* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
+// The same, or 16 zero bytes.
 __device__ __forceinline__ void copy16_if(u32 to, const u8* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
 }
+// Copies so far are a group; wait<N> waits until all but the newest N groups are here.
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
 template <int N>
 __device__ __forceinline__ void wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+// Loads from shared memory of 2, 8 and 16 bytes.
 __device__ __forceinline__ u32 load_u16(u32 a) {
   u16 x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(a));

@@ -1,12 +1,14 @@
 // ---- loads: global memory to a slot of the ring, 16 bytes a thread of the team at a time
 // -----------------------------
-// One address for a thread's whole share, so that each copy needs no arithmetic of its own.
+// Hides from the compiler where an address comes from: it then keeps one for a thread's whole share, and each copy
+// needs no arithmetic of its own.
 __device__ __forceinline__ const u8* opaque(const u8* p) {
   asm volatile("" : "+l"(p));
   return p;
 }
 
-// Unit c of `UNITS` goes to place(c); a thread takes every (32 TEAM)-th.
+// Copies UNITS units of 16 bytes from `from`: unit c, the i-th of this thread, goes to place(i, c). A thread `id` of
+// the team takes every (32 TEAM)-th.
 template <int UNITS, class Fn>
 __device__ __forceinline__ void spread(const u8* from, int id, Fn&& place) {
   const u8* mine = opaque(from + id * 16);
@@ -17,12 +19,14 @@ __device__ __forceinline__ void spread(const u8* from, int id, Fn&& place) {
   }
 }
 
+// Copies BYTES contiguous bytes (parameters) as they are.
 template <int BYTES>
 __device__ __forceinline__ void copy_run(u32 to, const u8* from, int id) {
   spread<BYTES / 16>(from, id, [&](int i, int c) { return to + c * 16; });
 }
 
-// 32 exact tokens from `begin` of a phase on; tokens outside of the phase become zeros.
+// Copies 32 exact tokens from token `begin` of a phase of `count` on; those outside of the phase become zeros (a NaN
+// times the weight 0 of a hidden token would be NaN).
 __device__ __forceinline__ void copy_exact(u32 slot, const u8* from, int begin, int count, int id) {
   constexpr int UNITS = D / 8;
 #pragma unroll
@@ -34,7 +38,7 @@ __device__ __forceinline__ void copy_exact(u32 slot, const u8* from, int begin, 
   }
 }
 
-// Rows of a tile's words. KEYS: rows of 2 D bytes, else rows of value words.
+// Copies one plane of a tile's words, permuted for ldmatrix. KEYS: rows of 2 D bytes, else rows of value words.
 template <bool KEYS, int BITS>
 __device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
   constexpr int UNITS = KEYS ? D / 8 : rows_of(BITS) / 8;  // 16-byte units of a row
@@ -54,7 +58,9 @@ __device__ __forceinline__ void copy_plane(u32 slot, const u8* from, int id) {
   }
 }
 
-// Item PART of a tile: its keys (one item, or four runs of 32 exact ones), then its values.
+// Starts the copies of item PART of a tile of phase P: its keys (one item, or runs of 32 exact ones), then its values.
+// ph, r: the phase's buffers and line of the table; bh: (row, KV head); tile: counted from the phase's first; slot:
+// where to; id: thread of the team.
 template <int P, int PART>
 __device__ __forceinline__ void issue(const Phase& ph, const Range& r, i64 bh, int tile, u32 slot, int id) {
   using S = Shape<P>;

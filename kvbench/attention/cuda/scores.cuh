@@ -1,5 +1,10 @@
 // ---- scores --------------------------------------------------------------------------------------------------------
-// Of a half (or the whole) of a packed tile: s[m] are log2 scores of tokens 16 m + {g, g + 8}.
+// Scores of a packed tile, S^T = K q^T: s[m] are log2 scores of tokens 16 m + {g, g + 8} in the columns of this lane.
+//   slot     the item: words, scales, minima
+//   queries  the warp's normalised queries in shared memory, fp16
+//   st       sl: what takes a score back to bits
+// Keys per channel: (q * s_g) . c + q . m_g, the scaled queries made for each step of 16 channels, the biases by matrix
+// instructions too. Keys per token: s_t (q_b . c_t) + m_t sum(q_b) after each group b of channels.
 template <int P, int MT>
 __device__ __forceinline__ void packed_scores(float (&s)[MT][4], u32 slot, u32 queries, const State& st, int lane) {
   using S = Shape<P>;
@@ -30,11 +35,12 @@ __device__ __forceinline__ void packed_scores(float (&s)[MT][4], u32 slot, u32 q
       for (int k = 0; k < NG; k++) {
         u32 p[4];  // scales of channels 16 a + {2t, 2t + 8}, then minima
         ldsm(p, params + hi * S::KPARAM + (k * D + 16 * a + 8 * ((lane >> 3) & 1)) * 2);
-        if constexpr (S::KK == ATOM) {
+        if constexpr (S::KK == ATOM) {  // zero points become minima: -zero * scale (0xbc00 is -1)
           p[2] = mul2(mul2(p[2], p[0]), 0xbc00bc00u);
           p[3] = mul2(mul2(p[3], p[1]), 0xbc00bc00u);
         }
         {
+          // a product with the minima in every row: each row of the result is the bias, so it lies where scores do
           mma16(bias[k], p[2], p[2], p[3], p[3], q[0], q[1]);
           if constexpr (S::KK == HIERARCHICAL) mma16(bias2[k], p[0], p[0], p[1], p[1], q[0], q[1]);
           qs[k][0] = mul2(q[0], p[0]);
@@ -43,6 +49,7 @@ __device__ __forceinline__ void packed_scores(float (&s)[MT][4], u32 slot, u32 q
       }
     } else {
       {
+        // a product with ones (0x3c00): sums of the query over the group's channels
         mma16(bias[0], 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, 0x3c003c00u, q[0], q[1]);
         qs[0][0] = q[0];
         qs[0][1] = q[1];
@@ -108,7 +115,7 @@ __device__ __forceinline__ void packed_scores(float (&s)[MT][4], u32 slot, u32 q
   }
 }
 
-// Of 32 exact keys: m tiles FIRST and FIRST + 1.
+// Scores of 32 exact keys: tiles FIRST and FIRST + 1 of 16 tokens; arguments as of packed_scores.
 template <int FIRST, int MT>
 __device__ __forceinline__ void exact_scores(float (&s)[MT][4], u32 slot, u32 queries, const State& st, int lane) {
   const int row = lane & 15, hi = lane >> 4;

@@ -1,5 +1,5 @@
 // ---- softmax -------------------------------------------------------------------------------------------------------
-// Tokens before `lo`, or from `hi[column]` on, are hidden.
+// Hides tokens of the block before `lo`, or from `hi[column]` on: their scores become -inf, their weights 0.
 template <int MT>
 __device__ __forceinline__ void hide(float (&s)[MT][4], int lo, const int (&hi)[NC], int lane) {
   const float none = __int_as_float(0xff800000);
@@ -12,8 +12,8 @@ __device__ __forceinline__ void hide(float (&s)[MT][4], int lo, const int (&hi)[
     }
 }
 
-// Softcap: s becomes cap * tanh(s / 2) in bits, as tanh(y) = 1 - 2 / (exp(2 y) + 1), right to some 1e-7 of the cap and at
-// both ends (tanh.approx is not).
+// Softcap: s becomes cap * tanh(s / 2) in bits, as tanh(y) = 1 - 2 / (exp(2 y) + 1), right to some 1e-7 of the cap and
+// at both ends (tanh.approx is not).
 template <int MT>
 __device__ __forceinline__ void capped(float (&s)[MT][4], float cap) {
 #pragma unroll
@@ -32,7 +32,12 @@ __device__ __forceinline__ float sink_of(const Args& args, int head) {
 #endif
 }
 
-// Online softmax: probabilities (times 2^OFFSET) in the layout of the second product, and the factor for what was.
+// Online softmax over a block of tokens.
+//   EXACT   values are exact: probabilities in their dtype, else fp16
+//   st      top, total and low are brought to the new maximum (acc is, with `shrink`, by the second product)
+//   s       log2 scores, which are left as they are
+//   p       out: probabilities times 2^OFFSET in the layout of the second product
+//   shrink  out: factor for what was summed before
 template <bool EXACT, int MT>
 __device__ __forceinline__ void weigh(State& st, float (&s)[MT][4], u32 (&p)[MT][2], float (&shrink)[NC]) {
   {
@@ -56,8 +61,10 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[MT][4], u32 (&p)[MT]
 #pragma unroll
       for (int i = 0; i < 4; i++)
         if ((i & 1) < NC) e[i] = exp2_of(s[m][i] - base[(i & 1) < NC ? (i & 1) : 0]);
+      // results of one product become an operand of the next: movmatrix turns 8 x 8 blocks between lanes
       p[m][0] = transposed(EXACT ? exact2_of(e[0], e[1]) : half2_of(e[0], e[1]));
       p[m][1] = transposed(EXACT ? exact2_of(e[2], e[3]) : half2_of(e[2], e[3]));
+      // the sum of weights is a product with ones: it adds the rounded weights, which are those that values get
       if constexpr (EXACT) {
         const u32 one = BF16 ? 0x3f803f80u : 0x3c003c00u;
         mma_exact(sum, one, one, one, one, p[m][0], p[m][1]);

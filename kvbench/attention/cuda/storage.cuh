@@ -1,4 +1,5 @@
-// each<A, B>(f): f(Number<A>{}), ..., f(Number<B - 1>{})
+// each<A, B>(f): f(Number<A>{}), ..., f(Number<B - 1>{}): a loop whose index is a constant inside of `f`, so that it
+// may be a template argument there.
 template <int N>
 struct Number {
   static constexpr int value = N;
@@ -20,6 +21,8 @@ CONST int planes_of(int bits) { return bits == 8 ? 2 : 1; }
 CONST int low_of(int bits, int f) { return bits == 2 ? 2 * (f & 3) : bits == 4 ? 4 * (f & 1) : 0; }
 CONST float pow2(int e) { return e >= 0 ? (float)(1ll << e) : 1.f / (float)(1ll << -e); }
 
+// Codes of field F of two neighbouring words as two fp16 numbers of value code * 2^(low_of(BITS, F) - 24).
+// w: a pair of words, of the upper plane where codes have 8 bits; lower: the same pair of the lower plane.
 template <int BITS, int F>
 __device__ __forceinline__ u32 field(u32 w, u32 lower) {
   if constexpr (BITS == 2) return (F < 4 ? w : w >> 8) & (0x00030003u << (2 * (F & 3)));
@@ -29,6 +32,8 @@ __device__ __forceinline__ u32 field(u32 w, u32 lower) {
       F & 1 ? ((w & 0xf0f0f0f0u) | ((lower >> 4) & 0x0f0f0f0fu)) : (((w << 4) & 0xf0f0f0f0u) | (lower & 0x0f0f0f0fu));
   return __byte_perm(both, 0, F < 2 ? 0x4240 : 0x4341);
 }
+// Rows lie in shared memory with their 16-byte units permuted (XOR with bits of the row's number), so that the eight
+// rows that an ldmatrix reads at once lie in different banks.
 // offset of a 16-byte unit of a row of exact keys or values, or of key words: rows of 2 D bytes
 __device__ __forceinline__ u32 wide(int row, int unit) { return row * (2 * D) + ((unit ^ (row & 7)) << 4); }
 // the same for value words: rows of 2 NW bytes
@@ -56,6 +61,14 @@ struct State {
 };
 
 // What of a tile goes into one slot of the ring. Exact parts of a tile of 128 tokens come 32 tokens at a time.
+//   KK, KB, KA, KG; VK, VB, VG   kind, bits, axis and group of keys; kind, bits and group of values (axis: token)
+//   KP, VP            keys, values are packed
+//   TOKENS            of a tile: 128, or 32 where both sides are exact
+//   KI, VI, ITEMS     items (slots of the ring) that a tile's keys, values, and both take
+//   MT                tiles of 16 tokens in it
+//   KGROUPS, VGROUPS  groups of tokens in a tile of keys; groups of channels in a token's value
+//   KPARAM, VPARAM    bytes of a tile's scales (and again of its minima)
+//   KCODES, VCODES    bytes of a tile's words
 template <int P>
 struct Shape {
   static constexpr int KK = PH[P][0], KB = PH[P][1], KA = PH[P][2], KG = PH[P][3];
@@ -72,6 +85,7 @@ struct Shape {
   static constexpr int VCODES = VP ? planes_of(VB) * plane_bytes(VB) : 0;
 };
 
+// A line of the table of phases: first token in the key segment, in the value segment, tokens.
 struct Range {
   int first_k, first_v, count;
 };

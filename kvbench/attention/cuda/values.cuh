@@ -1,4 +1,10 @@
 // ---- values --------------------------------------------------------------------------------------------------------
+// Adds the weighted values of a packed tile, O^T = V^T P^T, to st.acc in units of 2^-24, and weight * minimum to
+// st.low.
+//   p       probabilities (times 2^OFFSET) of the tile's tokens, as the second operand
+//   shrink  what was summed so far is multiplied by, for each column
+//   slot    the item: words, scales, minima
+// sum_t (p_t s_tb) c_td + sum_t p_t m_tb: scales go into the probabilities, in fp16.
 template <int P, int MT>
 __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const float (&shrink)[NC], u32 slot,
                                               int lane) {
@@ -6,7 +12,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
   constexpr int NW = rows_of(S::VB), FIELDS = MT * 16 / NW, VG = S::VGROUPS;
   const u32 scales = slot + S::VCODES, lows = scales + S::VPARAM;
   const int t = lane & 3, g = lane >> 2, row = lane & 15, hi = lane >> 4;
-  u32 any = 0;
+  u32 any = 0;         // bits of all scales: tells whether one is 2 or more
   u32 raw[MT][2][VG];  // VG 1: the scales of tokens {2t, 2t + 1}; else words of a token's groups, see pair()
   float low[4];
   low[0] = low[1] = low[2] = low[3] = 0.f;
@@ -68,6 +74,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
   for (int c = 0; c < NC; c++) st.low[c] += low[c];
   // a scale of 2 or more would take a probability of 2^14 past fp16: then 2^-14 goes along and is given back below
   const bool large = __any_sync(~0u, any & 0x40004000u);
+  // scales of tokens 16 m + 8 j + {2t, 2t + 1} for group k of channels, from the words loaded above
   auto pair = [&](int m, int j, int k) -> u32 {
     if constexpr (VG == 1) return raw[m][j][0];
     if constexpr (VG == 2) return __byte_perm(raw[m][j][0], raw[m][j][VG - 1], k ? 0x7632 : 0x5410);
@@ -84,6 +91,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
         const int shift = low_of(S::VB, m * 16 / NW) + (S::VK == HIERARCHICAL ? 4 : 0);
         {
           u32 y = p[m][j];
+          // fields that lie higher in the word count for more: taken off the probability, exactly
           if (shift) y = mul2(y, half2_const(pow2(-shift)));
           if (large) y = mul2(y, half2_const(pow2(-14)));
           x[m][j] = mul2(y, scale);
@@ -92,7 +100,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
 #pragma unroll
     for (int b = 0; b < KS / VG; b++) {
       const int a = k * (KS / VG) + b;
-      float o[4];
+      float o[4];  // a fresh fragment a tile: a long chain into one accumulator truncates, always downwards
       o[0] = o[1] = o[2] = o[3] = 0.f;
 #pragma unroll
       for (int mt = 0; mt < NW / 16; mt++) {
@@ -117,7 +125,8 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
   }
 }
 
-// 32 exact values: probabilities of m tiles FIRST and FIRST + 1. acc counts in units of 2^-24, as codes do.
+// Adds 32 exact values, weighted by the probabilities of tiles FIRST and FIRST + 1 of 16 tokens; arguments as of
+// packed_values. acc counts in units of 2^-24, as codes do.
 template <int FIRST, int MT>
 __device__ __forceinline__ void exact_values(State& st, u32 (&p)[MT][2], const float (&shrink)[NC], u32 slot,
                                              int lane) {

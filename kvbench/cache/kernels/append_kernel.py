@@ -9,26 +9,42 @@ import triton.language as tl
 
 
 @triton.jit
-def copy_token(source, target, D: tl.constexpr):
-    """Copy `D` channels."""
-    BLOCK: tl.constexpr = triton.next_power_of_2(D)
+def copy_token(source, target, CHANNELS: tl.constexpr):
+    """Copy one token's channels.
+
+    Args:
+        source, target: pointers to its first channel.
+        CHANNELS: how many there are.
+    """
+    BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     channel = tl.arange(0, BLOCK)
-    tl.store(target + channel, tl.load(source + channel, mask=channel < D), mask=channel < D)
+    tl.store(target + channel, tl.load(source + channel, mask=channel < CHANNELS), mask=channel < CHANNELS)
 
 
 @triton.jit
 def write(
     keys, values, key_buffer, value_buffer, places,
     key_row, key_head, key_token, value_row, value_head, value_token,
-    heads, key_room, value_room, K: tl.constexpr, V: tl.constexpr,
+    heads, key_room, value_room, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (B x H, q, 2)."""
+    """Write new keys and values into the tails of a layer; grid: (B x H, new tokens, 2).
+
+    Args:
+        keys, values: ``[B, H, q, D]`` and ``[B, H, q, Dv]``, channels contiguous.
+        key_buffer, value_buffer: ``[B, H, room, D]`` and ``[B, H, room, Dv]``.
+        places: int32 ``[B, 2]``: where the first new token of each row goes, its key and its value.
+        key_row, key_head, key_token, value_row, value_head, value_token: strides of `keys` and `values`, in elements.
+        heads: KV heads, H.
+        key_room, value_room: tokens that the buffers have room for.
+        KEY_DIM, VALUE_DIM: channels, D and Dv.
+    """
     line, token, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = line // heads, line % heads
+    # read on the device: a captured step is replayed with the addresses that it was recorded with
     place = (tl.load(places + 2 * row + side) + token).to(tl.int64)
     if side == 0:
         source = keys + row.to(tl.int64) * key_row + head * key_head + token * key_token
-        copy_token(source, key_buffer + (line.to(tl.int64) * key_room + place) * K, K)
+        copy_token(source, key_buffer + (line.to(tl.int64) * key_room + place) * KEY_DIM, KEY_DIM)
     else:
         source = values + row.to(tl.int64) * value_row + head * value_head + token * value_token
-        copy_token(source, value_buffer + (line.to(tl.int64) * value_room + place) * V, V)
+        copy_token(source, value_buffer + (line.to(tl.int64) * value_room + place) * VALUE_DIM, VALUE_DIM)

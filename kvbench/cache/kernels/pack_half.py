@@ -2,6 +2,8 @@
 
 The arithmetic is that of :mod:`~kvbench.cache.kernels.pack_math`, two elements an instruction. Constants are pairs of
 fp16 numbers: 0x6400 is 1024 and 0x6608 is 1544, whose sums with a quotient have its rounding in the low bits.
+
+Operands of the PTX are numbered in the order of the call: ``$0`` (and ``$1``) the results, then the arguments.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -13,6 +15,7 @@ import triton.language as tl
 
 from kvbench.cache.kernels.pack_math import INTERPRETED, bit_pair, half_pair, high_half, low_half, reciprocal, to_half
 
+# $X the pairs, $S the shares, $N minus the bases, $0R and $1R fl(1 / scale) of either half, $T the largest code:
 # offset = x * share - base * share; q = offset / (scale * share)
 _OFFSET = """
     .reg .b32 t; .reg .b16 h0, h1; .reg .f32 f0, f1;
@@ -66,13 +69,18 @@ ATOM = tl.constexpr(
 
 @triton.jit
 def _rounded(q, bias: tl.constexpr):
-    """Low bits of fp16 ``q + bias``."""
+    """Return the low bits of fp16 ``q + bias``, which hold q rounded half to even."""
     return (q + bias).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
 
 
 @triton.jit
 def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
-    """Code bits, the code as a number, for one half of the pairs; `base` and `r` belong to the share `part`."""
+    """Return code bits, and the code as a number, for one half of the pairs.
+
+    Args:
+        x: elements, fp32. part: share of their groups.
+        base, r: minimum times share, and fl(1 / scale) / share. LEVELS: largest code.
+    """
     offset = to_half(x * part - base)
     rounded = to_half(tl.minimum(to_half(offset * r), LEVELS) + 1024.0)
     return rounded.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32), rounded - 1024.0
@@ -80,12 +88,13 @@ def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
-    """Codes of the affine quantizer in the low bits of either half.
+    """Return codes of the affine quantizer in the low bits of either half.
 
     Args:
         x: fp16 pairs.
         part0, part1: share of the lower and of the upper channel's group.
         base0, base1, r0, r1: minimum times share and fl(1 / scale) / share.
+        LEVELS: largest code.
     """
     if INTERPRETED:
         low, _ = _affine_twin(low_half(x, True), part0, base0, r0, LEVELS)
@@ -100,6 +109,13 @@ def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
 
 @triton.jit
 def _lower_twin(x, number, part, step, base, fine):
+    """Return the lower nibble's bits for one half of the pairs.
+
+    Args:
+        x: elements, fp32. number: their upper nibble. part: share of their groups.
+        step: scale times share. base: minimum times share. fine: fl(1 / fl16(scale / 16)) / share.
+    """
+    # what the upper nibble stands for; the lower one codes the rest in sixteenths of a step
     near = to_half(to_half(number * step) + base)
     q = to_half(to_half(x * part - near) * fine)
     return _rounded(tl.minimum(tl.maximum(q, -8.0), 7.0), 1544.0)
@@ -107,7 +123,12 @@ def _lower_twin(x, number, part, step, base, fine):
 
 @triton.jit
 def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
-    """Upper and lower nibbles of the hierarchical quantizer; arguments as :func:`affine16`, and the scales."""
+    """Return upper and lower nibbles of the hierarchical quantizer in the low bits of either half.
+
+    Args:
+        x, part0, part1, base0, base1, r0, r1: as for :func:`affine16`.
+        scale0, scale1: scale of the lower and of the upper channel's group.
+    """
     # fp16 rounds a sixteenth of a small scale, so its reciprocal is not sixteen times that of the scale
     fine0 = reciprocal(to_half(scale0 * 0.0625)) * tl.where(part0 == 1.0, 1.0, 4.0)
     fine1 = reciprocal(to_half(scale1 * 0.0625)) * tl.where(part1 == 1.0, 1.0, 4.0)
@@ -129,14 +150,22 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
 
 @triton.jit
 def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
+    """Return code bits for one half of the pairs: fp32 elements, fl(1 / scale), zero points."""
     q = tl.minimum(tl.maximum(to_half(x * r), -LEVELS), LEVELS)
+    # 1536 - 512 = 1024: rounded in the low bits, then moved by the zero point, without leaving fp16's integers
     q = to_half(q + 1536.0) + (zero - 512.0)
     return _rounded(tl.minimum(tl.maximum(q, 1024.0), 1024.0 + LEVELS), 0.0)
 
 
 @triton.jit
 def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
-    """Codes of Atom's quantizer in the low bits of either half: fp16 pairs, fl(1 / scale) and zero points."""
+    """Return codes of Atom's quantizer in the low bits of either half.
+
+    Args:
+        x: fp16 pairs.
+        r0, r1: fl(1 / scale) of the lower and of the upper channel's group. zero0, zero1: their zero points.
+        LEVELS: largest code.
+    """
     if INTERPRETED:
         low = _atom_twin(low_half(x, True), r0, zero0, LEVELS)
         codes = bit_pair(low, _atom_twin(high_half(x, True), r1, zero1, LEVELS))

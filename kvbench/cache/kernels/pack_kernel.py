@@ -2,9 +2,12 @@
 
 A program takes a part of one tile of one (row, KV head): some word rows with all their fields, some channels. It reads
 each token once, finds the extremes of its groups, and writes words and parameters in place; nothing of the size of the
-tokens lies in between. The arithmetic (`pack_math` beside it) is bit for bit that of the quantizers.
+tokens lies in between. The arithmetic (:mod:`~kvbench.cache.kernels.pack_math`) is bit for bit that of the quantizers.
 
 Groups are never cut: their borders are those of the parts. Tokens that an append does not cover keep their fields.
+
+Names: a *pair* is an int32 with two neighbouring channels; ``0`` and ``1`` at the end of a name are the parameters of
+its lower and of its upper channel. ``HALF``: the tokens are fp16, else bf16. docs/kernels.md draws words and tiles.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment,var-annotated"
@@ -36,7 +39,14 @@ from kvbench.cache.kernels.pack_math import (
 
 @triton.jit
 def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Scale, base (minimum or zero point), fl(1 / scale) and share of groups."""
+    """Return scale, base (minimum or zero point), fl(1 / scale) and share of groups, fp32.
+
+    Args:
+        low, high: extremes of the groups, fp32.
+        KIND: ``affine``, ``hierarchical`` or ``atom``.
+        LEVELS: largest code (of the upper nibble, for hierarchical ones).
+        HALF: the tokens are fp16, so each operation is rounded to fp16; else bf16.
+    """
     part = tl.full(low.shape, 1.0, tl.float32)
     if KIND == "atom":
         scale, base = atom_params(low, high, LEVELS, HALF)
@@ -52,12 +62,20 @@ def encode(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Codes of pairs in the low bits of either half; of hierarchical ones the upper and the lower nibbles."""
+    """Return the codes of pairs in the low bits of either half; of hierarchical ones the upper and the lower nibbles.
+
+    Args:
+        x: pairs of tokens' channels.
+        scale0, base0, r0, part0: :func:`group_params` of the lower channel's group.
+        scale1, base1, r1, part1: those of the upper channel's.
+        KIND, LEVELS, HALF: as for :func:`group_params`.
+    """
     if HALF:
         if KIND == "atom":
             codes = atom16(x, r0, r1, base0, base1, LEVELS)
             lower = codes
         else:
+            # dividing by share * scale: the share is 1 or 1/4
             r0, r1 = r0 * tl.where(part0 == 1.0, 1.0, 4.0), r1 * tl.where(part1 == 1.0, 1.0, 4.0)
             base0, base1 = base0 * part0, base1 * part1
             if KIND == "hierarchical":
@@ -83,24 +101,39 @@ def encode(
 
 @triton.jit
 def put_words(
-    words, pairs, written, whole, base, row, pair, D: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
+    words, pairs, written, whole, base, row, pair, HEAD_DIM: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
 ):
-    """Write pairs of words ``[rows, channels / 2]``; bits that are not `written` ``[rows]`` stay, unless all are."""
+    """Write pairs of words ``[rows, channels / 2]``; bits that are not `written` stay as they are.
+
+    Args:
+        words: the segment's words.
+        pairs: words of two neighbouring channels in the halves of an int32.
+        written: for each word row the bits that this append covers ``[rows]``.
+        whole: it covers the whole tile, so that nothing needs to be read.
+        base: the tile's first word.
+        row, pair: word rows and pairs of channels of the program.
+        HEAD_DIM: channels of a head.
+        WORD_ROWS: word rows of a tile.
+        VALUE: order of the words: ``[channels, rows]``; else that of keys, ``[rows, channels]``.
+    """
     ROWS: tl.constexpr = pairs.shape[0]
     PAIRS: tl.constexpr = pairs.shape[1]
     if VALUE:
+        # word rows are contiguous: the halves of a pair belong to two lines of words, so they are taken apart
         both = tl.join((pairs & 0xFFFF).to(tl.int16), ((pairs >> 16) & 0xFFFF).to(tl.int16))
         word = tl.trans(tl.reshape(both, (ROWS, PAIRS * 2)))
         channel = (tl.min(pair, 0) * 2) + tl.arange(0, PAIRS * 2)
         place = words + base + channel[:, None] * WORD_ROWS + row[None, :]
         kept = written[None, :]
     else:
+        # channels are contiguous: a pair of words is one 32-bit store
         word = pairs
-        place = (words + base).to(tl.pointer_type(tl.int32)) + row[:, None] * (D // 2) + pair[None, :]
+        place = (words + base).to(tl.pointer_type(tl.int32)) + row[:, None] * (HEAD_DIM // 2) + pair[None, :]
         kept = (written | (written << 16))[:, None]
     if whole:
         tl.store(place, word)
     else:
+        # other fields of these words hold tokens of earlier appends
         some = tl.broadcast_to(kept != 0, word.shape)
         old = tl.load(place, mask=some, other=0).to(tl.int32)
         mixed = (old & ~kept) | (word.to(tl.int32) & kept)
@@ -132,7 +165,7 @@ def pack_tiles(
     BITS: tl.constexpr,
     BY_CHANNEL: tl.constexpr,
     GROUP: tl.constexpr,
-    D: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     VALUE: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -140,24 +173,35 @@ def pack_tiles(
 ):
     """Encode ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
 
+    Grid: (rows x H, programs), the programs of a tile side by side (:func:`kvbench.cache.kernels.pack.programs`).
+
     Args:
-        x, index: tokens, channels contiguous, and (``INDEXED``) which of them to take, ``[count]``.
-        upper_words, lower_words: ``[B, H, tiles, ...]`` int16 (:class:`kvbench.cache.segments.layout.TileLayout`).
+        x: tokens, channels contiguous. index: which of them to take, ``[count]`` (`INDEXED`), else ignored.
+        upper_words, lower_words: ``[B, H, tiles, ...]`` int16 (:class:`kvbench.cache.segments.layout.TileLayout`): the
+            planes of upper and of lower nibbles where codes have 8 bits, else the same plane.
         scales, bases: ``[B, H, param_rows, ...]`` fp16.
         record: int32 ``[6]``: found, tag, row, head, token of the segment, channel of a NaN or Inf.
-        stride_*: of `x`, in pairs of elements.
+        stride_row, stride_head, stride_token: of `x`, in pairs of elements.
+        start, count: tokens of the segment that are written.
         first_row: row of the buffers that row 0 of `x` belongs to.
-        first_part: of the first tile that the grid's second dimension counts from.
+        first_part: of the first tile, the program that the grid's second dimension counts from.
+        heads: KV heads, H.
+        tiles, param_rows: tiles, and rows of parameters, that a head's buffers have room for.
+        tag: number of the segment, for the record.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
+        BITS: of a code: 2, 4 or 8.
         BY_CHANNEL: groups of GROUP tokens of a channel, else of GROUP channels of a token.
-        VALUE: order of the words.
+        GROUP: elements of a group.
+        HEAD_DIM: channels of a head.
+        VALUE: order of the words: that of values, else of keys.
         ROWS, CHANNELS: word rows (all of a tile where BY_CHANNEL) and channels of a program.
+        INDEXED: take the tokens that `index` names.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
     WORD_ROWS: tl.constexpr = 128 // FIELDS
     PAIRS: tl.constexpr = CHANNELS // 2
-    ACROSS: tl.constexpr = D // CHANNELS
+    ACROSS: tl.constexpr = HEAD_DIM // CHANNELS
     PARTS: tl.constexpr = (WORD_ROWS // ROWS) * ACROSS
     LEVELS: tl.constexpr = 15 if KIND == "hierarchical" else (1 << BITS) - 1
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16
@@ -212,13 +256,15 @@ def pack_tiles(
             scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
             scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, KIND, LEVELS, HALF)
         else:
+            # groups run over channels: both halves of a pair are of one group
             low0, high0 = tl.minimum(low0, low1), tl.maximum(high0, high1)
             scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
             scale1, base1, r1, part1 = scale0, base0, r0, part0
         if BY_CHANNEL:
+            # parameters of two neighbouring channels are one 32-bit store, too
             entry = tile * (128 // GROUP) + g * SETS + tl.arange(0, SETS)
             keep = ((entry * GROUP >= start) & (entry * GROUP < stop))[:, None] & (pair >= 0)[None, :]
-            target = (both * param_rows + entry[:, None]) * (D // 2) + pair[None, :]
+            target = (both * param_rows + entry[:, None]) * (HEAD_DIM // 2) + pair[None, :]
             bits = tl.reshape(half_pair(scale0, scale1), (SETS, PAIRS))
             tl.store(scales.to(tl.pointer_type(tl.int32)) + target, bits, mask=keep)
             bits = tl.reshape(half_pair(base0, base1), (SETS, PAIRS))
@@ -227,7 +273,7 @@ def pack_tiles(
             token = tile * 128 + g * WORD_ROWS + word_row
             column = part % ACROSS * (CHANNELS // GROUP) + tl.arange(0, CHANNELS // GROUP)
             keep = ((token >= start) & (token < stop))[:, None] & (column >= 0)[None, :]
-            target = (both * param_rows + token[:, None]) * (D // GROUP) + column[None, :]
+            target = (both * param_rows + token[:, None]) * (HEAD_DIM // GROUP) + column[None, :]
             tl.store(scales + target, tl.reshape(scale0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
             tl.store(bases + target, tl.reshape(base0, (ROWS, CHANNELS // GROUP)).to(tl.float16), mask=keep)
         for j in tl.static_range(JOINT):
@@ -236,27 +282,41 @@ def pack_tiles(
                 field, scale0, scale1, base0, base1, r0, r1, part0, part1, KIND, LEVELS, HALF
             )  # fmt: skip
             if BITS == 8 and KIND != "hierarchical":
-                codes = codes >> 4
+                codes = codes >> 4  # plain 8 bits are stored as two nibbles: `fine` holds the lower one
             upper |= (tl.reshape(codes, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
             if BITS == 8:
                 lower |= (tl.reshape(fine, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
 
-    words = (both * tiles + tile) * (WORD_ROWS * D)
+    words = (both * tiles + tile) * (WORD_ROWS * HEAD_DIM)
     whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
-    put_words(upper_words, upper, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE)
+    put_words(upper_words, upper, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
     if BITS == 8:
-        put_words(lower_words, lower, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE)
+        put_words(lower_words, lower, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
     if tl.max(tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 2), 1), 0) != 0:
         note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
-             D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
+             HEAD_DIM, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
 
 
 @triton.jit
 def note(
     begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
-    D: tl.constexpr, FIELDS: tl.constexpr, WORD_ROWS: tl.constexpr, HALF: tl.constexpr, INDEXED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, FIELDS: tl.constexpr, WORD_ROWS: tl.constexpr, HALF: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Look for the first NaN or Inf of this part and record its place, if nothing is recorded yet."""
+    """Look for the first NaN or Inf of this part, and record its place if nothing is recorded yet.
+
+    Rarely run: the caller has seen that an extreme of a group is not finite.
+
+    Args:
+        begin: the (row, head) of the tokens, as pairs. index: tokens to take (`INDEXED`).
+        record: where the place is noted.
+        row, head, tile: of the program. start, stop: tokens of the segment that the append covers.
+        first_row: row of the buffers that row 0 of the tokens belongs to.
+        tag: number of the segment.
+        stride_token: of the tokens, in pairs.
+        word_row, pair: word rows and pairs of channels of the program.
+        HEAD_DIM, FIELDS, WORD_ROWS: channels of a head, fields of a word, word rows of a tile.
+        HALF: the tokens are fp16, else bf16. INDEXED: `index` counts.
+    """
     first = 0x7FFFFFFF
     for f in range(FIELDS):
         token = tile * 128 + f * WORD_ROWS + word_row
@@ -267,7 +327,7 @@ def note(
         x = tl.load(begin + source[:, None] * stride_token + pair[None, :], mask=valid[:, None] & (pair >= 0), other=0)
         low, high = low_half(x, HALF), high_half(x, HALF)
         channel = tl.where(low - low == 0.0, pair[None, :] * 2 + 1, pair[None, :] * 2)
-        place = f * (WORD_ROWS * D) + word_row[:, None] * D + channel
+        place = f * (WORD_ROWS * HEAD_DIM) + word_row[:, None] * HEAD_DIM + channel
         place = tl.where((low - low == 0.0) & (high - high == 0.0), 0x7FFFFFFF, place)
         first = tl.minimum(first, tl.min(tl.min(place, 1), 0))
     # none, where all of it lies in the neighbouring tile that a window's group reaches into (`and` would do both)
@@ -276,5 +336,5 @@ def note(
             tl.store(record + 1, tag)
             tl.store(record + 2, first_row + row)
             tl.store(record + 3, head)
-            tl.store(record + 4, tile * 128 + first // D)
-            tl.store(record + 5, first % D)
+            tl.store(record + 4, tile * 128 + first // HEAD_DIM)
+            tl.store(record + 5, first % HEAD_DIM)

@@ -1,4 +1,7 @@
-"""The kernels that pack, for segments of one shape in many layers (Triton): buffers come from a table of addresses."""
+"""The kernels that pack, for segments of one shape in many layers (Triton): buffers come from a table of addresses.
+
+A value leaves its window at every step, in every layer: one launch for all of them costs what one layer's did.
+"""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -15,15 +18,21 @@ from kvbench.cache.kernels.pack_windows import pack_windows
 def pack_layers(
     table, like, record, offset, stride_row, stride_head, stride_token,
     start, count, first_row, first_part, heads, tiles, param_rows,
-    KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
+    KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """:func:`pack_tiles`, or :func:`pack_windows` where `WINDOW` is not 0; the grid's third dimension counts layers.
+    """Run :func:`pack_tiles`, or :func:`pack_windows` where there is a `WINDOW`, for a number of layers.
+
+    Grid: (rows x H, programs, layers).
 
     Args:
         table: int64 ``[layers, 6]``: addresses of the tokens' storage, both planes of words, scales and bases; the tag.
-        like: any tensor of the tokens' dtype.
+        like: any tensor of the tokens' dtype: an address has none.
         offset: of the first token in its storage, in elements.
+        record, stride_row, stride_head, stride_token, start, count, first_row, first_part, heads, tiles, param_rows: as
+            for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`; the same in all layers.
+        KIND, BITS, BY_CHANNEL, GROUP, HEAD_DIM, VALUE, ROWS, CHANNELS: likewise.
+        WINDOW: tokens of a block whose groups fit no tile; 0: they do.
     """
     entry = table + tl.program_id(2) * 6
     x = tl.multiple_of(tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)), 16) + offset
@@ -36,11 +45,11 @@ def pack_layers(
         pack_windows(
             x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
             first_row, first_part, heads, tiles, param_rows, tag,
-            BITS, WINDOW, GROUP, D, VALUE, CHANNELS, False,
+            BITS, WINDOW, GROUP, HEAD_DIM, VALUE, CHANNELS, False,
         )  # fmt: skip
     else:
         pack_tiles(
             x, x, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
             first_row, first_part, heads, tiles, param_rows, tag,
-            KIND, BITS, BY_CHANNEL, GROUP, D, VALUE, ROWS, CHANNELS, False,
+            KIND, BITS, BY_CHANNEL, GROUP, HEAD_DIM, VALUE, ROWS, CHANNELS, False,
         )  # fmt: skip

@@ -37,7 +37,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def low_half(pair, HALF: tl.constexpr):
-    """The lower channel of a pair, fp32."""
+    """Return the lower channel of pairs in fp32; HALF: they are fp16, else bf16."""
     if HALF:
         x = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -47,7 +47,7 @@ def low_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def high_half(pair, HALF: tl.constexpr):
-    """The upper channel of a pair, fp32."""
+    """Return the upper channel of pairs in fp32; HALF: they are fp16, else bf16."""
     if HALF:
         x = ((pair >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -57,14 +57,14 @@ def high_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def half_pair(low, high):
-    """Two values, rounded to fp16, as a pair."""
+    """Return two values, rounded to fp16, as a pair."""
     bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
 def bit_pair(low, high):
-    """The low 16 bits of two int32 as a pair."""
+    """Return the low 16 bits of two int32 as a pair."""
     return (low & 0xFFFF) | (high << 16)
 
 
@@ -90,7 +90,7 @@ def _min_bf16(a, b):
 
 @triton.jit
 def _raw_pair(low, high, HALF: tl.constexpr):
-    """Inverse of the halves, for values that the dtype holds (interpreter)."""
+    """Return two values that the dtype holds as a pair: the inverse of the halves (interpreter)."""
     if HALF:
         pair = half_pair(low, high)
     else:
@@ -100,7 +100,7 @@ def _raw_pair(low, high, HALF: tl.constexpr):
 
 @triton.jit
 def smaller(a, b, HALF: tl.constexpr):
-    """Elementwise minimum of pairs; NaN where there is one."""
+    """Return the elementwise minimum of pairs; NaN where either is NaN. HALF: fp16, else bf16."""
     if INTERPRETED:
         low = tl.minimum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.minimum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -114,7 +114,7 @@ def smaller(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def larger(a, b, HALF: tl.constexpr):
-    """Elementwise maximum of pairs; NaN where there is one."""
+    """Return the elementwise maximum of pairs; NaN where either is NaN. HALF: fp16, else bf16."""
     if INTERPRETED:
         low = tl.maximum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.maximum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -128,7 +128,7 @@ def larger(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Minimum of pairs along a dimension (kept, size 1)."""
+    """Return the minimum of pairs along dimension `AXIS`, which stays with size 1. HALF: fp16, else bf16."""
     if INTERPRETED:
         low, high = low_half(pairs, HALF), high_half(pairs, HALF)
         low = tl.min(low, AXIS, keep_dims=True) + tl.sum(low * 0.0, AXIS, keep_dims=True)  # the interpreter skips NaN
@@ -143,7 +143,7 @@ def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Maximum of pairs along a dimension (kept, size 1)."""
+    """Return the maximum of pairs along dimension `AXIS`, which stays with size 1. HALF: fp16, else bf16."""
     if INTERPRETED:
         low = tl.max(low_half(pairs, HALF), AXIS, keep_dims=True)
         most = _raw_pair(low, tl.max(high_half(pairs, HALF), AXIS, keep_dims=True), HALF)
@@ -159,11 +159,17 @@ def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def quotient(a, b, r):
-    """fl(a / b) in fp32 wherever a rounding to fp16 or to a code decides; r = fl(1 / b); 0 where b is 0."""
+    """Return fl(a / b) in fp32 wherever a rounding to fp16 or to a code decides; 0 where b is 0.
+
+    Args:
+        a, b: dividend and divisor, fp32.
+        r: fl(1 / b) (:func:`reciprocal`).
+    """
     if INTERPRETED:
         q = tl.where(b == 0.0, 0.0, tl.div_rn(a, tl.broadcast_to(tl.where(b == 0.0, 1.0, b), a.shape)))
     else:
         b, r = tl.broadcast_to(b, a.shape), tl.broadcast_to(r, a.shape)
+        # Markstein: the remainder of a rounded quotient is exact in fp32, and one fma with it rounds correctly
         q = a * r
         q = tl.fma(tl.fma(-q, b, a), r, q)
     return q
@@ -171,13 +177,13 @@ def quotient(a, b, r):
 
 @triton.jit
 def divided(x, by: tl.constexpr):
-    """fl(x / by) in fp32."""
+    """Return fl(x / by) in fp32, for a constant `by`."""
     return quotient(x, tl.full(x.shape, by, tl.float32), tl.full(x.shape, 1.0 / by, tl.float32))
 
 
 @triton.jit
 def reciprocal(x):
-    """fl(1 / x) in fp32; 0 for 0, so that a constant group has code 0."""
+    """Return fl(1 / x) in fp32; 0 for 0, so that a constant group has code 0."""
     if INTERPRETED:
         r = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.where(x == 0.0, 1.0, x))
     else:
@@ -187,18 +193,26 @@ def reciprocal(x):
 
 @triton.jit
 def to_half(x):
-    """Rounded to fp16, as fp32."""
+    """Return `x` rounded to fp16, as fp32."""
     return x.to(tl.float16).to(tl.float32)
 
 
 @triton.jit
 def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Scale and minimum of :class:`kvbench.quantizers.AffineQuantizer`."""
+    """Return scale and minimum of :class:`kvbench.quantizers.AffineQuantizer`.
+
+    Args:
+        low, high: extremes of the groups, fp32.
+        LEVELS: largest code.
+        HALF: every operation is rounded to fp16, else fp32 arithmetic.
+    """
     if HALF:
+        # a range beyond 65504 is worked out at a quarter, and the scale multiplied by 4: both exact
         base = low
         part = tl.where(to_half(high - low) == INFINITY, 0.25, 1.0)
         scale = to_half(to_half(high * part - low * part) * (1.0 / LEVELS)) * tl.where(part == 1.0, 1.0, 4.0)
     else:
+        # bf16 has more range than fp16, in which parameters are stored
         base = to_half(tl.minimum(tl.maximum(low, -FP16_MAX), FP16_MAX))
         scale = to_half(tl.minimum(tl.maximum(divided(high - base, LEVELS), 0.0), FP16_MAX))
     return scale, base
@@ -206,21 +220,29 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def share(scale, base, high, LEVELS: tl.constexpr):
-    """What fp16 input is multiplied by so that no offset passes 65504: 1, or 1/4 where one would."""
+    """Return what fp16 input is multiplied by so that no offset passes 65504: 1, or 1/4 where one would.
+
+    Args:
+        scale, base, high: of the groups. LEVELS: largest code.
+    """
     wide = (to_half(high - base) == INFINITY) | (to_half(scale * LEVELS) == INFINITY)
     return tl.where(wide, 0.25, 1.0)
 
 
 @triton.jit
 def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Scale and zero point of :class:`kvbench.quantizers.AtomQuantizer`."""
+    """Return scale and zero point of :class:`kvbench.quantizers.AtomQuantizer`.
+
+    Args:
+        low, high, LEVELS, HALF: as for :func:`affine_params`.
+    """
     # an infinite quotient would spoil the Newton step; the scale ends at 65504 anyway
     scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
     if HALF:
         near = to_half(tl.maximum(to_half(high - low), 1.0013580322265625e-05) * (1.0 / LEVELS))
         scale = tl.where(near == INFINITY, scale, near)
     scale = to_half(tl.minimum(tl.maximum(scale, 5.9604644775390625e-08), FP16_MAX))
-    zero = tl.div_rn(-low, scale)
+    zero = tl.div_rn(-low, scale)  # once a group: a true division costs nothing here
     if HALF:
         zero = to_half(zero)
     zero = (tl.minimum(tl.maximum(zero, 0.0), LEVELS) + ROUND32) - ROUND32
@@ -232,20 +254,28 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def bounded(q, least: tl.constexpr, most: tl.constexpr):
-    """Clamped; a NaN (a quotient that passed fp32's range on the negative side) becomes `least`."""
+    """Return `q` clamped; a NaN (a quotient below fp32's range) becomes `least`."""
     return tl.minimum(tl.maximum(q, least), most)
 
 
 @triton.jit
 def affine32(x, scale, base, r, LEVELS: tl.constexpr):
-    """Code (low bits of an int32) and the same as a number, for fp32 x."""
+    """Return the code (low bits of an int32) and the same as a number, for fp32 input.
+
+    Args:
+        x: elements. scale, base, r: of their groups, and fl(1 / scale). LEVELS: largest code.
+    """
     rounded = bounded(quotient(x - base, scale, r), 0.0, LEVELS) + ROUND32
     return rounded.to(tl.int32, bitcast=True), rounded - ROUND32
 
 
 @triton.jit
 def lower32(x, number, scale, base, r):
-    """Lower nibble of :class:`HierarchicalQuantizer` (low bits of an int32), for fp32 x."""
+    """Return the lower nibble of hierarchical codes (low bits of an int32), for fp32 input.
+
+    Args:
+        x: elements. number: their upper nibble. scale, base, r: of their groups, and fl(1 / scale).
+    """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
     return rounded.to(tl.int32, bitcast=True) + 8
@@ -253,7 +283,11 @@ def lower32(x, number, scale, base, r):
 
 @triton.jit
 def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
-    """Code of Atom's quantizer (low bits of an int32), for fp32 x."""
+    """Return the code of Atom's quantizer (low bits of an int32), for fp32 input.
+
+    Args:
+        x: elements. scale, zero, r: of their groups, and fl(1 / scale). LEVELS: largest code.
+    """
     # beyond the code range everything is alike, and an infinite quotient would spoil the Newton step
     x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))
     rounded = (bounded(quotient(x, scale, r), -LEVELS, LEVELS) + ROUND32) - ROUND32

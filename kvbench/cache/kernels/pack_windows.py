@@ -26,7 +26,13 @@ RUN = tl.constexpr(16)
 
 @triton.jit
 def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Number of the group of a token, counted from the segment's first."""
+    """Return the number of the group that holds a token, both counted from the segment's first.
+
+    Args:
+        token: a scalar or a vector.
+        WINDOW: tokens of a block.
+        GROUP: most tokens of a group: a block has as few groups as that makes.
+    """
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     LEAST: tl.constexpr = WINDOW // GROUPS
     LONGER: tl.constexpr = WINDOW % GROUPS
@@ -37,7 +43,14 @@ def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """The first token of a group, counted likewise; the first ``WINDOW % GROUPS`` of a window are longer by one."""
+    """Return the first token of a group, both counted from the segment's first.
+
+    The first ``WINDOW % GROUPS`` groups of a window are longer by one token than its others.
+
+    Args:
+        group: a scalar or a vector.
+        WINDOW, GROUP: as for :func:`group_holding`.
+    """
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     inside = group % GROUPS
     return group // GROUPS * WINDOW + inside * (WINDOW // GROUPS) + tl.minimum(inside, WINDOW % GROUPS)
@@ -67,23 +80,31 @@ def pack_windows(
     BITS: tl.constexpr,
     WINDOW: tl.constexpr,
     GROUP: tl.constexpr,
-    D: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     VALUE: tl.constexpr,
     CHANNELS: tl.constexpr,
     INDEXED: tl.constexpr,
 ):
     """Encode whole windows ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
 
+    Grid: (rows x H, programs): each takes the tokens of one tile, in CHANNELS channels.
+
     Args:
+        x, index, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
+            first_row, first_part, heads, tiles, param_rows, tag: as for
+            :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        BITS: of a code: 2, 4 or 8.
         WINDOW, GROUP: tokens of a block, and of its longest group; it has as few groups as that makes.
+        HEAD_DIM: channels of a head.
+        VALUE: order of the words: that of values, else of keys.
         CHANNELS: of a program.
-        x, index, ...: as those of :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        INDEXED: take the tokens that `index` names.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
     WORD_ROWS: tl.constexpr = 128 // FIELDS
     PAIRS: tl.constexpr = CHANNELS // 2
-    PARTS: tl.constexpr = D // CHANNELS
+    PARTS: tl.constexpr = HEAD_DIM // CHANNELS
     LEVELS: tl.constexpr = (1 << BITS) - 1
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16
     FIELD: tl.constexpr = ((1 << WIDTH) - 1) * 0x10001
@@ -129,12 +150,13 @@ def pack_windows(
         # the sum with 0 makes 0 of -0, as the quantizers do
         scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, "affine", LEVELS, HALF)
         scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, "affine", LEVELS, HALF)
-        if front >= tile * 128:
-            target = (both * param_rows + number) * (D // 2) + pair[None, :]
+        if front >= tile * 128:  # the tile of the group's first token writes its parameters
+            target = (both * param_rows + number) * (HEAD_DIM // 2) + pair[None, :]
             tl.store(scales.to(tl.pointer_type(tl.int32)) + target, half_pair(scale0, scale1))
             tl.store(bases.to(tl.pointer_type(tl.int32)) + target, half_pair(base0, base1))
         for j in tl.static_range(RUNS):
             at = run + j
+            # a run lies in one field of one tile: those of the neighbouring tile are that tile's program's
             if (at // (128 // RUN) == tile) & (at * RUN < behind):
                 token = at * RUN + tl.arange(0, RUN)
                 mine = ((token >= front) & (token < behind))[:, None]
@@ -157,7 +179,7 @@ def pack_windows(
                         lower0 |= tl.where(second, 0, fine)
                         lower1 |= tl.where(second, fine, 0)
 
-    words = (both * tiles + tile) * (WORD_ROWS * D)
+    words = (both * tiles + tile) * (WORD_ROWS * HEAD_DIM)
     whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
     for half in tl.static_range(SPLIT):
         word_row = half * RUN + tl.arange(0, RUN)
@@ -166,12 +188,30 @@ def pack_windows(
             token = tile * 128 + f * WORD_ROWS + word_row
             written |= tl.where((token >= start) & (token < stop), (FIELD & 0xFFFF) << (f * WIDTH), 0)
         put_words(
-            upper_words, upper0 if half == 0 else upper1, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE
+            upper_words,
+            upper0 if half == 0 else upper1,
+            written,
+            whole,
+            words,
+            word_row,
+            pair,
+            HEAD_DIM,
+            WORD_ROWS,
+            VALUE,
         )
         if BITS == 8:
             put_words(
-                lower_words, lower0 if half == 0 else lower1, written, whole, words, word_row, pair, D, WORD_ROWS, VALUE
+                lower_words,
+                lower0 if half == 0 else lower1,
+                written,
+                whole,
+                words,
+                word_row,
+                pair,
+                HEAD_DIM,
+                WORD_ROWS,
+                VALUE,
             )
     if tl.max(tl.max(tl.where(odd == 0.0, 0, 1), 1), 0) != 0:
         note(begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token,
-             tl.arange(0, WORD_ROWS), pair, D, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip
+             tl.arange(0, WORD_ROWS), pair, HEAD_DIM, FIELDS, WORD_ROWS, HALF, INDEXED)  # fmt: skip

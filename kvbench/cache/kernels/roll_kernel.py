@@ -16,54 +16,61 @@ import triton.language as tl
 @triton.jit(do_not_specialize=["heads", "room", "sinks"])
 def write_sinks(
     table, turned, places, heads, room, sinks,
-    TURNED: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
+    TURNED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Sinks to their new places; the grid is (B x H, segments).
+    """Write the sinks to their new places; grid: (B x H, segments).
 
     Args:
         table: int64 ``[segments]``: addresses of buffers ``[B, H, room, D]``.
-        turned: the sinks ``[B, segments, H, sinks, D]``, or, unless `TURNED`, any tensor of their dtype: they are
-            taken from their old places, which are not behind the new ones.
-        places: int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`).
+        turned: the sinks ``[B, segments, H, sinks, D]``, or, unless `TURNED`, any tensor of their dtype: they are taken
+            from their old places, which are not behind the new ones.
+        places: int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`): old and new place of the sinks,
+            start and count of what goes to the front; -1: nothing moves.
+        heads: KV heads, H.
+        room: tokens that a buffer has room for.
+        sinks: tokens to write.
+        TURNED: keys, turned to their new positions beforehand; else values, which are moved.
+        CHANNELS: channels of a head, D. BLOCK: the power of two that holds them.
+        TOKENS: tokens at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row, head = line // heads, line % heads
     old, new = tl.load(places + row * 4).to(tl.int64), tl.load(places + row * 4 + 1).to(tl.int64)
-    if new >= 0:
+    if new >= 0:  # else this row does not move
         buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(turned.dtype.element_ty)), 16)
-        buffer += line.to(tl.int64) * room * D
-        source = buffer + old * D
+        buffer += line.to(tl.int64) * room * CHANNELS
+        source = buffer + old * CHANNELS
         if TURNED:
-            source = turned + ((row * tl.num_programs(1) + number).to(tl.int64) * heads + head) * sinks * D
+            source = turned + ((row * tl.num_programs(1) + number).to(tl.int64) * heads + head) * sinks * CHANNELS
         channel = tl.arange(0, BLOCK)[None, :]
         parts = tl.cdiv(sinks, TOKENS)
         for part in range(parts):
             token = (parts - 1 - part) * TOKENS + tl.arange(0, TOKENS)[:, None]  # they move up: the last ones first
-            mask = (token < sinks) & (channel < D)
-            x = tl.load(source + token * D + channel, mask=mask)
+            mask = (token < sinks) & (channel < CHANNELS)
+            x = tl.load(source + token * CHANNELS + channel, mask=mask)
             tl.debug_barrier()
-            tl.store(buffer + (new + token) * D + channel, x, mask=mask)
+            tl.store(buffer + (new + token) * CHANNELS + channel, x, mask=mask)
 
 
 @triton.jit(do_not_specialize=["heads", "room"])
 def move_to_front(
-    table, like, places, heads, room, D: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr
+    table, like, places, heads, room, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Live tokens to the front of their buffers; the grid is (B x H, segments).
+    """Move live tokens to the front of their buffers; grid: (B x H, segments).
 
     Args:
-        table, places: as of :func:`write_sinks`.
+        table, places, heads, room, CHANNELS, BLOCK, TOKENS: as for :func:`write_sinks`.
         like: any tensor of the tokens' dtype.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row = line // heads
     start, count = tl.load(places + row * 4 + 2).to(tl.int64), tl.load(places + row * 4 + 3)
     buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(like.dtype.element_ty)), 16)
-    buffer += line.to(tl.int64) * room * D
+    buffer += line.to(tl.int64) * room * CHANNELS
     channel = tl.arange(0, BLOCK)[None, :]
     for first in range(0, count, TOKENS):
         token = first + tl.arange(0, TOKENS)[:, None]
-        mask = (token < count) & (channel < D)
-        x = tl.load(buffer + (start + token) * D + channel, mask=mask)
+        mask = (token < count) & (channel < CHANNELS)
+        x = tl.load(buffer + (start + token) * CHANNELS + channel, mask=mask)
         tl.debug_barrier()
-        tl.store(buffer + token * D + channel, x, mask=mask)
+        tl.store(buffer + token * CHANNELS + channel, x, mask=mask)
