@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from kvbench.cache.layer import KVLayer
-from kvbench.cache.progress import Progress
+from kvbench.cache.progress import Padding, Progress
 from kvbench.methods import Method
 from kvbench.models.projections import attentions, key_source, value_source
 
@@ -145,7 +145,7 @@ def padded_batch(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def new_layer(method: Method, starts: list[int] | None = None) -> KVLayer:
     """A layer without a model."""
-    return KVLayer(method, 0, Progress(starts=starts))
+    return KVLayer(method, 0, Progress(padding=Padding(starts)))
 
 
 def feed(layer: KVLayer, keys: Tensor, values: Tensor) -> None:

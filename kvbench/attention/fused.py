@@ -108,7 +108,7 @@ def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
     if mask is None:
         return True
     seen = (id(mask), layer.seen, count)
-    known = layer.progress.__dict__.get("plain_mask")
+    known = layer.progress.plain_mask
     if known is None or known[0] != seen:
         width = mask.shape[-1]
         columns = torch.arange(width, device=mask.device)
@@ -117,5 +117,5 @@ def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
         expected = (columns >= starts[:, None, None, None]) & (columns <= newest[:, None])
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         # the mask is kept: its id must not be another tensor's while the answer is remembered
-        known = layer.progress.__dict__["plain_mask"] = (seen, bool((visible == expected).all()), mask)
+        known = layer.progress.plain_mask = (seen, bool((visible == expected).all()), mask)
     return bool(known[1])

@@ -218,11 +218,9 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
             found[k, v] = (first_k, first_v, count)
         rows.append(found)
     # Pairs once seen stay in the list, so that a kernel is not compiled anew whenever a window happens to be empty.
-    known: set[tuple[int, int]] = layer.__dict__.setdefault(
-        "pairs", {(len(keys.segments) - 1, len(values.segments) - 1)}
-    )
-    known.update(pair for found in rows for pair in found)
-    order = sorted(known)
+    layer.pairs.add((len(keys.segments) - 1, len(values.segments) - 1))
+    layer.pairs.update(pair for found in rows for pair in found)
+    order = sorted(layer.pairs)
     return order, [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
 
 
@@ -268,7 +266,7 @@ def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Te
     """The table on the layer's device; layers of one cache that agree share it, so a step copies it once."""
     device = layer.device
     key = (device, tuple(tuple(row) for row in counts))
-    tables = layer.progress.__dict__.setdefault("tables", {})
+    tables = layer.progress.tables
     if key not in tables:
         if len(tables) > 64:
             tables.clear()

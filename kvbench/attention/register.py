@@ -109,7 +109,7 @@ def prompt(
     held, values = layer.extend_prompt(stored, values)
     if held is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
         keys = rotated_prompt(layer, held)
-    out, layer.progress.prefill = prefill.attend(
+    out, layer.progress.prefill.path = prefill.attend(
         module, query, keys, values, mask, scaling, kwargs, layer.progress.options.prefill
     )
     for each in layer.chain():
@@ -130,7 +130,7 @@ def stored_prompt(
     logits: Logits,
 ) -> Tensor:
     """Attention of prompt tokens to what the method stores of the prompt so far, themselves included."""
-    layer.progress.prefill = "stored"
+    layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
     count, outs = query.shape[2], []
     for first in range(0, count, QUERIES):

@@ -118,7 +118,7 @@ def once(bench: Bench, meter: Meter, ids: Tensor, told: Any, census: bool) -> di
         "peak": peaks.row()["prefill"],
         "kv_used": bill.used.total,
         "kv_reserved": bill.reserved.total,
-        "path": str(getattr(cache.progress, "prefill", "sdpa")),
+        "path": cache.progress.prefill.path,
     }
 
 

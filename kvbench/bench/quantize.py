@@ -16,7 +16,8 @@ from kvbench.bench import ceiling, report
 from kvbench.bench.clock import Time, copies, eager, replayed
 from kvbench.bench.shapes import FORMATS, MODELS, Point, resolved, short, side_bytes
 from kvbench.bench.table import table
-from kvbench.cache.kernels import pack
+from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.base import Side
 from kvbench.cache.segments.packed import PackedSegment
@@ -78,9 +79,9 @@ def warps(count: int | None) -> Iterator[None]:
     known = packed.served
     if count is not None:
 
-        def served(segment: PackedSegment, x: Tensor) -> pack.Form | str:
+        def served(segment: Packed, x: Tensor) -> Form | str:
             found = known(segment, x)
-            return replace(found, warps=count) if isinstance(found, pack.Form) else found
+            return replace(found, warps=count) if isinstance(found, Form) else found
 
         packed.served = served
     try:

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from kvbench.cache import rope, watch
+from kvbench.cache import rope, together
 from kvbench.cache.bill import Bill, Parts
-from kvbench.cache.kernels import roll_together
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.options import Options
-from kvbench.cache.progress import Progress
+from kvbench.cache.progress import Prefill, Progress
 from kvbench.cache.prompts import Prompts
 from kvbench.errors import CacheError
 
@@ -41,14 +41,14 @@ class KVCache(Cache):
 
     def __init__(
         self,
-        method: Policy,
+        method: Policy[KVLayer],
         layers: int,
         prompts: Prompts | None = None,
         max_length: int | None = None,
         windows: Sequence[int | None] | None = None,
     ) -> None:
         self.method = method
-        self.progress = Progress(prompts, max_length)
+        self.progress = Progress(Prefill(prompts), max_length)
         #: seconds that the method took to look at the prompts before the prefill (chunk search); part of TTFT
         self.search_s: float | None = 0.0
         #: for each row what the method has to say about it (chunks per width, thresholds, ...), JSON data
@@ -97,7 +97,7 @@ class KVCache(Cache):
 
         Not needed where the cache was made with `prompts`: their length says when the prompt is complete.
         """
-        self.progress.open = True
+        self.progress.prefill.open = True
 
     @contextmanager
     def only(self, rows: slice, batch: int) -> Iterator[None]:
@@ -107,14 +107,14 @@ class KVCache(Cache):
         """
         followed = [] if self.follower is None else [self.follower.progress]
         for progress in (self.progress, *followed):
-            progress.group = (rows, batch)
+            progress.prefill.group = (rows, batch)
         for layer in self.layers:
             layer.seen, layer.sealed = 0, False
         try:
             yield
         finally:
             for progress in (self.progress, *followed):
-                progress.group = None
+                progress.prefill.group = None
 
     def takes_groups(self) -> bool:
         """Whether prompts may come some rows at a time (:meth:`only`)."""
@@ -126,7 +126,7 @@ class KVCache(Cache):
 
     def finalize(self) -> None:
         """End of the prompt: place the tokens of every layer that is still exact."""
-        self.progress.open = False
+        self.progress.prefill.open = False
         for layer in self.layers:
             layer.seal()
 
@@ -165,8 +165,8 @@ class KVCache(Cache):
             layer.take_back(counts)
         least = min(counts)
         if max(counts) > least:
-            starts = self.progress.starts or [0] * len(counts)
-            self.progress.starts = [start + count - least for start, count in zip(starts, counts, strict=True)]
+            starts = self.progress.padding.starts or [0] * len(counts)
+            self.progress.padding.starts = [start + count - least for start, count in zip(starts, counts, strict=True)]
             if self.progress.positions.runs:
                 self.progress.positions.shift([count - least for count in counts])
 
@@ -198,7 +198,7 @@ class KVCache(Cache):
                 if order is not None:
                     mine.order[row] = order + (most - counts[row])
                 mine.firm[row] += most - counts[row]
-        self.progress.starts = list(leader.progress.starts or [0] * len(counts))
+        self.progress.padding.starts = list(leader.progress.padding.starts or [0] * len(counts))
         self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -220,9 +220,7 @@ class KVCache(Cache):
 
     def reset(self) -> None:
         """Forget everything but the method and what was told of the prompts (make a new cache for other prompts)."""
-        self.progress.starts = self.progress.started = None
-        self.progress.positions = rope.RopePositions()
-        self.progress.open = False
+        self.progress.reset()
         for layer in self.layers:
             layer.reset()
         if self.follower is not None:
@@ -233,12 +231,12 @@ class KVCache(Cache):
     def settle(self) -> None:
         """Bring every layer into the state that the method prescribes for the tokens seen so far."""
         self.settle_layers()
-        watch.check(self.progress)
+        self.progress.watches.check()
 
     def settle_layers(self) -> None:
         """:meth:`settle` without a look at what was noted of NaN and Inf; windows of all layers roll at once."""
         if self.method.packs_together:
-            roll_together.settle(self.layers)
+            together.settle(self.layers, self.progress.rolls)
             return
         for layer in self.layers:
             layer.settle()
@@ -254,7 +252,7 @@ class KVCache(Cache):
             rows: Sequence[int] = range(layer.batch) if row is None else [row]
             if not layer.is_initialized:
                 rows = []
-            for segment in layer._segments():
+            for segment in layer.segments():
                 for part, buffer in segment.buffers():
                     reserved.add(part, buffer.untyped_storage().nbytes())
                 for r in rows:
@@ -272,8 +270,7 @@ class KVCache(Cache):
 
     def clone(self) -> KVCache:
         """An independent copy: the same prompt continued in two ways."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin.progress = self.progress.clone()
         twin.layers = [layer.clone(twin.progress) for layer in self.layers]
         if self.follower is not None:

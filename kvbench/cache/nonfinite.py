@@ -1,20 +1,51 @@
-"""Which layer, side and position held the NaN or Inf that a method met when it placed or settled tokens."""
+"""The layer, side and position of a NaN or Inf that a method met when it placed or settled tokens."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.cache.state import LayerState
+from kvbench.cache.watch import Place
 from kvbench.errors import NonFiniteError
 
-if TYPE_CHECKING:
-    from kvbench.cache.layer import KVLayer
+HINT = "Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
 
 
-def located_in_tails(layer: KVLayer, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """:func:`located` for tokens that a method was settling: each side has a window and an order of its own."""
+def watch_segments(layer: LayerState) -> None:
+    """Give the packed segments of `layer`, new ones, the watch of their cache and device; nothing on a CPU."""
+    if layer.device.type != "cuda":
+        return
+    watch = layer.progress.watches.of(layer.device)
+    watch.fresh = True
+    for side, store in zip(("key", "value"), layer.stores(), strict=True):
+        for number, segment in enumerate(store.segments):
+            if isinstance(segment, PackedSegment):
+                tag = watch.tag(partial(described, weakref.ref(layer), layer.index, side, number))
+                segment.watch = (watch, tag)
+
+
+def described(owner: weakref.ref[LayerState], index: int, side: str, number: int, place: Place) -> str:
+    """Return the message for a record of segment `number` of a store."""
+    layer, position = owner(), ""
+    if layer is not None:
+        store = layer.stores()[side == "value"]
+        slot = sum(store.signature(place.row)[:number]) + place.token
+        positions = layer.positions(place.row)
+        if slot < positions.shape[-1]:
+            position = f" at position {int(positions.expand(layer.heads, -1)[place.head, slot])}"
+    return (
+        f"layer {index}: NaN or Inf in the {side}{position} (row {place.row}, KV head {place.head}, "
+        f"channel {place.channel}). {HINT}"
+    )
+
+
+def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
+    """Return :func:`located` for tokens that a method was settling: each side has a window and an order of its own."""
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
     try:
         for side, store in enumerate(stores):
@@ -32,9 +63,9 @@ def located_in_tails(layer: KVLayer, error: NonFiniteError, rows: slice) -> NonF
 
 
 def located(
-    layer: KVLayer, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
+    layer: LayerState, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
 ) -> NonFiniteError:
-    """The error with the place in words, or as it is where everything is finite.
+    """Return the error with the place in its message, or `error` itself where everything is finite.
 
     Args:
         rows: of the batch that `keys` and `values` ``[rows, H, n, D]`` belong to.
@@ -49,6 +80,6 @@ def located(
             position = int(positions.expand(layer.heads, -1)[h, t])
             return NonFiniteError(
                 f"layer {layer.index}: NaN or Inf in the {side} at position {position} (row {b}, KV head {h}, "
-                f"channel {d}). Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
+                f"channel {d}). {HINT}"
             )
     return error

@@ -5,18 +5,39 @@ Declared here, below the methods, so that imports run one way: the cache knows a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Side
     from kvbench.cache.store import Store
 
 
-class Policy(Protocol):
-    """The rule that says in which format each token is held, and when it moves."""
+class MethodState(Protocol):
+    """What a method knows of one cache besides its stores (:class:`kvbench.methods.state.CacheState`).
+
+    It fills the slot :attr:`kvbench.cache.progress.Progress.method_state`; ``new_cache`` puts it there.
+    """
+
+    def select(self, order: Sequence[int]) -> None:
+        """Make the rows `order` the batch, repeats allowed."""
+        ...
+
+    def clone(self) -> MethodState:
+        """Return a copy whose rows may be selected independently."""
+        ...
+
+
+L = TypeVar("L", contravariant=True)
+
+
+class Policy(Protocol[L]):
+    """The rule that decides in which format each token is held, and when it moves.
+
+    ``L`` is the layer that a rule works on (:class:`kvbench.cache.layer.KVLayer`).
+    """
 
     @property
     def observe_prompt(self) -> int:
@@ -73,34 +94,34 @@ class Policy(Protocol):
         """How the method is decoded speculatively (:class:`kvbench.methods.speculation.Speculation`), or None."""
         ...
 
-    def make_store(self, layer: KVLayer, side: Side) -> Store:
+    def make_store(self, layer: L, side: Side) -> Store:
         """The empty store of one side of `layer`."""
         ...
 
-    def place(self, layer: KVLayer, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
+    def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
         """Put the prompt's tokens, ``[rows, H, n, D]``, into the stores."""
         ...
 
-    def settle(self, layer: KVLayer, rows: slice) -> None:
+    def settle(self, layer: L, rows: slice) -> None:
         """Demote what has grown too old."""
         ...
 
-    def observe(self, layer: KVLayer, rows: slice, probabilities: Tensor) -> None:
+    def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
         """Take the attention of a decode step over the slots, ``[rows, Hq, q, slots]``."""
         ...
 
-    def positions(self, layer: KVLayer, row: int) -> Tensor | None:
+    def positions(self, layer: L, row: int) -> Tensor | None:
         """Positions of a row's slots; None where they are in order without a gap."""
         ...
 
-    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+    def forgotten(self, layer: L, hidden: int) -> int:
         """How many of the oldest `hidden` tokens of a sliding-window layer are dropped."""
         ...
 
-    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+    def forget(self, layer: L, rows: slice, hidden: int) -> None:
         """Drop what a sliding window has passed."""
         ...
 
-    def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
+    def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
         """Slot ranges in the order in which attention visits them; None: all, block by block."""
         ...

@@ -1,104 +1,43 @@
-"""What the layers of one cache share about the prompt: its padding and whether it is complete."""
+"""What the layers of one cache share: the prompt and its padding, how attention reads it, the method's own state."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.pack_together import Job
+from kvbench.cache.kernels.roll_together import Roll
 from kvbench.cache.options import Options
+from kvbench.cache.policy import MethodState
 from kvbench.cache.prompts import Prompts
-from kvbench.cache.rope import RopePositions
+from kvbench.cache.rope_positions import RopePositions
+from kvbench.cache.watch import Watches
 from kvbench.errors import CacheError
 
 
 @dataclass
-class Progress:
-    """State of the prompt.
+class Padding:
+    """Left padding of the rows, given with the prompts or inferred from the mask.
 
     Args:
-        prompts: what the caller told about the prompts; None where they are inferred from the mask.
-        max_length: tokens of prompt and answer to allocate for, where known.
-        open: the prompt comes in chunks and ends at ``cache.finalize()``.
-        starts: left padding of each row; None until the first tokens are seen (then a list of B).
-        plans: what the method decided for each row before the prefill (chunk widths), or None.
-        started: for each row, whether a real token was seen already (while the padding is being inferred).
-        held: nothing is demoted for now: the newest tokens may still be taken back (speculative decoding).
-        turn: moves keys of the model on by some positions (`Rotary.turn`), for methods that
-            re-assign positions; or None.
-        upper: attention reads the upper nibble alone of codes that have one (QuantSpec's draft).
-        calibration: file of the method's thresholds and codebooks (KVQuant), or None.
-        positions: rotary positions of the columns, where keys are stored before RoPE.
-        group: the rows whose prompts are under way, and how many rows there are in all; None: all rows at once.
-        team: the processes that hold the other heads (:class:`kvbench.parallel.team.Team`), or None: all are here.
-        span: new tokens of a step that attention takes at a time, each part as if it were a step of its own, settled
-            before it: what one pass of the model over several known tokens needs to give what single steps give; None:
-            all of a step's tokens see each other exact.
-        prefill: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
-            what the method stores; empty before.
-        options: kernels and back ends that serve the cache.
+        starts: column of each row's first real token; None until the first tokens are seen (then a list of B).
+        started: for each row, True once a real token was seen, while the padding is being inferred.
     """
 
-    prompts: Prompts | None = None
-    max_length: int | None = None
-    open: bool = False
     starts: list[int] | None = None
     started: list[bool] | None = None
-    plans: list[Any] | None = None
-    held: bool = False
-    turn: Any = None
-    upper: bool = False
-    calibration: Path | None = None
-    positions: RopePositions = field(default_factory=RopePositions)
-    group: tuple[slice, int] | None = None
-    team: Any = None
-    span: int | None = None
-    prefill: str = ""
-    options: Options = field(default_factory=Options)
 
-    @property
-    def prompt_width(self) -> int | None:
-        """Columns of the prompt, where known beforehand."""
-        return self.prompts.width if self.prompts is not None else None
-
-    def is_last(self, seen: int) -> bool:
-        """Whether the prompt is complete once `seen` columns have arrived."""
-        if self.prompt_width is None:
-            return not self.open
-        if seen > self.prompt_width:
-            raise CacheError(
-                f"{seen} prompt tokens arrived but the cache was made for a prompt of {self.prompt_width}: "
-                "make a new cache for each prompt (method.new_cache)"
-            )
-        return seen == self.prompt_width
-
-    def see(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Learn the padding from the mask of new prompt tokens.
+    def infer(self, mask: Tensor | None, batch: int, count: int) -> None:
+        """Infer the padding from the mask of new prompt tokens; the arguments are those of :meth:`Progress.see`.
 
         A token is real when it may attend to itself, so the mask's diagonal over the new columns tells the padding,
         whatever window the model has.
-
-        Args:
-            mask: ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; the padding itself, bool
-                ``[B or 1, q]``; or None (nothing is padding).
-            batch: rows.
-            count: new tokens, q.
         """
-        if self.prompts is not None:
-            if self.starts is None:
-                times, rest = divmod(batch, len(self.prompts.starts))
-                if rest or not times:
-                    raise CacheError(
-                        f"the cache was made for {len(self.prompts.starts)} prompts but the batch has {batch} rows"
-                    )
-                if times > 1:
-                    self.prompts = self.prompts.repeat(times)
-                    self.plans = self.plans and [plan for plan in self.plans for _ in range(times)]
-                self.starts = list(self.prompts.starts)
-            return
         if self.starts is None or self.started is None:
             self.starts, self.started = [0] * batch, [False] * batch
         if mask is None:
@@ -114,34 +53,157 @@ class Progress:
             self.starts[row] += padding
             self.started[row] = self.started[row] or padding < count
 
-    def check_step(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Raise CacheError when new tokens after the prompt are padding."""
-        if mask is not None and (count > 1 or batch > 1) and not bool(self_visible(mask, batch, count).all()):
-            raise CacheError("masked tokens after the prompt: pad the whole conversation on the left, once")
-
-    def select(self, index: Tensor) -> None:
-        """Rows `index` become the batch."""
-        order = index.tolist()
+    def select(self, order: Sequence[int]) -> None:
+        """Make the rows `order` the batch."""
         if self.starts is not None:
             self.starts = [self.starts[i] for i in order]
         if self.started is not None:
             self.started = [self.started[i] for i in order]
-        if self.plans is not None:
-            self.plans = [self.plans[i] for i in order]
+
+    def clone(self) -> Padding:
+        """Return an independent copy."""
+        return Padding(
+            None if self.starts is None else list(self.starts), None if self.started is None else list(self.started)
+        )
+
+
+@dataclass
+class Prefill:
+    """The prompt while it is run.
+
+    Args:
+        prompts: what the caller knows about the prompts; None where their padding is inferred from the mask.
+        open: True while the prompt comes in chunks that ``cache.finalize()`` ends.
+        group: the rows whose prompts are under way, and how many rows there are in all; None: all rows at once.
+        path: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
+            what the method stores; empty before.
+    """
+
+    prompts: Prompts | None = None
+    open: bool = False
+    group: tuple[slice, int] | None = None
+    path: str = ""
+
+    @property
+    def width(self) -> int | None:
+        """Columns of the prompt, where known beforehand."""
+        return self.prompts.width if self.prompts is not None else None
+
+    def is_last(self, seen: int) -> bool:
+        """Return True if the prompt is complete once `seen` columns have arrived.
+
+        Raises:
+            CacheError: more tokens have arrived than the prompt has.
+        """
+        if self.width is None:
+            return not self.open
+        if seen > self.width:
+            raise CacheError(
+                f"{seen} prompt tokens arrived but the cache was made for a prompt of {self.width}: "
+                "make a new cache for each prompt (method.new_cache)"
+            )
+        return seen == self.width
+
+
+@dataclass
+class Progress:
+    """State that the layers of a cache share.
+
+    Args:
+        prefill: the prompt while it is run.
+        max_length: tokens of prompt and answer to allocate for, where known.
+        options: kernels and back ends that serve the cache.
+        padding: left padding of the rows.
+        positions: rotary positions of the columns, where keys are stored before RoPE.
+        method_state: what the method knows of this cache besides its stores (Cocktail's plans, KVQuant's calibration
+            file, ...); None: nothing.
+        frozen: True while nothing is demoted, because the newest tokens may still be taken back (speculative decoding).
+        upper: True while attention reads only the upper nibble of codes that have two (QuantSpec's draft).
+        span: new tokens of a step that attention takes at a time, each part as if it were a step of its own, settled
+            before it: one pass of the model over several known tokens then gives what single steps give; None: all of a
+            step's tokens see each other exact.
+
+    Attributes:
+        watches: records of NaN and Inf that kernels found.
+        packs, rolls: work of the layers that shares launches.
+        tables: tables of phases on the device, which layers that agree share (:mod:`kvbench.attention.phases`).
+        plain_mask: the latest mask that was compared with a plain causal one, and the answer
+            (:func:`kvbench.attention.fused.plain`).
+    """
+
+    prefill: Prefill = field(default_factory=Prefill)
+    max_length: int | None = None
+    options: Options = field(default_factory=Options)
+    padding: Padding = field(default_factory=Padding)
+    positions: RopePositions = field(default_factory=RopePositions)
+    method_state: MethodState | None = None
+    frozen: bool = False
+    upper: bool = False
+    span: int | None = None
+    watches: Watches = field(init=False, default_factory=Watches)
+    packs: Deferred[Job] = field(init=False, default_factory=Deferred)
+    rolls: Deferred[Roll] = field(init=False, default_factory=Deferred)
+    tables: dict[Any, Tensor] = field(init=False, default_factory=dict)
+    plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
+
+    def see(self, mask: Tensor | None, batch: int, count: int) -> None:
+        """Take note of new prompt tokens.
+
+        Args:
+            mask: ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; the padding itself, bool
+                ``[B or 1, q]``; or None (nothing is padding).
+            batch: rows.
+            count: new tokens, q.
+
+        Raises:
+            CacheError: the batch has other rows than the prompts, or padding that is not on the left.
+        """
+        prompts = self.prefill.prompts
+        if prompts is None:
+            self.padding.infer(mask, batch, count)
+            return
+        if self.padding.starts is not None:
+            return
+        times, rest = divmod(batch, len(prompts.starts))
+        if rest or not times:
+            raise CacheError(f"the cache was made for {len(prompts.starts)} prompts but the batch has {batch} rows")
+        if times > 1:
+            prompts = self.prefill.prompts = prompts.repeat(times)
+            if self.method_state is not None:
+                self.method_state.select([row // times for row in range(batch)])
+        self.padding.starts = list(prompts.starts)
+
+    def check_step(self, mask: Tensor | None, batch: int, count: int) -> None:
+        """Raise CacheError if new tokens after the prompt are padding."""
+        if mask is not None and (count > 1 or batch > 1) and not bool(self_visible(mask, batch, count).all()):
+            raise CacheError("masked tokens after the prompt: pad the whole conversation on the left, once")
+
+    def reset(self) -> None:
+        """Forget everything but what was known before the prompt."""
+        self.padding, self.positions = Padding(), RopePositions()
+        self.prefill.open = False
+
+    def select(self, index: Tensor) -> None:
+        """Make the rows `index` the batch."""
+        order = index.tolist()
+        self.padding.select(order)
         self.positions.select(order)
+        if self.method_state is not None:
+            self.method_state.select(order)
 
     def clone(self) -> Progress:
-        """An independent copy."""
+        """Return an independent copy with records, deferred work and tables of its own."""
         return replace(
             self,
-            starts=None if self.starts is None else list(self.starts),
-            started=None if self.started is None else list(self.started),
+            prefill=replace(self.prefill),
+            padding=self.padding.clone(),
             positions=self.positions.clone(),
+            method_state=None if self.method_state is None else self.method_state.clone(),
         )
 
 
 def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
-    """For each new token whether it may attend to itself, bool ``[B, q]``; `mask` as in :meth:`Progress.see`."""
+    """Return for each new token whether it may attend to itself, bool ``[B, q]``; `mask` as in :meth:`Progress.see`."""
     if mask.ndim == 2:
         return mask[:, -count:].expand(batch, count)
     diagonal = mask[:, 0, :, -count:].diagonal(dim1=-2, dim2=-1)

@@ -9,13 +9,9 @@ really go is the method's to say (:meth:`kvbench.methods.base.Method.forget`): g
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
-
-if TYPE_CHECKING:
-    from kvbench.cache.layer import KVLayer
 
 #: tokens beside its window that the buffers of a sliding layer have room for, at least: live tokens are moved to the
 #: front of a buffer only once in so many steps, and some are dropped late
@@ -31,11 +27,3 @@ def windows(config: Any) -> list[int | None]:
 def room(window: int) -> int:
     """Tokens that the buffers of a sliding layer have room for: the window, and some slack."""
     return window - 1 + max(SLACK, window // 8)
-
-
-def hidden_slots(layer: KVLayer, row: int, hidden: int) -> int:
-    """Slots at the front of a row of which every head's token is among the oldest `hidden`."""
-    positions = layer.positions(row)
-    if positions.ndim > 1:
-        positions = positions.amax(0)
-    return int((positions < layer.start(row) + hidden).to(torch.uint8).cumprod(0).sum())

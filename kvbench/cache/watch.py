@@ -9,20 +9,13 @@ as the token that held it spoils its own step already.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvbench.errors import NonFiniteError
-
-if TYPE_CHECKING:
-    from kvbench.cache.layer import KVLayer
-    from kvbench.cache.progress import Progress
 
 #: int32 numbers of a record: found, tag, row, head, token, channel
 FIELDS = 6
@@ -107,42 +100,24 @@ def words(place: Place) -> str:
     return f"NaN or Inf at index {index} of a segment"
 
 
-def attach(layer: KVLayer) -> None:
-    """Give the packed segments of `layer`, new ones, the watch of their cache and device; nothing on a CPU."""
-    if layer.device.type != "cuda":
-        return
-    watches: dict[torch.device, Watch] = layer.progress.__dict__.setdefault("watches", {})
-    watch = watches.get(layer.device) or watches.setdefault(layer.device, Watch(layer.device))
-    watch.fresh = True
-    for side, store in zip(("key", "value"), layer.stores(), strict=True):
-        for number, segment in enumerate(store.segments):
-            if hasattr(segment, "watch"):
-                tag = watch.tag(partial(located, weakref.ref(layer), layer.index, side, number))
-                segment.watch = (watch, tag)
+class Watches:
+    """The watches of one cache, one for each device that holds a layer."""
 
+    def __init__(self) -> None:
+        self._watches: dict[torch.device, Watch] = {}
 
-def check(progress: Progress) -> None:
-    """:meth:`Watch.check` of all devices of a cache."""
-    for watch in progress.__dict__.get("watches", {}).values():
-        watch.check()
+    def of(self, device: torch.device) -> Watch:
+        """Return the watch of a device, made at first use."""
+        if device not in self._watches:
+            self._watches[device] = Watch(device)
+        return self._watches[device]
 
+    def check(self) -> None:
+        """Call :meth:`Watch.check` of every device."""
+        for watch in self._watches.values():
+            watch.check()
 
-def poll(progress: Progress) -> None:
-    """:meth:`Watch.poll` of all devices of a cache."""
-    for watch in progress.__dict__.get("watches", {}).values():
-        watch.poll()
-
-
-def located(owner: weakref.ref[KVLayer], index: int, side: str, number: int, place: Place) -> str:
-    """What the user is told; `number` is that of the segment in its store."""
-    layer, position = owner(), ""
-    if layer is not None:
-        store = layer.stores()[side == "value"]
-        slot = sum(store.signature(place.row)[:number]) + place.token
-        positions = layer.positions(place.row)
-        if slot < positions.shape[-1]:
-            position = f" at position {int(positions.expand(layer.heads, -1)[place.head, slot])}"
-    return (
-        f"layer {index}: NaN or Inf in the {side}{position} (row {place.row}, KV head {place.head}, "
-        f"channel {place.channel}). Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
-    )
+    def poll(self) -> None:
+        """Call :meth:`Watch.poll` of every device."""
+        for watch in self._watches.values():
+            watch.poll()

@@ -118,14 +118,14 @@ class Drafter:
     def drafting(self) -> Iterator[None]:
         """The draft's view of its cache, its weights, and nothing demoted inside."""
         progress, on = self.cache.progress, self.switch.on if self.switch else False
-        before = progress.held, progress.upper
-        progress.held, progress.upper = True, self.speculation.draft == "upper"
+        before = progress.frozen, progress.upper
+        progress.frozen, progress.upper = True, self.speculation.draft == "upper"
         if self.switch:
             self.switch.on = True
         try:
             yield
         finally:
-            progress.held, progress.upper = before
+            progress.frozen, progress.upper = before
             if self.switch:
                 self.switch.on = on
 

@@ -100,7 +100,12 @@ def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Ro
     """
     if rows == "auto":
         rows = max(1, TOGETHER // width)
-    if rows is None or rows >= batch or not cache.takes_groups() or (mask is not None and not cache.progress.prompts):
+    if (
+        rows is None
+        or rows >= batch
+        or not cache.takes_groups()
+        or (mask is not None and not cache.progress.prefill.prompts)
+    ):
         return [slice(0, batch)]
     return [slice(first, min(first + rows, batch)) for first in range(0, batch, rows)]
 

@@ -29,7 +29,7 @@ def pass_tokens(chunk: int | Literal["auto"]) -> int:
     return PASS if chunk == "auto" else chunk
 
 
-def exact_chunk(method: Policy, chunk: int) -> int:
+def exact_chunk(method: Policy[Any], chunk: int) -> int:
     """Tokens that attention may take at a time: `chunk` where nothing moves while decoding, else 1.
 
     A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a

@@ -32,7 +32,7 @@ def replay(
         The tokens, and how far each one's logit was above the next best: a gap below 1e-4 is a tie in fp32.
     """
     scores = prefill(model, cache, input_ids, None)[0]
-    cache.progress.held = True
+    cache.progress.frozen = True
     tokens, gaps = [], []
     while True:
         best = scores.topk(2)

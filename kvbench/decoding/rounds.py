@@ -144,7 +144,7 @@ class CapturedDrafter(Drafter):
         for captured, tokens in ((self.draft, 1), (self.target_pass, self.speculation.gamma + 1)):
             step = captured.step
             step.cache.settle()
-            starts = torch.tensor(step.cache.progress.starts or [0] * len(step.tokens), device=step.device)
+            starts = torch.tensor(step.cache.progress.padding.starts or [0] * len(step.tokens), device=step.device)
             step.begin(step.tokens[:, 0].clone(), step.cache.get_seq_length() - starts)
             with self.drafting() if captured is self.draft else nullcontext():
                 captured.first()

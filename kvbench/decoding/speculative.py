@@ -102,7 +102,7 @@ def _round(
     cache, steps = drafter.target, drafter.drafts(limits)
     cache.settle()
     drafter.settle()
-    starts = cache.progress.starts or [0] * len(active)
+    starts = cache.progress.padding.starts or [0] * len(active)
     settled = [cache.get_seq_length() - start for start in starts]
     lengths = torch.tensor(settled, device=pending.device)
     mask = left_padding(starts, cache.get_seq_length() + steps + 1, pending.device)

@@ -22,7 +22,7 @@ from kvbench.attention import fused, phases
 from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.phases import FIELDS, NotServed, Work, assembled, lines
 from kvbench.attention.recorded import PassThrough
-from kvbench.cache import KVCache, watch
+from kvbench.cache import KVCache
 from kvbench.cache.kernels import roll_together
 from kvbench.cache.kernels.append import append
 from kvbench.cache.kernels.pack import warm
@@ -156,9 +156,10 @@ class Recorded:
             NotServed: a layer cannot be attended to by a recorded step.
             NonFiniteError: the method packed NaN or Inf.
         """
-        if not self.cache.progress.held:
-            watch.poll(self.cache.progress)
-            with together() if self.cache.method.packs_together else nullcontext():
+        progress = self.cache.progress
+        if not progress.frozen:
+            progress.watches.poll()
+            with together(progress.packs) if self.cache.method.packs_together else nullcontext():
                 if self.cache.method.settles:
                     self.cache.settle_layers()
         places = [np.array(layer.advance(self.count), dtype=np.int32) for layer in self.cache.layers]
@@ -166,12 +167,12 @@ class Recorded:
         known: dict[Any, Any] = {}
         for layer in self.cache.layers:
             # layers of a cache nearly always agree: what one holds is worked out once
-            key = (*state(layer), frozenset(layer.__dict__.get("pairs", ())))
+            key = (*state(layer), frozenset(layer.pairs))
             if key not in known:
                 order, counts = lines(layer)
                 known[key] = order, counts, np.array(counts, dtype=np.int32).reshape(-1)
             order, counts, flat = known[key]
-            layer.__dict__.setdefault("pairs", set()).update(order)
+            layer.pairs.update(order)
             shape.append(order)
             tables.append((counts, flat))
         if shape != self._shape or any(pointers(place.layer) != place.pointers for place in self.layers):

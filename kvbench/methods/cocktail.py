@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvbench.errors import CacheError, CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.sliding import CHUNK, whole
+from kvbench.methods.state import CacheState
 from kvbench.quantizers.spec import fitting
 from kvbench.util.requirements import Package
 
@@ -60,6 +61,21 @@ class ChunkPlan:
             known[length, hidden] = two, four, exact
         made: tuple[list[int], list[int], list[int]] = known[length, hidden]
         return made
+
+
+@dataclass
+class Plans(CacheState):
+    """The plans of a batch, row by row."""
+
+    rows: list[ChunkPlan]
+
+    def select(self, order: Sequence[int]) -> None:
+        """Make the rows `order` the batch."""
+        self.rows = [self.rows[row] for row in order]
+
+    def clone(self) -> Plans:
+        """Return a copy with a list of its own."""
+        return Plans(list(self.rows))
 
 
 #: channels of a value group where none is given
@@ -240,7 +256,7 @@ class Cocktail(Method):
         plans = [self.plan(prompts, row) for row in range(len(prompts.starts))]
         elapsed = time.perf_counter() - started + found.unspent_s - unspent
         cache.search_s = max(elapsed, 0.0) if found.uncharged == uncharged else None
-        cache.progress.plans = plans
+        cache.progress.method_state = Plans(plans)
         each = None if cache.search_s is None else cache.search_s / len(plans)
         cache.notes = [self.note(plan, each) for plan in plans]
         return cache
@@ -357,5 +373,6 @@ class Cocktail(Method):
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
         """The plans of the rows, made with the cache."""
-        assert layer.progress.plans is not None
-        return layer.progress.plans
+        state = layer.progress.method_state
+        assert isinstance(state, Plans)
+        return state.rows

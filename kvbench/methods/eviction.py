@@ -77,10 +77,8 @@ def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
 
 def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
     """Drop the oldest slots of which every head's token is hidden, 32 positions at a time, and note the positions."""
-    from kvbench.cache.sliding import hidden_slots
-
     for row in range(*rows.indices(layer.batch)):
-        count = hidden_slots(layer, row, whole(hidden, CHUNK))
+        count = layer.hidden_slots(row, whole(hidden, CHUNK))
         if count:
             held = layer.positions(row)
             layer.order[row] = held[..., count:].clone()

@@ -138,9 +138,7 @@ class Kivi(Method):
         if not self.evict:
             super().forget(layer, rows, hidden)
             return
-        from kvbench.cache.sliding import hidden_slots
-
-        count = hidden_slots(layer, rows.indices(layer.batch)[0], self.forgotten(layer, hidden))
+        count = layer.hidden_slots(rows.indices(layer.batch)[0], self.forgotten(layer, hidden))
         for store in layer.stores():
             store.drop_front(rows, count)
 

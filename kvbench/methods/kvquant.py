@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.sliding import CHUNK, outlier_block, whole
+from kvbench.methods.state import CacheState
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
     from kvbench.cache.segments.base import Segment
     from kvbench.calibration.file import Calibration
     from kvbench.models.spec import ModelConfig
+    from kvbench.parallel.team import Team
+
+
+@dataclass
+class Calibrated(CacheState):
+    """The file of thresholds and codebooks, and the processes that hold the other heads; None: all are here."""
+
+    path: Path | None
+    team: Team | None = None
 
 
 @dataclass(kw_only=True)
@@ -171,7 +181,7 @@ class KVQuant(Method):
                 hint="method.cap_outliers=false, or runtime.device_map=auto instead of runtime.tensor_parallel",
             )
         cache = super().new_cache(model, prompts, max_length)
-        cache.progress.calibration, cache.progress.team = file.path, team
+        cache.progress.method_state = Calibrated(file.path, team)
         return cache
 
     # -- storage ----------------------------------------------------------------------------------------------------
@@ -181,8 +191,11 @@ class KVQuant(Method):
         from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
         from kvbench.calibration.file import load
 
-        path = layer.progress.calibration or Path(str(self.calibration)).expanduser()
-        file, width, team = load(path), layer.heads * layer.key_dim, layer.progress.team
+        state = layer.progress.method_state
+        if not isinstance(state, Calibrated):
+            state = Calibrated(None)
+        path = state.path or Path(str(self.calibration)).expanduser()
+        file, width, team = load(path), layer.heads * layer.key_dim, state.team
         levels = file.levels(layer.index, side, self.bits)
         scale, offset = file.norm(layer.index, side, self.bits)
         form = NuqFormat(

@@ -14,6 +14,7 @@ from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.eviction import check_budget, tokens
 from kvbench.methods.sliding import hidden
+from kvbench.methods.state import CacheState
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,14 @@ if TYPE_CHECKING:
     from kvbench.cache import KVCache, Prompts
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
-    from kvbench.cache.segments.rolling import RollingSegment
+    from kvbench.cache.segments.rolling import RollingSegment, Turn
+
+
+@dataclass
+class Turning(CacheState):
+    """The rotation of the model's keys: ``turn(keys, by)`` moves them on by some positions."""
+
+    turn: Turn
 
 
 @dataclass(kw_only=True)
@@ -85,7 +93,7 @@ class StreamingLLM(Method):
         if self.position == "cache" and self.sinks:
             from kvbench.attention.rope.rotary import rotary
 
-            cache.progress.turn = rotary(model).turn
+            cache.progress.method_state = Turning(rotary(model).turn)
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
@@ -107,7 +115,8 @@ class StreamingLLM(Method):
         """One window behind its sinks."""
         from kvbench.cache.segments.rolling import RollingSegment
 
-        turn = layer.progress.turn
+        state = layer.progress.method_state
+        turn = state.turn if isinstance(state, Turning) else None
         if side == "value" or self.position == "original" or not self.sinks:
             turn = None
         elif turn is None:

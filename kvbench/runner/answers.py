@@ -119,7 +119,7 @@ def generation_figures(
         {
             "reads_packed": bool(cache.reads_packed),
             "path": str(cache.path),
-            "prefill": str(cache.progress.prefill),
+            "prefill": cache.progress.prefill.path,
         },
         warm_up=warm_up,
         # a method's search is part of it; where nobody knows how long that takes, no more is known of the sum

@@ -91,7 +91,7 @@ def test_fp16_gives_stocks_logits(model, rows, chunk, monkeypatch):
         ours = fed(model, cache, ids, mask, pieces)
     real = mask.bool()
     torch.testing.assert_close(ours[real], stock[real], rtol=0, atol=1e-5)
-    assert cache.progress.prefill == ("sdpa+sinks" if "GptOss" in type(model).__name__ else "capped")
+    assert cache.progress.prefill.path == ("sdpa+sinks" if "GptOss" in type(model).__name__ else "capped")
     # without them the answer is another
     monkeypatch.setattr(register, "logits_of", lambda *asked: PLAIN)
     monkeypatch.setattr(prefill, "logits_of", lambda *asked: PLAIN)
@@ -157,7 +157,7 @@ def test_every_step_is_stocks_attention_over_what_is_stored(model, name, monkeyp
     cache = method.new_cache(model, told)
     fed(model, cache, ids, mask, [100, *[1] * 8, 3, *[1] * 9])
     assert checked.count(1) >= 18
-    assert cache.reads_packed == any(segment.packed for layer in cache.layers for segment in layer._segments())
+    assert cache.reads_packed == any(segment.packed for layer in cache.layers for segment in layer.segments())
 
 
 @pytest.mark.parametrize("name", ["kivi", "logquant", "cocktail", "streamingllm", "snapkv", "h2o", "quantspec"])
@@ -397,7 +397,7 @@ def test_capped_scores_are_told_from_sinks_by_their_own_configuration():
     cache = method.new_cache(made)
     fed(made, cache, ids, mask, [50, 10])
     method.detach(made)
-    assert cache.path == "sdpa" and cache.progress.prefill == "sdpa"
+    assert cache.path == "sdpa" and cache.progress.prefill.path == "sdpa"
 
 
 def test_probabilities_of_a_row_sum_to_what_its_sink_leaves():

@@ -95,7 +95,7 @@ def test_every_layer_is_turned_as_it_rotates_or_the_model_is_refused_before_its_
     else:
         cache = method.new_cache(model)
         for layer in range(2):
-            turned = cache.progress.turn(keys_at(model, ids, 0, layer), 900)
+            turned = cache.progress.method_state.turn(keys_at(model, ids, 0, layer), 900)
             torch.testing.assert_close(turned, keys_at(model, ids, 900, layer), rtol=1e-4, atol=2e-4)
         cache = method.new_cache(model)
     with torch.no_grad():

@@ -30,7 +30,7 @@ def logits_of(model, method, ids, mask, pieces, queries, monkeypatch):
                 ).logits
             )
             first = last
-    assert cache.progress.prefill == "stored" and all(layer.sealed for layer in cache.layers)
+    assert cache.progress.prefill.path == "stored" and all(layer.sealed for layer in cache.layers)
     return torch.cat(outs, 1)
 
 

@@ -19,7 +19,7 @@ from kvbench.attention.synthetic import FULL, Piece, error, exact, layer  # noqa
 from kvbench.attention.triton import decode as triton_decode  # noqa: E402
 from kvbench.attention.triton import tuning as triton_tuning  # noqa: E402
 from kvbench.methods import load_method  # noqa: E402
-from kvbench.methods.cocktail import ChunkPlan  # noqa: E402
+from kvbench.methods.cocktail import ChunkPlan, Plans  # noqa: E402
 from kvbench.retrieval.chunks import Chunked  # noqa: E402
 from kvbench.retrieval.search import Widths  # noqa: E402
 from tests import zoo  # noqa: E402
@@ -246,7 +246,7 @@ def test_layers_of_methods(name):
     elif base == "quantspec":
         prompt, padding, batch = 390, None, 1
     held = zoo.new_layer(method, padding)
-    held.progress.plans = [plan()] if base == "cocktail" else None
+    held.progress.method_state = Plans([plan()]) if base == "cocktail" else None
     keys, values = (x.half() for x in zoo.random_kv(prompt + 5, batch, heads, channels))
     for first, last in ((0, prompt), (prompt, prompt + 3), (prompt + 3, prompt + 5)):
         zoo.feed(held, keys[:, :, first:last], values[:, :, first:last])

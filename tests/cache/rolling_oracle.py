@@ -10,6 +10,7 @@ from transformers.models.llama import modeling_llama
 from kvbench.attention.rope.rotary import Rotary
 from kvbench.cache import KVCache
 from kvbench.methods import load_method
+from kvbench.methods.streamingllm import Turning
 
 CHANNELS = 16
 MODEL = modeling_llama.LlamaRotaryEmbedding(LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=CHANNELS))
@@ -46,9 +47,9 @@ class Watched:
         self.heads, self.dtype, self.device, self.together = heads, dtype, device, together
         self.rng = torch.Generator().manual_seed(sum(lengths))
         self.cache = KVCache(self.method, layers)
-        self.cache.progress.turn = Rotary(MODEL.to(device), modeling_llama.apply_rotary_pos_emb).turn
+        self.cache.progress.method_state = Turning(Rotary(MODEL.to(device), modeling_llama.apply_rotary_pos_emb).turn)
         width = max(lengths)
-        self.cache.progress.starts = [width - length for length in lengths]
+        self.cache.progress.padding.starts = [width - length for length in lengths]
         #: for each layer and side the tokens of each row ``[H, n, D]``
         self.given: list[tuple[list[Tensor], list[Tensor]]] = []
         for layer in self.cache.layers:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kvbench.cache.kernels.pack import Form, served
+from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.pack import served
 from kvbench.cache.segments import packed
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.errors import NonFiniteError

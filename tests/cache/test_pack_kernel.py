@@ -9,8 +9,8 @@ from tests.cache.packing import interpret, interpreted, same, tokens  # noqa: F4
 
 interpreted()
 
-from kvbench.cache.kernels import pack  # noqa: E402
-from kvbench.cache.kernels.pack import Form, served  # noqa: E402
+from kvbench.cache.kernels.forms import Form, programs, word_rows  # noqa: E402
+from kvbench.cache.kernels.pack import served  # noqa: E402
 from kvbench.cache.segments import packed  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.errors import NonFiniteError  # noqa: E402
@@ -82,9 +82,9 @@ def test_a_token_alone_is_packed_by_programs_of_one_word_row(quantizer, side):
         both(quantizer, side, [tokens(1, 192, torch.bfloat16, n) for n in range(2)])
     form = served(new(quantizer, side, many), many)
     assert isinstance(form, Form)
-    single, first, count = pack.programs(form, 128 + 37, 1)
-    assert (single.rows, count) == (1, 1) and first == 37 % pack.word_rows(quantizer.bits)
-    assert pack.programs(form, 120, 16) == (form, 0, 2 * form.parts)
+    single, first, count = programs(form, 128 + 37, 1)
+    assert (single.rows, count) == (1, 1) and first == 37 % word_rows(quantizer.bits)
+    assert programs(form, 120, 16) == (form, 0, 2 * form.parts)
 
 
 def test_tokens_that_are_chosen_by_number_are_packed_in_that_order():

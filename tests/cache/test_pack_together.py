@@ -12,6 +12,8 @@ if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 require()
 
 from kvbench.cache.kernels import pack, pack_together  # noqa: E402
+from kvbench.cache.kernels.deferred import Deferred  # noqa: E402
+from kvbench.cache.kernels.forms import programs  # noqa: E402
 from kvbench.cache.segments.base import FullSegment  # noqa: E402
 from kvbench.cache.segments.packed import PackedSegment  # noqa: E402
 from kvbench.cache.watch import Place, Watch  # noqa: E402
@@ -45,7 +47,7 @@ def launches(monkeypatch):
     return found
 
 
-def layers(quantizer, side, dtype, watch):
+def layers(quantizer, side, dtype, watch, packs=None):
     """For each layer a window of random tokens, two rows, and an empty segment behind a watch."""
     made = []
     for number in range(LAYERS):
@@ -55,6 +57,7 @@ def layers(quantizer, side, dtype, watch):
         segment = PackedSegment(2, 1, 64, dtype, "cpu", quantizer=quantizer, side=side, capacity=256)
         if watch is not None:
             segment.watch = (watch, watch.tag(lambda place, number=number: f"layer {number}: {place}"))
+            segment.packs = packs
         made.append((window, segment))
     return made
 
@@ -71,13 +74,13 @@ def layers(quantizer, side, dtype, watch):
 )
 def test_layers_together_are_layers_one_by_one(quantizer, side, counts, dtype, launches):
     """One launch for all layers; every bit of words and parameters."""
-    watch = Watch(torch.device("cpu"))
-    alone, joint = layers(quantizer, side, dtype, None), layers(quantizer, side, dtype, watch)
+    watch, packs = Watch(torch.device("cpu")), Deferred()
+    alone, joint = layers(quantizer, side, dtype, None), layers(quantizer, side, dtype, watch, packs)
     for count in counts:
         for window, segment in alone:
             segment.append(ALL, window.view(ALL)[:, :, :count])
             window.drop_front(ALL, count)
-        with pack_together.together():
+        with pack_together.together(packs):
             for window, segment in joint:
                 segment.append(ALL, window.view(ALL)[:, :, :count])
                 window.drop_front(ALL, count)
@@ -90,11 +93,11 @@ def test_layers_together_are_layers_one_by_one(quantizer, side, counts, dtype, l
 
 def test_layers_that_differ_have_launches_of_their_own(launches):
     """Another length, another format."""
-    watch = Watch(torch.device("cpu"))
-    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch)
-    other = layers(AffineQuantizer(2, None, "token"), "value", torch.float16, watch)
+    watch, packs = Watch(torch.device("cpu")), Deferred()
+    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
+    other = layers(AffineQuantizer(2, None, "token"), "value", torch.float16, watch, packs)
     made[1][1].append(ALL, made[1][0].view(ALL)[:, :, :3])
-    with pack_together.together():
+    with pack_together.together(packs):
         for window, segment in made + other:
             segment.append(ALL, window.view(ALL)[:, :, :1])
     assert sorted(launches) == [1, 1, 2]
@@ -102,10 +105,10 @@ def test_layers_that_differ_have_launches_of_their_own(launches):
 
 def test_the_layer_that_holds_a_nan_is_named():
     """By its own tag, its place in the segment."""
-    watch = Watch(torch.device("cpu"))
-    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch)
+    watch, packs = Watch(torch.device("cpu")), Deferred()
+    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
     made[1][0].buffer[1, 0, 2, 5] = float("nan")
-    with pack_together.together():
+    with pack_together.together(packs):
         for window, segment in made:
             segment.append(ALL, window.view(ALL)[:, :, :4])
     with pytest.raises(NonFiniteError, match=r"layer 1: Place\(row=1, head=0, token=2, channel=5\)"):
@@ -127,7 +130,7 @@ def test_warming_up_compiles_what_packs_a_token_alone_too(quantizer, side, count
     ((window, segment), _) = layers(quantizer, side, torch.bfloat16, Watch(torch.device("cpu")))
     x = window.view(ALL)[:, :, :1]
     pack.warm(segment, x)
-    one = pack.programs(pack.served(segment, x), 5, 1)[0]
+    one = programs(pack.served(segment, x), 5, 1)[0]
     for found in (single, joint):
         assert len(found) == count and one in found
 
@@ -148,9 +151,9 @@ def test_warming_up_packs_nothing():
 
 def test_nothing_is_packed_when_the_block_fails(launches):
     """And what comes after is packed at once again."""
-    watch = Watch(torch.device("cpu"))
-    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch)
-    with pytest.raises(RuntimeError), pack_together.together():
+    watch, packs = Watch(torch.device("cpu")), Deferred()
+    made = layers(AffineQuantizer(4, None, "token"), "value", torch.float16, watch, packs)
+    with pytest.raises(RuntimeError), pack_together.together(packs):
         made[0][1].append(ALL, made[0][0].view(ALL)[:, :, :1])
         raise RuntimeError
     assert launches == []
@@ -169,3 +172,16 @@ def test_a_method_that_settles_its_own_way_does_not_inherit_it():
     assert kivi.packs_together and load_method("atom").packs_together
     assert not Other(takes=kivi.takes, quantizer=kivi.quantizer).packs_together
     assert not load_method("logquant").packs_together and not load_method("fp16").packs_together
+
+
+def test_deferring_in_one_cache_defers_nothing_in_another(launches):
+    """Two caches whose steps interleave; segments of a cache that settles layer by layer pack at once."""
+    watch, packs = Watch(torch.device("cpu")), Deferred()
+    quantizer = AffineQuantizer(4, None, "token")
+    one = layers(quantizer, "value", torch.float16, watch, packs)
+    other = layers(quantizer, "value", torch.float16, Watch(torch.device("cpu")), Deferred())
+    with pack_together.together(packs):
+        for window, segment in one + other:
+            segment.append(ALL, window.view(ALL)[:, :, :2])
+        assert not one[0][1].words[0].any() and other[0][1].words[0].any()
+    assert launches == [LAYERS] and one[0][1].words[0].any()

@@ -66,7 +66,7 @@ def test_copies_orders_and_rollbacks_in_the_middle():
     for number in range(120):
         watched.step(1 + number % 4)
         if number % 4 == 3:
-            watched.take_back([number % 3, 2, number // 4 % 4, 1][: len(watched.cache.progress.starts)])
+            watched.take_back([number % 3, 2, number // 4 % 4, 1][: len(watched.cache.progress.padding.starts)])
         if number in (11, 50):
             other = watched.twin()
             for _ in range(70):
@@ -104,7 +104,7 @@ def test_an_error_while_layers_settle_leaves_windows_as_the_host_counts_them(mon
     with pytest.raises(ZeroDivisionError):
         watched.settle()
     watched.cache.layers, watched.given = watched.cache.layers[:1], watched.given[:1]
-    assert not roll_together.putting_off()
+    assert watched.cache.progress.rolls.jobs is None
     watched.check()
 
 

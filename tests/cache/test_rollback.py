@@ -184,7 +184,7 @@ def test_rows_that_give_back_unequally_move_to_the_right_and_beams_take_their_po
     with pytest.raises(CacheError, match="cannot take back 8 tokens: of row 1 of layer 0 only the newest 7 can go"):
         layer.take_back([1, 8])
     layer.take_back([1, 3])
-    layer.progress.starts = [0, 4]
+    layer.progress.padding.starts = [0, 4]
     assert layer.seen == 8
     assert [order.tolist() for order in layer.order] == [list(range(8)), [4, 5, 6, 7]]
     layer.batch_select_indices(torch.tensor([1, 0, 1]))

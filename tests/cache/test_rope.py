@@ -2,7 +2,7 @@
 
 import torch
 
-from kvbench.cache.rope import RopePositions
+from kvbench.cache.rope_positions import RopePositions
 
 
 def test_positions_come_back_for_rows_with_padding_and_jumps():

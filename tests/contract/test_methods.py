@@ -115,7 +115,7 @@ def test_prompts_run_row_by_row_equal_prompts_run_together(name, quantizer, llam
     assert other.bill().used == cache.bill().used
     for mine, theirs in zip(other.layers, cache.layers, strict=True):
         assert all(torch.equal(mine.positions(row), theirs.positions(row)) for row in range(len(LENGTHS)))
-    assert other.progress.group is None
+    assert other.progress.prefill.group is None
 
 
 @pytest.mark.parametrize(("name", "quantizer"), CASES)
@@ -139,7 +139,7 @@ def test_the_whole_cache_is_the_sum_of_the_bill(name, quantizer, llama):
     bill = cache.bill()
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in reachable(cache)}
     bookkeeping = sum(o.untyped_storage().nbytes() for layer in cache.layers for o in layer.order if o is not None)
-    told = sum(t.untyped_storage().nbytes() for t in [cache.progress.prompts.input_ids])
+    told = sum(t.untyped_storage().nbytes() for t in [cache.progress.prefill.prompts.input_ids])
     assert sum(storages.values()) - bookkeeping - told == bill.reserved.total
     assert 0 < bill.used.total <= bill.reserved.total
 
@@ -165,7 +165,7 @@ def test_a_group_has_at_most_2_to_the_bits_levels_and_codes_were_made_once(name,
     cache.settle()
     row = slice(0, 1)
     for layer in cache.layers:
-        for segment in layer._segments():
+        for segment in layer.segments():
             if isinstance(segment, PackedSegment) and segment.length(row):
                 values = segment.read(row, 0, segment.length(row), torch.float32)
                 grouped = segment.quantizer.group(values)

@@ -36,7 +36,7 @@ class EveryOther(Method):
         border -= border % 2  # so that every head keeps equally many
         recent = torch.arange(border, count)
         index = torch.stack([torch.cat([torch.arange(h % 2, border, 2), recent]) for h in range(heads)])
-        start = (layer.progress.starts or [0] * layer.batch)[rows.indices(layer.batch)[0]]
+        start = layer.start(rows.indices(layer.batch)[0])
         for row in range(*rows.indices(layer.batch)):
             layer.order[row] = index + start
         for store, x in zip(layer.stores(), (keys, values), strict=True):

@@ -71,7 +71,7 @@ def test_beside_the_store_a_prefill_needs_its_output_and_one_layer_at_most(name,
             held = sum(
                 buffer.untyped_storage().nbytes()
                 for layer in key.layer.chain()
-                for segment in layer._segments()
+                for segment in layer.segments()
                 for _, buffer in segment.buffers()
             )
             seen["most"] = census.peaks["attention"] - entry - held

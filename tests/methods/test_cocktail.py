@@ -9,7 +9,7 @@ from kvbench.attention import reference
 from kvbench.cache import Prompts
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
-from kvbench.methods.cocktail import ChunkPlan
+from kvbench.methods.cocktail import ChunkPlan, Plans
 from kvbench.retrieval.chunks import Chunked
 from kvbench.retrieval.search import Widths
 from tests import slow, zoo
@@ -25,7 +25,7 @@ def planned(bits, size, first=0):
 
 def filled(method, keys, values, plan, decoded=0):
     layer = new_layer(method)
-    layer.progress.plans = [plan] * keys.shape[0]
+    layer.progress.method_state = Plans([plan] * keys.shape[0])
     before = keys.shape[2] - decoded
     feed(layer, keys[:, :, :before], values[:, :, :before])
     for n in range(before, keys.shape[2]):
@@ -123,7 +123,7 @@ def test_the_searched_chunk_is_exact_and_the_row_says_so():
     ids[0] = ids[0] % 40 + 3
     ids[0, 100:116] = torch.arange(60, 76)  # words that stand nowhere else: chunk (100 - 20) / 16 = 5
     cache = method.new_cache(model, prompts(ids, (20, 280), "where is w61 w62 w63"))
-    plan = cache.progress.plans[0]
+    plan = cache.progress.method_state.rows[0]
     assert plan.widths.bits[5] == 16
     assert len(plan.widths.bits) == 16
     note = cache.notes[0]
@@ -153,7 +153,7 @@ def test_bm25_finds_a_key_that_a_border_cuts():
     for whole in (None, True, False):
         method = load_method("cocktail", encoder="bm25", chunk_size=16, whole_words=whole)
         told = Prompts.from_batch(ids, None, context_spans=[(0, 192)], queries=["where is the zebra"], decode=decode)
-        widths[whole] = method.new_cache(model, told).progress.plans[0].widths.bits
+        widths[whole] = method.new_cache(model, told).progress.method_state.rows[0].widths.bits
     method.detach(model)
     assert [i for i, bits in enumerate(widths[None]) if bits > 2] == [4, 5]
     assert widths[True] == widths[None]
@@ -164,13 +164,13 @@ def test_no_full_chunk_one_chunk_and_unknown_borders():
     model = zoo.model("llama")
     method = load_method("cocktail", encoder="bm25")
     ids, _ = zoo.padded_batch([90])
-    assert method.new_cache(model, prompts(ids, (10, 30), "q")).progress.plans[0].widths.bits == ()
-    one = method.new_cache(model, prompts(ids, (10, 50), "q")).progress.plans[0]
+    assert method.new_cache(model, prompts(ids, (10, 30), "q")).progress.method_state.rows[0].widths.bits == ()
+    one = method.new_cache(model, prompts(ids, (10, 50), "q")).progress.method_state.rows[0]
     assert one.widths.bits == (4,)
     plain = method.new_cache(model, prompts(ids))
     assert plain.notes[0]["query_source"] == "last_64_tokens"
     longer, _ = zoo.padded_batch([200])
-    assert len(method.new_cache(model, prompts(longer)).progress.plans[0].widths.bits) == (200 - 64) // 32
+    assert len(method.new_cache(model, prompts(longer)).progress.method_state.rows[0].widths.bits) == (200 - 64) // 32
     template = method.new_cache(model, prompts(longer, (10, 150)))
     assert template.notes[0]["query_source"] == "template"
     method.detach(model)
@@ -184,7 +184,7 @@ def test_random_chunks_have_the_same_bytes_and_depend_on_the_seed():
         random.seed(state), torch.manual_seed(state)  # no other seed counts
         method = load_method("cocktail", encoder="bm25", search=search, seed=seed, chunk_size=16, split=[15, 35, 50])
         cache = method.new_cache(model, prompts(ids, (0, 640), " ".join(f"w{i}" for i in ids[0, 64:72].tolist())))
-        widths = cache.progress.plans[0].widths.bits
+        widths = cache.progress.method_state.rows[0].widths.bits
         assert [widths.count(w) for w in (16, 4, 2)] == [6, 14, 20]
         bits.setdefault((search, seed), []).append(widths)
     method.detach(model)

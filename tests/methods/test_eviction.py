@@ -235,13 +235,13 @@ def test_h2o_forgets_what_rejected_queries_attended_to():
         for n in range(80, 100):
             if drafts:
                 layer.settle()
-                layer.progress.held = True
+                layer.progress.frozen = True
                 step(90, 1)
                 step(91, 3)
                 layer.crop(-2)  # part of a step
                 step(99, 1)
                 layer.crop(-3)
-                layer.progress.held = False
+                layer.progress.frozen = False
             step(n, 1)
         layer.settle()
         return layer.stores()[0].tail.scores.view(ALL)

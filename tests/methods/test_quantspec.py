@@ -57,11 +57,11 @@ def test_after_any_rejections_the_buffer_keeps_its_bounds_and_nothing_is_quantiz
     for _ in range(rounds):
         cache.settle()
         assert all(G <= store.tail.lengths[row] < 2 * G for store in layer.stores() for row in range(3))
-        cache.progress.held = True
+        cache.progress.frozen = True
         for _ in range(gamma):  # drafts, whose keys and values are not those of the target
             zoo.feed(layer, *(x + 1 for x in new(1)))
         cache.crop(-gamma)
-        cache.progress.held = False
+        cache.progress.frozen = False
         zoo.feed(layer, *new(gamma + 1))
         sizes = [store.tail.lengths[row] for store in layer.stores() for row in range(3)]
         assert max(sizes) <= 2 * G + gamma

@@ -88,7 +88,7 @@ def stored(
     if position_ids is None or position_ids.ndim != 2:
         raise ModelError(f"{name} passes no plain position ids to its attention: keys before RoPE cannot be served")
     if layer.index == 0:
-        starts = layer.progress.starts or [0] * layer.batch
+        starts = layer.progress.padding.starts or [0] * layer.batch
         layer.progress.positions.see(position_ids, layer.seen - count, starts)
     if layer.rotation is None:
         return keys

@@ -5,23 +5,36 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.forms import Form, programs
 from kvbench.cache.kernels.tables import addresses
+from kvbench.cache.segments.base import Side
+from kvbench.cache.watch import Watch
+from kvbench.quantizers.affine import AffineQuantizer
 
-if TYPE_CHECKING:
-    from kvbench.cache.kernels.pack import Form
-    from kvbench.cache.segments.packed import PackedSegment
+
+class Packed(Protocol):
+    """The fields of a packed segment (:class:`kvbench.cache.segments.packed.PackedSegment`) that kernels read."""
+
+    dtype: torch.dtype
+    quantizer: AffineQuantizer
+    side: Side
+    words: list[Tensor]
+    params: list[Tensor]
+    watch: tuple[Watch, int] | None
+    packs: Deferred[Job] | None
 
 
 @dataclass(frozen=True)
 class Job:
     """Arguments of :func:`kvbench.cache.kernels.pack.pack`, and the tag of what is noted of the segment."""
 
-    segment: PackedSegment
+    segment: Packed
     how: Form
     first_row: int
     x: Tensor
@@ -42,29 +55,22 @@ class Job:
         return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), held.watch[1])
 
 
-_collecting: list[list[Job]] = []
-
-
 @contextmanager
-def together() -> Iterator[None]:
-    """Put off what is packed inside, and do it at the end, the same of all layers in one launch.
+def together(packs: Deferred[Job]) -> Iterator[None]:
+    """Defer the packing of a cache's layers inside, and launch one kernel for each group of identical jobs at the end.
 
     Only where nothing inside reads what was packed or writes to where the tokens came from.
     """
-    jobs: list[Job] = []
-    _collecting.append(jobs)
-    try:
+    with packs.collecting() as jobs:
         yield
-    finally:
-        _collecting.pop()
     launch(jobs)
 
 
-def collected(segment: PackedSegment, how: Form, first_row: int, x: Tensor, start: int) -> bool:
-    """Whether a job was put off; those of segments without a watch of their own are not."""
-    if not _collecting or segment.watch is None or not x.numel():
+def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
+    """Return True if a job was deferred; a segment that belongs to no cache, or has no watch, packs at once."""
+    if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False
-    _collecting[-1].append(Job(segment, how, first_row, x, start))
+    segment.packs.jobs.append(Job(segment, how, first_row, x, start))
     return True
 
 
@@ -79,7 +85,6 @@ def launch(jobs: list[Job]) -> None:
 
 def run(group: list[Job]) -> None:
     """One launch for jobs of one signature."""
-    from kvbench.cache.kernels.pack import programs
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]

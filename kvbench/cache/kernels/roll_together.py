@@ -7,20 +7,17 @@ and a kernel writes them over a table of addresses; where none is compiled, one 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.pack import compiled
 from kvbench.cache.kernels.tables import addresses, upload
-
-if TYPE_CHECKING:
-    from kvbench.cache.layer import KVLayer
-    from kvbench.cache.segments.rolling import RollingSegment
 
 #: run the kernels in Triton's interpreter on a CPU (tests)
 INTERPRET = False
@@ -49,67 +46,45 @@ class Move(NamedTuple):
     back: int = 0
 
 
-#: a segment, and what moves in it
-Roll = tuple["RollingSegment", tuple[Move, ...]]
+class Rolling(Protocol):
+    """The fields of a rolling segment (:class:`kvbench.cache.segments.rolling.RollingSegment`) that are read here."""
 
-_collecting: list[Roll] | None = None
+    buffer: Tensor
+    sinks: int
+    originals: Tensor | None
+    turn: Callable[[Tensor, int | Sequence[int]], Tensor] | None
+    rolls: Deferred[Roll] | None
+
+
+#: a segment, and what moves in it
+Roll = tuple[Rolling, tuple[Move, ...]]
 
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Put off what rolls inside, and do it at the end, the same of all layers at once.
+def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
+    """Defer the rolls of a cache's layers inside, and launch one kernel for each group of identical ones at the end.
 
-    Only where nothing inside reads or writes the windows after they have rolled. Inside another one it does nothing.
+    Only where nothing inside reads or writes the windows after they have rolled.
+
+    Yields:
+        The rolls deferred so far.
     """
-    global _collecting
-    if _collecting is not None:
-        yield
-        return
-    rolls = _collecting = []
+    deferred: list[Roll] = []
     try:
-        yield
+        with rolls.collecting() as deferred:
+            yield deferred
     finally:
-        _collecting = None
-        launch(rolls)  # also after an error: the host counts with it
+        launch(deferred)  # also after an error: the host counts with it
 
 
-def putting_off() -> bool:
-    """Whether rolls are put off now."""
-    return _collecting is not None
-
-
-def roll(segment: RollingSegment, move: Move) -> None:
+def roll(segment: Rolling, move: Move) -> None:
     """Move the sinks of `segment`, now or, inside :func:`together`, later."""
     if segment.originals is None and move.old == move.new and not move.back:
         return
-    if _collecting is None:
+    if segment.rolls is None or segment.rolls.jobs is None:
         launch([(segment, (move,))])
     else:
-        _collecting.append((segment, (move,)))
-
-
-def settle(layers: Sequence[KVLayer]) -> None:
-    """Settle the layers of a cache whose method :attr:`~kvbench.methods.base.Method.rolls`.
-
-    Layers nearly always agree: what one does is worked out once, and said again of those in the state that it was in.
-    """
-    with together():
-        assert _collecting is not None
-        known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None
-        for layer in layers:
-            segments = layer.rolling()
-            before = segments and (layer.seen, layer.sealed, layer.window, [segment.state() for segment in segments])
-            if known is not None and before == known[0]:
-                for segment, other, moves in zip(segments, known[2], known[3], strict=True):
-                    segment.follow(other, moves)
-                    _collecting.append((segment, moves))
-                layer.firm[:] = known[1].firm
-                continue
-            first = len(_collecting)
-            layer.settle()
-            if before and known is None:
-                rolled = joined(_collecting[first:])
-                known = before, layer, segments, [rolled.get(id(segment), (segment, ()))[1] for segment in segments]
+        segment.rolls.jobs.append((segment, (move,)))
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
@@ -123,7 +98,7 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 def launch(rolls: Sequence[Roll]) -> None:
     """Do `rolls`, those alike at once."""
-    alike: dict[Hashable, tuple[tuple[Move, ...], list[RollingSegment]]] = {}
+    alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
         if moves:
             buffer = segment.buffer
@@ -133,7 +108,7 @@ def launch(rolls: Sequence[Roll]) -> None:
         run(segments, moves)
 
 
-def run(segments: Sequence[RollingSegment], moves: tuple[Move, ...]) -> None:
+def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
     """The same moves of segments of one shape."""
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
@@ -143,7 +118,7 @@ def run(segments: Sequence[RollingSegment], moves: tuple[Move, ...]) -> None:
         do(some, moves, None if keys is None else turn(some, moves))
 
 
-def turn(segments: Sequence[RollingSegment], moves: Sequence[Move]) -> Tensor:
+def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
     """The sinks' keys of all segments ``[B, segments x H, sinks, D]``, turned as the moves say.
 
     Rows that do not move are turned by any number, and must not be used.
@@ -159,7 +134,7 @@ def turn(segments: Sequence[RollingSegment], moves: Sequence[Move]) -> Tensor:
     return segments[0].turn(x, by)
 
 
-def by_torch(segments: Sequence[RollingSegment], moves: Sequence[Move], turned: Tensor | None) -> None:
+def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
     """In plain torch."""
     targets: list[Tensor] = []
     sources: list[Tensor] = []
@@ -179,7 +154,7 @@ def by_torch(segments: Sequence[RollingSegment], moves: Sequence[Move], turned: 
             segment.buffer[move.first : move.last, :, : move.back].copy_(live.clone() if move.new < move.back else live)
 
 
-def by_kernel(segments: Sequence[RollingSegment], moves: tuple[Move, ...], turned: Tensor | None) -> None:
+def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
     """One launch for the sinks, and one for what goes to the front of its buffer."""
     import triton
 
@@ -210,7 +185,7 @@ def by_kernel(segments: Sequence[RollingSegment], moves: tuple[Move, ...], turne
             move_to_front[grid](held, buffer, where, heads, room, channels, block, tokens, num_stages=1)
 
 
-def warm(segment: RollingSegment) -> None:
+def warm(segment: Rolling) -> None:
     """Have the kernels compiled by which `segment` rolls later; nothing moves now.
 
     A compilation takes a second: it should not fall into the step of the first roll.

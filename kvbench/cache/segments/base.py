@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from typing import Literal
 
 import torch
@@ -86,8 +87,7 @@ class Segment(ABC):
 
     def clone(self) -> Segment:
         """An independent copy."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin.lengths = list(self.lengths)
         with torch.inference_mode(False), torch.no_grad():
             twin.map_buffers(torch.clone)

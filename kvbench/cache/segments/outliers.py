@@ -8,6 +8,7 @@ like the lengths of segments: a reader of some blocks takes their entries in one
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from itertools import accumulate
 
 import torch
@@ -131,8 +132,7 @@ class Outliers:
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
         """The same entries with both buffers replaced by ``change(buffer)``; dimension 0 is the batch."""
-        twin = object.__new__(Outliers)
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin.values, twin.indices = change(self.values), change(self.indices)
         twin.ends = [list(ends) for ends in self.ends]
         return twin

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvbench.cache.kernels.pack import Form, pack, served
+from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.forms import Form
+from kvbench.cache.kernels.pack import pack, served
+from kvbench.cache.kernels.pack_together import Job
 from kvbench.cache.segments.base import Segment, Side, allocate
 from kvbench.cache.segments.layout import TILE, TileLayout
 from kvbench.cache.watch import Watch
@@ -56,8 +59,10 @@ class PackedSegment(Segment):
     ) -> None:
         super().__init__(batch, heads, channels, dtype, device)
         self.quantizer, self.side = quantizer, side
-        #: where a kernel notes NaN and Inf, and the number it notes with them; None: it is looked at after each call
+        #: (error record, segment id) for kernels that find NaN or Inf; None: the record is checked after each call
         self.watch: tuple[Watch, int] | None = None
+        #: packing of the cache's layers that shares a launch; None: the segment belongs to no cache
+        self.packs: Deferred[Job] | None = None
         self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
         self.words: list[Tensor] = []
         self.params: list[Tensor] = []

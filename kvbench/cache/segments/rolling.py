@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kvbench.cache.kernels.roll_together import Move, putting_off, roll
+from kvbench.cache.kernels.deferred import Deferred
+from kvbench.cache.kernels.roll_together import Move, Roll, roll
 from kvbench.cache.segments.base import FullSegment, allocate
 
 #: keys ``[rows, H, n, D]`` moved on by some positions, of all or of each row
@@ -32,6 +33,8 @@ class RollingSegment(FullSegment):
     def __init__(self, *others: Any, sinks: int, turn: Turn | None = None, **more: Any) -> None:
         super().__init__(*others, **more)
         self.sinks, self.turn = sinks, turn
+        #: rolls of the cache's layers that share a launch; None: the segment belongs to no cache
+        self.rolls: Deferred[Roll] | None = None
         #: positions by which the sinks in the window have been turned, for each row
         self.turned = [0] * len(self.lengths)
         shape = (len(self.lengths), self.heads, sinks, self.channels)
@@ -51,7 +54,7 @@ class RollingSegment(FullSegment):
         old = self.starts[first]
         self.drop_front(rows, count)
         new, length, back = self.starts[first], self.lengths[first], 0
-        if putting_off() and new and new + length + count > self.capacity >= length + count:
+        if self.deferring() and new and new + length + count > self.capacity >= length + count:
             # as many tokens as went will come, and for them the live part would be moved back layer by layer
             back = length
             self._set(rows, 0, length)
@@ -59,6 +62,10 @@ class RollingSegment(FullSegment):
         self.remember((move,))
         self.turned[first:last] = [evicted] * (last - first)
         roll(self, move)
+
+    def deferring(self) -> bool:
+        """Return True if rolls are deferred now."""
+        return self.rolls is not None and self.rolls.jobs is not None
 
     def remember(self, moves: Sequence[Move]) -> None:
         """Keep the sinks' keys of rows that are about to move for the first time."""

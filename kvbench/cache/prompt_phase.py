@@ -1,0 +1,122 @@
+"""A layer while its prompt is run: exact keys and values until the prompt is complete, then the method's stores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvbench.cache import rope
+from kvbench.cache.nonfinite import located, watch_segments
+from kvbench.cache.rollback import Rollback
+from kvbench.cache.segments.base import FullSegment, uniform_rows
+from kvbench.cache.segments.packed import PackedSegment
+from kvbench.cache.segments.rolling import RollingSegment
+from kvbench.errors import NonFiniteError
+
+ALL = slice(None)
+
+
+class PromptPhase(Rollback):
+    """A layer that takes the tokens of a prompt and places them in its stores."""
+
+    def initialize(self, keys: Tensor, values: Tensor) -> None:
+        """Take shapes, dtype and device from the first keys and values ``[B, H, q, D]``."""
+        self.batch, self.heads = keys.shape[:2]
+        if self.progress.prefill.group is not None:
+            self.batch = self.progress.prefill.group[1]
+        self.dtype, self.device = keys.dtype, keys.device
+        self.key_dim, self.value_dim = keys.shape[-1], values.shape[-1]
+        self.order, self.firm = [None] * self.batch, [0] * self.batch
+        self.is_initialized = True
+
+    def extend_prompt(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of the open prompt, the new ones ``[B, H, q, D]`` included, padding and all."""
+        if self.prompt is None and self.progress.prefill.is_last(self.seen):
+            return keys, values
+        if self.prompt is None:
+            room = max(self.progress.prefill.width or 0, self.seen)
+            self.prompt = tuple(  # type: ignore[assignment]
+                FullSegment(self.batch, self.heads, x.shape[-1], self.dtype, self.device, capacity=room)
+                for x in (keys, values)
+            )
+        assert self.prompt is not None
+        for segment, x in zip(self.prompt, (keys, values), strict=True):
+            segment.append(ALL, x)
+        return self.prompt[0].view(ALL), self.prompt[1].view(ALL)
+
+    def end_chunk(self, keys: Tensor, values: Tensor) -> None:
+        """Place the prompt if it is complete; attention over its tokens so far is done."""
+        if self.progress.prefill.is_last(self.seen):
+            self.place(keys, values)
+
+    def place(self, keys: Tensor, values: Tensor) -> None:
+        """Hand the tokens of a complete prompt (``[B, H, T, D]`` with padding) to the method and free them."""
+        if self.follower is not None:
+            self.follower.progress.prefill.group = self.progress.prefill.group
+            if not self.follower.is_initialized:
+                self.follower.initialize(keys, values)
+            self.follower.seen = self.seen
+            self.follower.progress.positions = self.progress.positions.clone()
+            self.follower.place(rope.handed_on(self, ALL, keys, 0), values)
+        scores, self.observed = self.observed, None
+        keys, values = keys.detach(), values.detach()
+        if self.keys_store is None:
+            self._make_stores()
+        width = keys.shape[2]
+        group = slice(0, self.batch) if self.progress.prefill.group is None else self.progress.prefill.group[0]
+        starts = (self.progress.padding.starts or [0] * self.batch)[group]
+        for here in uniform_rows(starts):
+            start, rows = starts[here][0], slice(group.start + here.start, group.start + here.stop)
+            start += self.method.forgotten(self, self.hidden(rows.start))
+            try:
+                self.method.place(
+                    self,
+                    rows,
+                    keys[here, :, start:width],
+                    values[here, :, start:width],
+                    None if scores is None else scores[here, ..., start:width],
+                )
+            except NonFiniteError as error:
+                raise located(self, error, group, keys, values, torch.arange(width)) from None
+            self.note_moves(rows, None)
+        self.prompt = None
+        self.sealed = group.stop == self.batch
+
+    def _make_stores(self) -> None:
+        self.keys_store = self.method.make_store(self, "key")
+        self.values_store = self.method.make_store(self, "value")
+        self.join_cache()
+
+    def join_cache(self) -> None:
+        """Give new segments what the layers of their cache share: the record of NaN and Inf, deferred launches."""
+        watch_segments(self)
+        for segment in self.segments():
+            if isinstance(segment, PackedSegment):
+                segment.packs = self.progress.packs
+            elif isinstance(segment, RollingSegment):
+                segment.rolls = self.progress.rolls
+
+    def place_chunk(self, keys: Tensor, values: Tensor) -> None:
+        """Hand prompt tokens ``[B, H, q, D]`` to the method as they come (``Method.quantized_prefill``)."""
+        keys, values = keys.detach(), values.detach()
+        if self.keys_store is None:
+            self._make_stores()
+        first = self.seen - keys.shape[2]
+        starts = self.progress.padding.starts or [0] * self.batch
+        for rows in uniform_rows(starts):
+            begin = max(starts[rows][0] - first, 0)
+            if self.window and self.length(rows):
+                self.method.forget(self, rows, max(self.hidden(rows.indices(self.batch)[0]) - keys.shape[2], 0))
+            if begin < keys.shape[2]:
+                try:
+                    self.method.place(self, rows, keys[rows, :, begin:], values[rows, :, begin:], None)
+                except NonFiniteError as error:
+                    raise located(self, error, rows, keys, values, torch.arange(first, self.seen)) from None
+                self.note_moves(rows, None)
+        self.sealed = self.progress.prefill.is_last(self.seen)
+
+    def seal(self) -> None:
+        """Place an open prompt that is held exactly (end of a chunked prefill)."""
+        if not self.sealed and self.prompt is not None:
+            self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
+        self.sealed = self.keys_store is not None
