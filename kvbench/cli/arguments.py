@@ -19,7 +19,7 @@ SWITCHES = {
     "-r": "run",
     "--resolve": "resolve",
 }
-#: options with a value, and what it may be (empty: anything)
+#: options with a value, and the values allowed (empty: any)
 VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--cfg": ("cfg", ("job", "hydra", "all")),
     "-c": ("cfg", ("job", "hydra", "all")),
@@ -28,9 +28,9 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--config-dir": ("config_dir", ()),
     "-cd": ("config_dir", ()),
 }
-#: what ``--info`` may be followed by
+#: values of ``--info``
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-#: Hydra's options that a run of kvbench has no use for, and what to type instead
+#: options of Hydra that kvbench does not use, with the reason and what to type instead
 REFUSED = {
     "--config-path": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
     "-cp": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
@@ -59,7 +59,7 @@ class Arguments:
     info: str | None = None
 
     def argv(self, overrides: Sequence[str]) -> list[str]:
-        """The line as Hydra reads it: options before overrides."""
+        """Return the words of the command line for Hydra: options before overrides."""
         words = []
         for switch in ("hydra_help", "multirun", "resolve"):
             words += [f"--{switch.replace('_', '-')}"] if getattr(self, switch) else []
@@ -70,20 +70,20 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """The options and overrides of a command line.
+    """Return the options and overrides of a command line.
 
     Raises:
-        ConfigError: an option that does not exist, lacks its value, is given twice or does not go with another.
+        ConfigError: an option does not exist, lacks its value, is given twice or excludes another.
     """
-    found = Arguments()
+    arguments = Arguments()
     words = list(argv)
     while words:
         word = words.pop(0)
         if word == "--":
-            found.overrides += words
+            arguments.overrides += words
             break
         if not word.startswith("-") or word == "-":
-            found.overrides.append(word)
+            arguments.overrides.append(word)
             continue
         name, joined, value = word.partition("=")
         if name in REFUSED:
@@ -92,38 +92,39 @@ def parse(argv: Sequence[str]) -> Arguments:
         if name in SWITCHES:
             if joined:
                 raise ConfigError(word, None, f"{name} takes no value", hint=name)
-            setattr(found, SWITCHES[name], True)
+            setattr(arguments, SWITCHES[name], True)
         elif name in VALUES:
-            _take(found, name, value if joined else words.pop(0) if words else None)
+            _take(arguments, name, value if joined else words.pop(0) if words else None)
         elif name in ("--info", "-i"):
-            found.info = value if joined else words.pop(0) if words and words[0] in INFO else "all"
-            if found.info not in INFO:
-                raise ConfigError("--info", found.info, "shows no such thing", allowed=INFO)
+            arguments.info = value if joined else words.pop(0) if words and words[0] in INFO else "all"
+            if arguments.info not in INFO:
+                raise ConfigError("--info", arguments.info, "shows no such thing", allowed=INFO)
         else:
             raise _unknown(word, name)
-    if (found.resolve or found.package is not None) and found.cfg is None:
-        name = "--resolve" if found.resolve else "--package"
+    if (arguments.resolve or arguments.package is not None) and arguments.cfg is None:
+        name = "--resolve" if arguments.resolve else "--package"
         raise ConfigError(name, None, "goes with --cfg", hint=f"--cfg job {name}")
-    if found.multirun and (found.cfg or found.run):
+    if arguments.multirun and (arguments.cfg or arguments.run):
         raise ConfigError(
             "--multirun",
             None,
-            "a sweep has no single configuration to show" if found.cfg else "--run means one run",
+            "a sweep has no single configuration to show" if arguments.cfg else "--run means one run",
             hint="leave one of the two out",
         )
-    return found
+    return arguments
 
 
-def _take(found: Arguments, name: str, value: str | None) -> None:
+def _take(arguments: Arguments, name: str, value: str | None) -> None:
     field, allowed = VALUES[name]
     if not value or (value.startswith("-") and value.lstrip("-")):
         example = f"{name} {allowed[0] if allowed else 'DIR' if field == 'config_dir' else 'GROUP'}"
         raise ConfigError(name, value or None, "an option lacks its value", allowed=allowed, hint=example)
     if allowed and value not in allowed:
         raise ConfigError(name, value, "shows no such thing", allowed=allowed)
-    if getattr(found, field) is not None:
-        raise ConfigError(name, value, f"is given twice, as {getattr(found, field)} and {value}", hint="give it once")
-    setattr(found, field, value)
+    if getattr(arguments, field) is not None:
+        both = f"{getattr(arguments, field)} and {value}"
+        raise ConfigError(name, value, f"is given twice, as {both}", hint="give it once")
+    setattr(arguments, field, value)
 
 
 def _unknown(word: str, name: str) -> ConfigError:

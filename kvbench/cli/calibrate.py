@@ -1,4 +1,4 @@
-"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: what method=kvquant needs to know of a model.
+"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: the calibration file of method=kvquant for a model.
 
 Runs the model over a text, forwards and backwards, and writes thresholds of the keys' channels and codebooks of keys
 and values (KVQuant, sec. 3) as safetensors. ``method=kvquant`` finds the file in results/calibration, or takes it by
@@ -27,7 +27,7 @@ MINI_SEED = 2**31
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Calibrate; returns the exit status."""
+    """Calibrate and return the exit status."""
     arguments = _parser().parse_args(argv)
     try:
         print(run(arguments))
@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Do it; a line about what was written.
+    """Calibrate and return a line about the written file.
 
     Raises:
-        KvbenchError: the model or the text cannot be had, or does not fit.
+        KvbenchError: the model or the text is unavailable, or does not fit.
     """
     bits = _bits(arguments.bits)
     _check(arguments)
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> str:
         ids = [token for part in parts for token in loaded.tokenizer(part, verbose=False)["input_ids"]]
         share = (arguments.sequences + len(texts) - 1 - number) // len(texts)
         pieces.append(cut(ids, share, length, name))
-    made = calibrate(
+    calibration = calibrate(
         loaded.model,
         torch.cat(pieces),
         name=chosen.name,
@@ -79,11 +79,11 @@ def run(arguments: argparse.Namespace) -> str:
         text_sha256=_digest(texts),
         tell=_tell,
     )
-    file.save(made, out)
-    layers, heads, channels = made.shape
+    file.save(calibration, out)
+    layers, heads, channels = calibration.shape
     return (
-        f"{out}: {made.info['bits']} bits, {100 * made.outliers:g}% outliers, {layers} layers of {heads} x {channels}, "
-        f"from {made.info['tokens']} tokens"
+        f"{out}: {calibration.info['bits']} bits, {100 * calibration.outliers:g}% outliers, "
+        f"{layers} layers of {heads} x {channels}, from {calibration.info['tokens']} tokens"
     )
 
 
@@ -101,7 +101,7 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
 
 
 def documents(name: str) -> list[str]:
-    """The texts of a file or folder, or generated ones: ``mini`` or ``python``.
+    """Return the texts of a file or folder, or generated ones: ``mini`` or ``python``.
 
     Raises:
         DataError: there is no text.
@@ -120,7 +120,7 @@ def documents(name: str) -> list[str]:
 
 
 def mini() -> list[str]:
-    """Prompts of mini's tasks with their answers, drawn by a seed that no evaluation uses."""
+    """Return prompts of mini's tasks with their answers, drawn with a seed that no evaluation uses."""
     from kvbench.tasks.mini import Mini
 
     task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
@@ -128,7 +128,7 @@ def mini() -> list[str]:
 
 
 def python() -> list[str]:
-    """The running Python's own modules without those that ``mini_text`` measures perplexity on.
+    """Return the running Python's own modules, without those that ``mini_text`` measures perplexity on.
 
     Raises:
         DataError: this Python has no sources.
@@ -136,10 +136,10 @@ def python() -> list[str]:
     from kvbench.tasks.mini.heldout import EXCLUDED
 
     folder = Path(sysconfig.get_paths()["stdlib"])
-    found = [path for path in sorted(folder.glob("*.py")) if path.name not in EXCLUDED]
-    if not found:
+    modules = [path for path in sorted(folder.glob("*.py")) if path.name not in EXCLUDED]
+    if not modules:
         raise DataError(f"--text python: {folder} holds no sources.\n  hint: --text mini, or a file")
-    return [path.read_text(encoding="utf-8", errors="replace") for path in found]
+    return [path.read_text(encoding="utf-8", errors="replace") for path in modules]
 
 
 #: texts that need no file
@@ -162,10 +162,10 @@ def _bits(text: str) -> tuple[int, ...]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse numbers, a device and an output that cannot be, before any text is read.
+    """Check numbers, device and output file before any text is read.
 
     Raises:
-        ConfigError: the first of them.
+        ConfigError: one of them is invalid.
     """
     from kvbench.config.run_config import check_writable
     from kvbench.util.requirements import has_gpu

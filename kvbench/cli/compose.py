@@ -1,7 +1,7 @@
-"""Command-line overrides against the configuration: what Hydra would refuse late, briefly or not at all.
+"""Checks of command-line overrides that Hydra makes late, tersely or not at all.
 
-Hydra accepts ``+method.foo=1`` in silence, names no near miss, and says nothing about types of plain YAML. So every
-override is looked at before composition, and every job's whole configuration after it.
+Hydra silently accepts ``+method.foo=1``, proposes no near miss, and does not check types in plain YAML. So every
+override is checked before composition, and every job's whole configuration after it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from kvbench.methods.load import true_name
 from kvbench.util.confdir import conf_dir, groups, options
 from kvbench.util.schema import field_names, unknown
 
-#: combinations of choices whose keys are looked up beforehand; the rest is checked when a job starts
+#: combinations of choices whose keys are checked beforehand; the rest is checked when a job starts
 MAX_COMBINATIONS = 256
 #: command that lists every choice
 HELP = "python -m kvbench --help"
-#: keys that a choice's file sets and nothing else may: what runs is what its name says
+#: keys that only a choice's file may set, so that a name means one thing
 FIXED = {
     "method._target_": "method=NAME; a class of your own: --config-dir DIR with method/foo.yaml",
     "method.takes": "which quantizers a method takes is its class's: method=NAME with a quantizer of `--help`",
@@ -61,13 +61,13 @@ CHECK_SECONDS = 1.5
 
 
 class Composer:
-    """Parses, checks and composes overrides.
+    """A parser, checker and composer of overrides.
 
     Args:
-        extra: the folder of ``--config-dir``, with further choices for the groups; None: there is none.
+        extra: the folder of ``--config-dir``, with further choices for the groups, or None.
 
     Raises:
-        ConfigError: `extra` is no folder of choices, or a file in it cannot be one.
+        ConfigError: `extra` is not a folder of choices, or a file in it is not a choice.
     """
 
     def __init__(self, extra: Path | None = None) -> None:
@@ -77,12 +77,12 @@ class Composer:
         self.groups = {group: list(options(group, self.extra)) for group in groups()}
 
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
-        """Refuse whatever is wrong with a command line.
+        """Check a command line and return its jobs.
 
         Args:
             texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
-            multirun: whether values may be swept over.
-            here: whether the jobs are started from this machine, so that packages, a GPU and files must be there.
+            multirun: True if values may be swept over.
+            here: True if jobs start from this machine, which must then have their packages, GPU and files.
 
         Returns:
             The overrides of each job.
@@ -106,7 +106,7 @@ class Composer:
             times: settings that the sweep goes over with the same other overrides.
         """
         parsed = [self._parse(text) for text in texts]
-        check_sweeps([each for each in parsed if multirun and not is_hydras(each)], self.groups, times)
+        check_sweeps([override for override in parsed if multirun and not is_hydras(override)], self.groups, times)
         chosen: list[Override] = []
         leaves: list[Override] = []
         for text, override in zip(texts, parsed, strict=True):
@@ -136,11 +136,11 @@ class Composer:
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
 
     def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
-        """The configuration that a run of `texts` would have, as YAML (``--cfg job``).
+        """Return the configuration that a run of `texts` would have, as YAML (``--cfg job``).
 
         Args:
             package: a part of it, for example ``method``; None: all.
-            resolve: interpolations are replaced by what they stand for.
+            resolve: True to resolve interpolations.
 
         Raises:
             ConfigError: it cannot be composed, or has no such part.
@@ -202,7 +202,7 @@ class Composer:
         return override
 
     def _check_name(self, override: Override) -> None:
-        """The first part of the key is a group, or a group's key after it."""
+        """Raise ConfigError unless the key is a group, or begins with one."""
         key = override.key_or_group
         shown = value(override)
         if key in self.groups:
@@ -231,7 +231,7 @@ class Composer:
         return options(group, self.extra) if group in self.groups else {}
 
     def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
-        """``group.name`` for each group one of whose choices has a key `name`."""
+        """Return ``group.name`` for each group with a choice that has a key `name`."""
         homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
         for group in groups:
             if any(name in _yaml(path) for path in self._files(group).values()):
@@ -255,7 +255,7 @@ class Composer:
                 )
 
     def _check_leaves(self, leaves: Sequence[Override], chosen: Sequence[Override]) -> None:
-        """Each key exists in each combination of choices."""
+        """Raise ConfigError for a key that some combination of choices does not have."""
         if not leaves:
             return
         for override in leaves:
@@ -291,7 +291,7 @@ class Composer:
             raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
 
     def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
-        """The same key in another choice of the group, or in another group."""
+        """Return a hint at the same key in another choice of the group, or in another group."""
         if len(path) != 1:
             return ""
         group = path[0]
@@ -304,10 +304,10 @@ class Composer:
         return f"did you mean '{homes[0]}'?" if homes else ""
 
     def _check_jobs(self, jobs: Sequence[Sequence[str]], launcher: str | None) -> None:
-        """Each job's whole configuration, as far as the time allows.
+        """Check each job's whole configuration, as far as the time allows.
 
-        A sweep is refused for a value with which no job can run, and where no job can run at all. Otherwise a job whose
-        values do not go together is left to fail by itself: the rest of the sweep is worth having.
+        A sweep is refused for a value with which no job can run. A job whose values do not fit together is left to fail
+        by itself, unless all jobs do: the rest of the sweep is worth having.
         """
         began = time.monotonic()
         tried: list[tuple[Sequence[str], ConfigError | None]] = []
@@ -329,7 +329,7 @@ class Composer:
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:
-    """What determines a run: the groups of a composed configuration as plain data, without Hydra's and launchers'.
+    """Return the groups of a composed configuration that determine a run, as plain data.
 
     Raises:
         ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
@@ -342,7 +342,7 @@ def run_config(config: DictConfig) -> dict[str, Any]:
 
 
 def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """OmegaConf's tree as dicts and lists.
+    """Return OmegaConf's tree as dicts and lists.
 
     Raises:
         ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
@@ -357,7 +357,7 @@ def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
 
 
 def _combinations(chosen: Sequence[Override]) -> Iterator[list[str]]:
-    """Every combination of the choices of groups, as overrides."""
+    """Yield every combination of the choices of groups, as overrides."""
     axes = []
     for override in chosen:
         swept = override.is_sweep_override()

@@ -1,4 +1,4 @@
-"""The jobs of a sweep, counted before any of them is listed."""
+"""The number of jobs of a sweep, checked before they are listed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 from kvbench.cli.overrides import text
 from kvbench.errors import ConfigError
 
-#: most jobs of a sweep, unless the environment variable of this name says otherwise
+#: most jobs of a sweep; the environment variable raises it
 MAX_JOBS = 10_000
 MAX_JOBS_NAME = "KVBENCH_MAX_JOBS"
 
 
 def limit(name: str, default: int) -> int:
-    """The limit that the environment variable `name` gives, or `default`.
+    """Return the limit in the environment variable `name`, or `default`.
 
     Raises:
-        ConfigError: it is no whole number from 1 on.
+        ConfigError: it is not a whole number above 0.
     """
     text = os.environ.get(name, "").strip()
     if not text:
@@ -91,7 +91,7 @@ def _count(override: Override, groups: Collection[str]) -> int:
 
 
 def _check_twice(override: Override) -> None:
-    """Raise ConfigError for a value that stands twice in one list: its run would be one, its rows two."""
+    """Raise ConfigError for a value that a list names twice: one run would have two rows."""
     sweep = override.value()
     if not isinstance(sweep, ChoiceSweep):
         return

@@ -1,4 +1,4 @@
-"""The folder of ``--config-dir``: its files are read and refused in words before Hydra composes them."""
+"""The folder of ``--config-dir``, checked before Hydra composes its files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kvbench.cli.expand import limit
 from kvbench.errors import ConfigError, cut
 from kvbench.util.confdir import groups, options
 
-#: most values in one file, aliases counted wherever they stand; the environment variable raises it
+#: most values in one file, aliases counted at each use; the environment variable raises it
 MAX_VALUES = 5_000
 MAX_VALUES_NAME = "KVBENCH_MAX_YAML_VALUES"
 #: most groups within groups
 MAX_DEPTH = 32
-#: most bytes of one file for each value that it may have
+#: most bytes of a file per value that it may have
 BYTES_A_VALUE = 40
 
 OPTION = "--config-dir"
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder without choices, or with a file that cannot be one.
+    """Check a folder of choices.
 
     Raises:
-        ConfigError: it is no folder, holds no group's folder, or a file in it is damaged, too large, named as a choice
-            of kvbench or writes into other groups than its own.
+        ConfigError: it is not a folder, holds no group's folder, or a file in it is damaged, too large, named like one
+            of kvbench's choices, or sets other groups than its own.
     """
     try:
         is_folder = folder.is_dir()
@@ -57,7 +57,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path, group: str) -> None:
-    """Refuse one choice of `group` that is damaged, too large, or changes more than its group.
+    """Check the file of one choice of `group`.
 
     Raises:
         ConfigError: as :func:`check_folder`.
@@ -94,7 +94,7 @@ def check_file(path: Path, group: str) -> None:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, path: Path) -> int:
-    """Values of a YAML tree; an alias counts as what it stands for."""
+    """Return the number of values in a YAML tree; an alias counts as what it stands for."""
     if id(node) in above:
         raise _refusal(path, "has an alias that stands for a group around it", "write the values out")
     if id(node) in sizes:
@@ -120,7 +120,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
 
 
 def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a choice would change other groups than its own (presets of experiment/ may)."""
+    """Raise ConfigError if a choice would set other groups than its own (presets of experiment/ may)."""
     if group == "experiment":
         return
     package = re.search(r"^#\s*@package\s+(\S+)", text, flags=re.MULTILINE)

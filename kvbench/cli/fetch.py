@@ -1,7 +1,7 @@
-"""``python -m kvbench.fetch dataset=longbench model=llama2-7b``: what a run will need, for a machine without network.
+"""``python -m kvbench.fetch dataset=longbench model=llama2-7b``: downloads for a machine without network.
 
-Takes the same choices as ``python -m kvbench`` (lists too) and downloads into the hub's cache, with progress bars; what
-was interrupted goes on where it was. Copy the cache (``HF_HOME``) to the machine without network.
+Takes the same choices as ``python -m kvbench`` (lists too) and downloads into the hub's cache, with progress bars; an
+interrupted download is resumed. Copy the cache (``HF_HOME``) to the machine without network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kvbench.tasks import data
 from kvbench.util.confdir import conf_dir, options
 from kvbench.util.schema import build
 
-#: what to do where the hub does not answer the one who fetches
+#: remedy where the hub does not answer
 REMEDY = (
     "this command needs the hub: give it network (and no HF_HUB_OFFLINE), or run it on a machine that has it and copy "
     "that machine's HF_HOME here; a copy of the files themselves is read by dataset.path=FILE_OR_FOLDER"
 )
 
-#: files of a model that loading reads
+#: patterns of the files that loading a model reads
 MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch what the overrides name; returns the exit status."""
+    """Fetch what the overrides name and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
         print(__doc__)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for options, and for a command line that names nothing to fetch."""
+    """Raise ConfigError for an option, or a command line that names nothing to fetch."""
     for text in arguments:
         if text.startswith("-"):
             raise ConfigError(text, None, "no such option: lists are swept without one", hint="dataset=NAME,NAME")
@@ -72,12 +72,12 @@ def _check(arguments: Sequence[str]) -> None:
 
 
 def named(overrides: Sequence[str]) -> set[str]:
-    """Groups that the command line names: nothing else is fetched."""
+    """Return the groups that the command line names: nothing else is fetched."""
     return {text.partition("=")[0].partition(".")[0] for text in overrides} & {"dataset", "model", "method"}
 
 
 def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The configuration of each combination of choices.
+    """Yield the configuration of each combination of choices.
 
     Raises:
         ConfigError: a wrong choice, key or value.
@@ -90,11 +90,11 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
-    """Fetch the named groups of one configuration; yields a line about each.
+    """Fetch the named groups of one configuration and yield a line about each.
 
     Raises:
-        DataError: a data set cannot be had.
-        ModelError: weights cannot be had.
+        DataError: a data set is unavailable.
+        ModelError: weights are unavailable.
     """
     if "dataset" in groups:
         yield from fetch_dataset(config["dataset"])
@@ -106,7 +106,7 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
-    """The files of a data set, and its checksum once all are here."""
+    """Fetch the files of a data set and yield a line about each, then its checksum."""
     task = tasks.load(config)
     name = config.get("name")
     if config.get("path") is not None:
@@ -125,7 +125,7 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fetch_model(model: ModelConfig) -> str:
-    """Weights and tokenizer of a model."""
+    """Fetch weights and tokenizer of a model and return a line about them."""
     source = locate(model)
     if source.name is None or source.local:
         return f"model {model.name}: {'random weights' if source.name is None else 'already here'}"
@@ -139,17 +139,17 @@ def fetch_model(model: ModelConfig) -> str:
 
 
 def encoders(method: Mapping[str, Any]) -> list[str]:
-    """Encoders that a method, or the method of its draft (QuantSpec), reads prompts with."""
-    found = [method.get("encoder")]
+    """Return the encoders that a method, or the method of its draft (QuantSpec), reads prompts with."""
+    names = [method.get("encoder")]
     draft = options("method").get(str(method.get("draft")))
     if draft is not None and method.get("gamma"):
-        told = method.get("draft_options") or {}
-        found.append(told.get("encoder", yaml.safe_load(draft.read_text(encoding="utf-8")).get("encoder")))
-    return [str(name) for name in found if name]
+        changed = method.get("draft_options") or {}
+        names.append(changed.get("encoder", yaml.safe_load(draft.read_text(encoding="utf-8")).get("encoder")))
+    return [str(name) for name in names if name]
 
 
 def fetch_encoder(name: str) -> str:
-    """Weights of Cocktail's encoder."""
+    """Fetch the weights of an encoder and return a line about them."""
     from kvbench.retrieval.encoders import HUB, hub_answers
 
     if name in ("bm25", "openai"):
@@ -168,5 +168,5 @@ def _snapshot(hub_id: str, revision: str | None, what: str) -> str:
         patterns = [*MODEL_FILES, *(["*.bin"] if what.startswith("encoder") else [])]
         return str(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except OSError as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{what}: {hub_id} cannot be fetched: {said}") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{what}: {hub_id} cannot be fetched: {reason}") from error

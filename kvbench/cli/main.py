@@ -1,4 +1,4 @@
-"""What ``python -m kvbench`` does: check the command line, hand it to Hydra's launcher, print one table."""
+"""The command ``python -m kvbench``: check the command line, hand it to Hydra's launcher, print one table."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ _outcomes: list[dict[str, Any]] = []
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line `argv` (without the program's name); returns the exit status.
+    """Run the command line `argv` (without the program's name) and return the exit status.
 
-    Nothing is raised for what a user can mend: the message goes to standard error.
+    Errors that a user can mend are printed to standard error, not raised.
     """
     try:
         if launch.rank() > 0:  # one of several processes: rank 0 speaks for all
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_launcher(overrides: Sequence[str]) -> None:
-    """Raise ConfigError where jobs would go to a SLURM that is not there: submitit itself says it as a traceback."""
+    """Raise ConfigError if jobs are for SLURM and this machine has none: submitit would raise a traceback."""
     if "launcher=submitit" in overrides and shutil.which("srun") is None:
         raise ConfigError(
             "launcher",
@@ -89,7 +89,7 @@ def _check_launcher(overrides: Sequence[str]) -> None:
 
 
 def _left(status: int) -> int:
-    """Let the other processes of a tensor-parallel run go; where one of them was lost, end here and now."""
+    """Leave the team of a tensor-parallel run; if a rank was lost, end this process at once."""
     if launch.launched() and "kvbench.parallel.team" in sys.modules:
         from kvbench.parallel.team import current, leave
 
@@ -103,7 +103,7 @@ def _left(status: int) -> int:
 
 
 def _check_place() -> None:
-    """Raise ConfigError where the current folder is gone: every path of a run is relative to it."""
+    """Raise ConfigError if the current folder is gone: every path of a run is relative to it."""
     try:
         os.getcwd()
     except OSError as error:
@@ -161,7 +161,7 @@ def _main(argv: list[str]) -> int:
 
 
 def run_job(config: DictConfig) -> str:
-    """One job of Hydra's: returns its status (``ok``, ``oom``, ``error``) and never raises but for an interruption."""
+    """Run one of Hydra's jobs and return its status (``ok``, ``oom``, ``error``); raise only if interrupted."""
     job = HydraConfig.get()
     multirun = job.mode == RunMode.MULTIRUN
     number = int(job.job.num) if multirun else 0
@@ -202,7 +202,7 @@ def _composed(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, A
 
 
 def _run(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """Run one job (:func:`_composed` has its arguments); what goes wrong becomes the outcome's message."""
+    """Run one job (for the arguments see :func:`_composed`); errors become the outcome's message."""
     import traceback
 
     began, plain = time.time(), None
@@ -235,7 +235,7 @@ def _failed(job: Any, plain: dict[str, Any] | None, message: str, exit_code: int
 
 
 def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
-    """Whether a run's samples were all there at the time `began`."""
+    """Return True if all samples of a run were stored before the time `began`."""
     try:
         return os.stat(Path(metrics["run_dir"]) / "samples.jsonl").st_mtime < began
     except (KeyError, OSError):
@@ -243,7 +243,7 @@ def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
 
 
 def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None) -> int:
-    """The table over all jobs, one line per job that failed, and the exit status."""
+    """Print the table of all jobs and a line per failed job; return the exit status."""
     from kvbench.results import ranking, tables
     from kvbench.results.store import DONE
 
@@ -271,7 +271,7 @@ def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None
 
 
 def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
-    """How many jobs ended in which way, and how many of the good ones had nothing left to do."""
+    """Return a line with the number of jobs by status, and of those that had nothing left to do."""
     from kvbench.results.store import STATUSES
 
     ended = Counter(outcome["status"] for outcome in done)
@@ -286,11 +286,11 @@ def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
 
 def _hydra(argv: Sequence[str]) -> int:
     """Let Hydra parse, compose and launch; it reads ``sys.argv``."""
-    kept = sys.argv
-    sys.argv = [kept[0], *argv]
+    original = sys.argv
+    sys.argv = [original[0], *argv]
     try:
         with help_as_text():
             hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(run_job)()
     finally:
-        sys.argv = kept
+        sys.argv = original
     return 0

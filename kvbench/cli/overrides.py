@@ -1,4 +1,4 @@
-"""Rules for single overrides, as Hydra parses them: what it would let pass, and its refusals in our form."""
+"""Rules for single overrides that Hydra does not have, and Hydra's own refusals in our form."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ LONGEST_NUMBER = 300
 
 
 def is_hydras(override: Override) -> bool:
-    """Whether the override is for Hydra itself (``hydra.launcher.n_jobs=2``)."""
+    """Return True if the override is for Hydra itself (``hydra.launcher.n_jobs=2``)."""
     return override.key_or_group.startswith(("hydra.", "hydra/"))
 
 
 def value(override: Override) -> str:
-    """An override's value as it was typed."""
+    """Return an override's value as it was typed."""
     if override.is_sweep_override():
         return text(override)
     return "" if override.is_delete() and override.value() is None else override.get_value_element_as_str()
 
 
 def text(override: Override) -> str:
-    """All that was typed behind the ``=``."""
+    """Return everything that was typed after the ``=``."""
     return (override.input_line or "").partition("=")[2]
 
 
 def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> None:
-    """Raise ConfigError for an override of Hydra's own settings that would do nothing or break what kvbench promises.
+    """Raise ConfigError for an override of Hydra's own settings, except for two.
 
-    Two have an effect: ``hydra.sweep.dir``, the folder of a sweep's record, and ``hydra.launcher.KEY`` of the launchers
-    that send jobs elsewhere.
+    The others would do nothing or break kvbench's record of a run. Allowed are ``hydra.sweep.dir``, the folder of a
+    sweep's record, and ``hydra.launcher.KEY`` of the launchers that send jobs elsewhere.
     """
     key, typed = override.key_or_group, override.input_line or ""
     launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
@@ -74,7 +74,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
 
 
 def check_number(override: Override) -> None:
-    """Raise ConfigError for a number that is too small or too large to be told from 0 or infinity (``1e-400``)."""
+    """Raise ConfigError for a number that a float would round to 0 or infinity (``1e-400``)."""
     for word in text(override).strip("[]()").replace("choice(", "").split(","):
         typed = word.strip()
         if not re.fullmatch(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", typed):
@@ -88,7 +88,7 @@ def check_number(override: Override) -> None:
 
 
 def check_repeats(overrides: Sequence[Override]) -> None:
-    """Raise ConfigError for a key that is given twice: Hydra lets the last one win in silence."""
+    """Raise ConfigError for a key that is given twice: Hydra silently takes the last one."""
     seen: dict[str, Override] = {}
     for override in overrides:
         key = override.key_or_group
@@ -99,7 +99,7 @@ def check_repeats(overrides: Sequence[Override]) -> None:
 
 
 def refuse_marks(text: str, override: Override) -> None:
-    """Raise ConfigError for ``+``, ``~`` and ``@package``: a configuration's keys are fixed, each in its place."""
+    """Raise ConfigError for ``+``, ``~`` and ``@package``: the keys of a configuration and their places are fixed."""
     key = override.key_or_group
     if is_hydras(override):
         return
@@ -114,9 +114,9 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Overrides of a sweep over choices, each plain key as a sweep over its one value.
+    """Return the overrides of a sweep over choices, with each plain key as a sweep over its one value.
 
-    Hydra composes a sweep's own configuration first, from what is not swept: with ``dataset=a,b dataset.path=X`` from
+    Hydra first composes a sweep's own configuration from what is not swept: with ``dataset=a,b dataset.path=X`` from
     the default data set and its `path`, which it need not have. As a sweep the key goes to the jobs alone.
     """
     parser = OverridesParser.create()
@@ -132,13 +132,13 @@ def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
 
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
-    """Hydra's own refusal in our form."""
-    said = cut(first_line(error))
+    """Return Hydra's own refusal in our form."""
+    problem = cut(first_line(error))
     hint = "this launcher is a plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
-    return ConfigError(" ".join(texts) or "configuration", None, said, hint=hint)
+    return ConfigError(" ".join(texts) or "configuration", None, problem, hint=hint)
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error's message, without its full stop."""
+    """Return the first line of an error's message, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

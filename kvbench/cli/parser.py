@@ -1,4 +1,4 @@
-"""Hydra's parser of flags, on every Python."""
+"""Hydra's parser of flags, made to work on every supported Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydra._internal.utils import get_args_parser
 
 @contextmanager
 def help_as_text() -> Iterator[None]:
-    """Let Hydra make its parser inside.
+    """Let Hydra make its parser inside the block.
 
     Python 3.14 looks into each flag's help when it is added, and that of Hydra 1.3's ``--shell-completion`` is an
     object that only prints itself: there it gets a text instead.

@@ -1,4 +1,4 @@
-"""A sweep's record: one file per job, so that a summary can be made whichever process ran the jobs; and its table."""
+"""A sweep's record: one file per job, whichever process ran it, and the table of all."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kvbench.errors import KvbenchError
 from kvbench.results import shape
 from kvbench.util import atomic
 
-#: sweeps are kept here, beside the runs
+#: folder of the sweeps
 SWEEPS = Path("results/sweeps")
-#: which sweep a job is of; workers of a launcher inherit it
+#: environment variable that names a job's sweep; workers of a launcher inherit it
 TOKEN = "KVBENCH_SWEEP_TOKEN"
 
 
 def new_folder() -> Path:
-    """Make a folder for one sweep, named for the time; two sweeps of one second have one each.
+    """Make and return a folder for one sweep, named after the time; two sweeps of one second get one each.
 
     Raises:
         KvbenchError: it cannot be made.
@@ -42,36 +42,36 @@ def new_folder() -> Path:
 
 
 def begin() -> None:
-    """Name this sweep, so that records of another one in the same folder are not taken for its own."""
+    """Give this sweep a name, which tells its records from another sweep's in the same folder."""
     os.environ[TOKEN] = uuid.uuid4().hex
 
 
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
-    """Keep what became of job `number`: ``status``, ``overrides``, and ``metrics`` or ``message``."""
+    """Write the outcome of job `number`: ``status``, ``overrides``, and ``metrics`` or ``message``."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
     atomic.write(folder / f"job-{number:04d}.json", text.encode())
 
 
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-    """What became of the jobs, in their order; files of another sweep, and what is no record, are said and skipped.
+    """Return the outcomes of the jobs in order; report and skip files of another sweep and files that are no record.
 
     Args:
-        folder: of the sweep.
-        say: takes one line for the user.
+        folder: folder of the sweep.
+        say: receives a line for the user.
     """
-    found = []
+    records = []
     for path in sorted(folder.glob("job-*.json")):
         outcome, problem = _read(path)
         if problem:
             say(f"{path}: {problem}; skipped")
         else:
-            found.append(outcome)
-    return sorted(found, key=lambda outcome: int(outcome["number"]))
+            records.append(outcome)
+    return sorted(records, key=lambda outcome: int(outcome["number"]))
 
 
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
-    """Write the sweep's table into its folder, for people and for programs; returns the first. Raises OSError."""
+    """Write the sweep's table into its folder as Markdown and CSV and return the former; raise OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "table.csv", csv.encode())
     atomic.write(folder / "table.md", markdown.encode())
@@ -79,7 +79,7 @@ def keep_table(folder: Path, markdown: str, csv: str) -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """A record, or what is wrong with it."""
+    """Return a record and an empty string, or the problem with it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -92,7 +92,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     sweep, metrics = content.get("sweep"), content.get("metrics")
     if sweep is not None:
         return content, "" if sweep == os.environ.get(TOKEN) else "is of another sweep"
-    if metrics is not None:  # of a worker that did not inherit the name, or of nobody known
+    if metrics is not None:  # of a worker that did not inherit the name, or of unknown origin
         unmeasured = {"attention": {"reads_packed": None, "path": None}, "timings": {}}
         problem = shape.problem({**unmeasured, **metrics} if isinstance(metrics, Mapping) else metrics)
         return content, f"is no record of a job ({problem})" if problem else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvbench.util.confdir import groups, options, summary
 
-#: order of the groups in the help, the ones a person sets first before the rest
+#: order of the groups in the help, the most used first
 ORDER = ("method", "quantizer", "model", "dataset", "experiment", "runtime", "logger", "launcher")
 
 HEAD = """\
@@ -57,10 +57,10 @@ Exit status: 0 all runs ok, 1 one failed or ran out of memory, 2 the command lin
 
 
 def help_text(extra: Path | None = None) -> str:
-    """The whole help; `extra` is the folder of ``--config-dir``."""
-    found = groups()
+    """Return the whole help; `extra` is the folder of ``--config-dir``."""
+    known = groups()
     parts = [HEAD]
-    for group in (*(g for g in ORDER if g in found), *(g for g in found if g not in ORDER)):
+    for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):
         choices = options(group, extra)
         width = max(len(choice) for choice in choices)
         lines = [f"  {group}={choice.ljust(width)}  {summary(path)}".rstrip() for choice, path in choices.items()]

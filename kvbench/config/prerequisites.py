@@ -1,7 +1,7 @@
-"""What a configuration needs of the machine that it runs on: packages, a GPU, files. Looks, and imports nothing heavy.
+"""Requirements of a configuration: packages, a GPU, files; checked without heavy imports.
 
-A run asks before it touches data or a model, the command line before it starts anything. A launcher that sends jobs to
-other machines (submitit) leaves the GPU to them.
+A run checks them before it touches data or a model, the command line before it starts any job. If a launcher sends the
+jobs to other machines (submitit), the GPU is checked there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kvbench.util.requirements import Package, check_packages, exists, has_gpu
 if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
 
-#: launchers that are plugins, and those that run their jobs on other machines
+#: launchers that are plugins of Hydra, by their modules; and launchers whose jobs run on other machines
 PLUGINS = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
 REMOTE = ("submitit",)
 
 
 def check_launcher(name: str, multirun: bool) -> None:
-    """Raise ConfigError for a launcher that is not installed, or has no sweep to launch."""
+    """Raise ConfigError if a launcher is not installed, or the command line is not a sweep."""
     if name not in PLUGINS:
         return
     package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
@@ -32,10 +32,10 @@ def check_launcher(name: str, multirun: bool) -> None:
 
 
 def check_here(checked: RunConfig, launcher: str = "local") -> None:
-    """Refuse what the configuration alone tells cannot run on this machine.
+    """Check that this machine has what the configuration needs.
 
     Raises:
-        ConfigError: a package, a GPU or the folder of the data is missing.
+        ConfigError: a package, a GPU, the weights or the data are missing.
     """
     for part in (checked.model, checked.method, checked.logger):
         check_packages(getattr(part, "packages", tuple)())
@@ -47,7 +47,7 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
 
 
 def check_path(path: Any) -> None:
-    """Raise ConfigError where ``dataset.path`` names nothing."""
+    """Raise ConfigError if ``dataset.path`` does not name a file or folder."""
     if not isinstance(path, str):
         return
     hint = "dataset.path=FILE_OR_FOLDER, or dataset.path=null for the hub's files"
@@ -60,7 +60,7 @@ def check_path(path: Any) -> None:
 
 
 def check_weights(checked: RunConfig) -> None:
-    """Raise ConfigError for a folder without weights, where they are to be read."""
+    """Raise ConfigError if weights are to be read from a folder that has none."""
     folder = checked.model.folder()
     if folder is None or checked.model.weights == "random":
         return

@@ -1,4 +1,4 @@
-"""The schema of a run's configuration: one dataclass per group, and what must hold between the groups.
+"""The schema of a run's configuration: one dataclass per group, and the constraints between groups.
 
 :func:`check` takes the composed configuration as plain data and refuses a wrong key, value or combination with the
 key, the value, what is allowed and the nearest right name. It imports neither torch nor transformers, so that an answer
@@ -34,13 +34,13 @@ COLDEST = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """How answers are generated; part of the run's identity.
+    """The generation of answers; part of the run's identity.
 
     Args:
         max_new_tokens: limit for every task; None: each task's own.
         temperature: 0 is greedy; above, tokens are drawn with ``runtime.seed``.
         top_p: nucleus of the probability mass that is drawn from; 1.0: all of it.
-        stop: strings that end an answer, beside the task's own.
+        stop: strings that end an answer, in addition to the task's own.
     """
 
     max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
@@ -49,7 +49,7 @@ class DecodingConfig:
     stop: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError for settings that could have no effect."""
+        """Raise ConfigError for settings without an effect."""
         if 0.0 < self.temperature < COLDEST:
             raise ConfigError(
                 "decoding.temperature",
@@ -71,7 +71,7 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    """Where and how a run is computed; outside the run's identity but for `seed`.
+    """Device and execution of a run; outside the run's identity, except for `seed`.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
@@ -114,7 +114,7 @@ class RuntimeConfig:
     results_dir: str = "results/runs"
 
     def check(self) -> None:
-        """Raise ConfigError for an unknown device, a device map that has nothing to spread over, an unusable folder."""
+        """Raise ConfigError for an unknown device, a device map over one device, or an unusable folder."""
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise ConfigError(
                 "runtime.device", self.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
@@ -130,7 +130,7 @@ class RuntimeConfig:
         check_writable(self.results_dir, "runtime.results_dir")
 
     def _check_processes(self) -> None:
-        """Raise ConfigError where torchrun and `tensor_parallel` do not go together."""
+        """Raise ConfigError if torchrun and `tensor_parallel` do not fit together."""
         key, value, start = (
             "runtime.tensor_parallel",
             self.tensor_parallel,
@@ -178,7 +178,7 @@ class CsvLogger:
     path: str = "results/runs.csv"
 
     def check(self) -> None:
-        """Raise ConfigError where the file cannot be written."""
+        """Raise ConfigError if the file cannot be written."""
         if not self.path.strip():
             raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
         check_writable(self.path, "logger.path", file=True)
@@ -201,7 +201,7 @@ class WandbLogger:
     Args:
         project, entity, group, tags: as wandb.init takes them.
         mode: ``auto`` is online where there is a key, else offline.
-        dir: the folder in which wandb makes its own.
+        dir: folder in which wandb makes its own.
     """
 
     name: Literal["wandb"]
@@ -213,11 +213,11 @@ class WandbLogger:
     dir: str = "results"
 
     def packages(self) -> tuple[Package, ...]:
-        """Its own."""
+        """Return the package wandb."""
         return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
 
     def check(self) -> None:
-        """Raise ConfigError where the folder cannot be written, or the project's name is empty."""
+        """Raise ConfigError if the folder cannot be written, or the project's name is empty."""
         if not self.project:
             raise ConfigError("logger.project", "''", "must not be empty", hint="logger.project=kvbench")
         check_writable(self.dir, "logger.dir")
@@ -229,7 +229,7 @@ LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wand
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole configuration, typed.
+    """A whole configuration as typed data.
 
     Args:
         method: the method's own dataclass, with its quantizer.
@@ -247,7 +247,7 @@ class RunConfig:
 
 
 def check(config: Mapping[str, Any]) -> RunConfig:
-    """The typed form of a composed configuration (plain data), with everything in it checked.
+    """Check a composed configuration (plain data) and return its typed form.
 
     Raises:
         ConfigError: the first wrong key, value or combination.
@@ -274,7 +274,7 @@ def check(config: Mapping[str, Any]) -> RunConfig:
 
 
 def check_writable(folder: str, key: str, file: bool = False) -> None:
-    """Raise ConfigError when `folder` cannot be made or written to (it need not exist); or the folder of a file."""
+    """Raise ConfigError if `folder`, or the folder of a file, cannot be made or written to; it need not exist."""
     if "://" in folder:
         what = "file" if file else "folder"
         raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")
@@ -304,8 +304,8 @@ def check_writable(folder: str, key: str, file: bool = False) -> None:
             if len(os.fsencode(part)) > longest:
                 raise ConfigError(key, folder, f"has a name of more than {longest} bytes", hint="a shorter name")
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown user's ~
-        said = getattr(error, "strerror", None) or error
-        raise ConfigError(key, folder, f"cannot be a folder ({said})", hint="name another folder") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(key, folder, f"cannot be a folder ({reason})", hint="name another folder") from error
 
 
 def _logger(data: Mapping[str, Any]) -> AnyLogger:
@@ -321,14 +321,14 @@ def _logger(data: Mapping[str, Any]) -> AnyLogger:
 def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: ModelConfig) -> Any:
     from kvbench.methods.load import method_from_config
 
-    made = method_from_config(method, quantizer)
+    checked = method_from_config(method, quantizer)
     try:
-        made.check(head_dim=model.head_dim(), max_length=model.max_length)
-        made.check_reach(model.max_length)
+        checked.check(head_dim=model.head_dim(), max_length=model.max_length)
+        checked.check_reach(model.max_length)
     except KvbenchError:
         raise
     except Exception as error:
-        if type(made).__module__.startswith("kvbench."):
+        if type(checked).__module__.startswith("kvbench."):
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigError(
@@ -336,12 +336,12 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
             method.get("_target_"),
             f"its check() fails: {type(error).__name__}: {cut(str(error))}, in {last.filename} line {last.lineno}",
         ) from error
-    made.prepare(model)
-    return made
+    checked.prepare(model)
+    return checked
 
 
 def _combinations(checked: RunConfig) -> None:
-    """What must hold between the groups, whatever the data set."""
+    """Raise ConfigError for groups that do not fit together, whatever the data set."""
     model, decoding = checked.model, checked.decoding
     for key, new in (
         ("decoding.max_new_tokens", decoding.max_new_tokens),

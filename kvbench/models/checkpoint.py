@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say before torch is imported: its numbers, and whether they can be read at all.
+"""The files of a checkpoint, read without torch: sizes of the model, and damage.
 
 Everything here reads headers and small files, so that a damaged checkpoint is refused by the file's name before a
 weight is loaded. Sources: the safetensors format (eight bytes of length, a JSON header, the data), and the files that
@@ -56,7 +56,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 class DamagedFile(ModelError):
-    """A file of a checkpoint that cannot be read, or that says what cannot be."""
+    """A file of a checkpoint that cannot be read, or that holds impossible values."""
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:
         self.file, self.problem, self.hint = file, problem, hint
@@ -64,10 +64,10 @@ class DamagedFile(ModelError):
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object of a file.
+    """Return the JSON object of a file.
 
     Raises:
-        DamagedFile: it cannot be read, is no JSON, or holds something else.
+        DamagedFile: it cannot be read, is not JSON, or holds something else.
     """
     try:
         if file.stat().st_size > JSON_LIMIT:
@@ -83,10 +83,10 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's ``config.json``; a model with other parts beside its text is read as its ``text_config``.
+    """Return a checkpoint's ``config.json``; of a multimodal model with the ``text_config`` on top.
 
     Raises:
-        DamagedFile: it cannot be read, or a number in it cannot be.
+        DamagedFile: it cannot be read, or holds an impossible size.
     """
     file = folder / "config.json"
     data = read_object(file)
@@ -97,7 +97,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile for a size that is no whole number, not positive, or beyond all reason."""
+    """Raise DamagedFile for a size that is not a whole number, not positive, or implausibly large."""
     for name, most in LIMITS.items():
         value = numbers.get(name)
         if value is None or isinstance(value, list):  # a list: one number for each layer, as few architectures have it
@@ -139,7 +139,7 @@ def context(folder: Path) -> int | None:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether the tokenizer's files bring a chat template along."""
+    """Return True if the tokenizer's files contain a chat template."""
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     file = folder / "tokenizer_config.json"
@@ -147,11 +147,11 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Look at every file that loading will read, headers and small files only.
+    """Check the small files and the headers of all files that loading will read.
 
     Raises:
-        DamagedFile: one that cannot be read; an index that names files that are not there; weights of another number
-            of layers than ``config.json`` says.
+        DamagedFile: a file cannot be read, the index names missing files, or the weights have fewer layers than
+            ``config.json`` says.
     """
     for name in OBJECTS:
         if (folder / name).is_dir():
@@ -169,23 +169,23 @@ def check_files(folder: Path) -> None:
 
 
 def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile for tokens that end an answer and that the model does not have."""
-    ends, words = generation.get("eos_token_id"), numbers.get("vocab_size")
-    for each in ends if isinstance(ends, list) else [ends]:
-        if each is None:
+    """Raise DamagedFile for end-of-sequence tokens outside the vocabulary."""
+    ends, vocabulary = generation.get("eos_token_id"), numbers.get("vocab_size")
+    for token in ends if isinstance(ends, list) else [ends]:
+        if token is None:
             continue
-        if isinstance(each, bool) or not isinstance(each, int) or not 0 <= each < (words or math.inf):
-            beside = f" of vocab_size={words}" if words else ""
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (vocabulary or math.inf):
+            limit = f" of vocab_size={vocabulary}" if vocabulary else ""
             raise DamagedFile(
-                file, f"says eos_token_id={str(ends)[:60]}, which is no token{beside}", "the file of this model"
+                file, f"says eos_token_id={str(ends)[:60]}, which is no token{limit}", "the file of this model"
             )
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """The files that weights will be read from: one, or those that the index names.
+    """Yield the files that weights will be read from: one, or those that the index names.
 
     Raises:
-        DamagedFile: the index cannot be read, or names files that are not there.
+        DamagedFile: the index cannot be read, or names missing files.
     """
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
@@ -212,7 +212,7 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Names of the tensors of a safetensors file, from its header.
+    """Return the names of a safetensors file's tensors, from its header.
 
     Raises:
         DamagedFile: the header cannot be read, or does not cover the file.
@@ -235,11 +235,11 @@ def tensor_names(file: Path) -> list[str]:
     end = 0
     for name, entry in tensors.items():
         place = entry.get("data_offsets") if isinstance(entry, dict) else None
-        if not (isinstance(place, list) and len(place) == 2 and all(isinstance(each, int) for each in place)):
+        if not (isinstance(place, list) and len(place) == 2 and all(isinstance(offset, int) for offset in place)):
             raise DamagedFile(file, f"does not say in its header where {name} is")
         end = max(end, place[1])
         bits, shape = BITS.get(str(entry.get("dtype"))), entry.get("shape")
-        if bits and isinstance(shape, list) and all(isinstance(each, int) for each in shape):
+        if bits and isinstance(shape, list) and all(isinstance(length, int) for length in shape):
             wanted = bits * math.prod(shape) // 8
             if wanted != place[1] - place[0]:
                 given = place[1] - place[0]
@@ -251,7 +251,7 @@ def tensor_names(file: Path) -> list[str]:
 
 
 def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> None:
-    """Raise DamagedFile where the weights have fewer layers than ``config.json``: the others would be random."""
+    """Raise DamagedFile if the weights have fewer layers than ``config.json``: the others would be random."""
     count = numbers.get("num_hidden_layers")
     stored = {number for name in names if (number := layer_of(name)) is not None and "vision" not in name}
     if isinstance(count, int) and stored and max(stored) + 1 < count:
@@ -264,23 +264,23 @@ def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> 
 
 
 def layer_of(name: str) -> int | None:
-    """Number of the layer that a tensor belongs to, by its name; None outside of layers."""
-    found = _LAYER.search(name)
-    return None if found is None else int(found[1])
+    """Return the layer that a tensor belongs to, by its name; None outside of layers."""
+    match = _LAYER.search(name)
+    return None if match is None else int(match[1])
 
 
 def snapshot(hub_id: str, revision: str | None = None) -> Path | None:
-    """The folder of the hub's cache on this machine that has the ``config.json`` of a repository, or None."""
+    """Return the folder of the hub's cache that holds a repository's ``config.json``, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(hub_id, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, (str, os.PathLike)) else None
+    config = try_to_load_from_cache(hub_id, "config.json", revision=revision)
+    return Path(config).parent if isinstance(config, (str, os.PathLike)) else None
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line, without its full stop; its kind where it says nothing."""
-    said = str(error).strip().splitlines()
-    return said[0].rstrip(".")[:300] if said else type(error).__name__
+    """Return an error's first line without its full stop, or its type if the message is empty."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".")[:300] if lines else type(error).__name__
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where a model lies: one device, several of this process, or one of each process of a team."""
+"""Devices of a model: one, several of this process, or one for each process of a team."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """What loading needs of the configuration's `runtime` group (`kvbench.config.run_config.RuntimeConfig` has it)."""
+    """Fields of the `runtime` group that loading reads (of `kvbench.config.run_config.RuntimeConfig`)."""
 
     @property
     def device(self) -> str: ...
@@ -26,7 +26,7 @@ class Runtime(Protocol):
 
 
 def joined(runtime: Runtime) -> Team | None:
-    """The processes that share the model, or None where this one has it alone.
+    """Return the team of processes that share the model; None if this process holds all of it.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.
@@ -39,7 +39,7 @@ def joined(runtime: Runtime) -> Team | None:
 
 
 def homes(runtime: Runtime) -> list[torch.device]:
-    """The devices of this process that the model lies on; inputs go to the first.
+    """Return this process's devices for the model; inputs go to the first.
 
     Raises:
         ConfigError: this machine has no such device; ``device_map`` without a GPU.
@@ -63,7 +63,7 @@ def homes(runtime: Runtime) -> list[torch.device]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that ``runtime.device`` names; ``auto`` is the first CUDA device, else the CPU.
+    """Return the device that ``runtime.device`` names; ``auto`` is the first CUDA device, else the CPU.
 
     Raises:
         ConfigError: this machine has no such device.
@@ -75,8 +75,8 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cuda", 0) if count else torch.device("cpu")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
-        found = [f"cuda:{index}" for index in range(count)]
-        raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu", *found])
+        devices = [f"cuda:{index}" for index in range(count)]
+        raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu", *devices])
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("runtime.device", name, "does not exist on this machine", allowed=["auto", "cpu"])
     return torch.device("cuda", 0) if name == "cuda" else device

@@ -1,4 +1,4 @@
-"""Four-bit weights for a draft, made on the fly by rounding to nearest, beside the exact ones.
+"""Four-bit weights for a draft, rounded to nearest on the fly and kept next to the exact ones.
 
 QuantSpec drafts with 4-bit weights and verifies with the exact ones, so both stay resident (Tiwari et al. 2025, sec. 4;
 the authors' code has them in the feed-forward layers only). The product is torch's own ``_weight_int4pack_mm``: no
@@ -25,7 +25,7 @@ INNER_K_TILES = (8, 4, 2)
 
 
 class Int4Linear(nn.Module):
-    """A linear layer with weights of 4 bits.
+    """A linear layer with 4-bit weights.
 
     Args:
         linear: its weights ``[out, in]`` are rounded to nearest; its bias is shared.
@@ -62,7 +62,7 @@ class Int4Linear(nn.Module):
         return torch.ops.aten._convert_weight_to_int4pack(nibbles, tiles)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., in]`` to ``[..., out]`` in the dtype of `x`."""
+        """Return the product ``[..., out]`` for `x` ``[..., in]``, in the dtype of `x`."""
         product = torch.ops.aten._weight_int4pack_mm if self.on_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
         flat = x.reshape(-1, x.shape[-1]).to(self.dtype).contiguous()
         out = product(flat, self.packed, self.group, self.scales).to(x.dtype).view(*x.shape[:-1], -1)
@@ -70,14 +70,14 @@ class Int4Linear(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes and scales."""
+        """Bytes of the codes and scales."""
         return sum(t.numel() * t.element_size() for t in (self.packed, self.scales))
 
 
 def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes 0..15 (uint8 ``[out, in]``) and ``(scale, value of code 8)`` ``[in / group, out, 2]`` in `dtype`.
+    """Return codes 0..15 (uint8 ``[out, in]``) and ``(scale, value of code 8)`` ``[in / group, out, 2]`` in `dtype`.
 
-    The scale and the zero are rounded to `dtype` before the codes are made, so that the codes fit what decodes them.
+    Scale and zero are rounded to `dtype` before the codes are computed, so that codes and decoder agree.
     """
     grouped = weight.float().unflatten(-1, (-1, group))
     low, high = torch.aminmax(grouped, dim=-1)
@@ -88,7 +88,7 @@ def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 class DraftLinear(nn.Module):
-    """An exact linear layer and its 4-bit form; the switch of its model says which one runs."""
+    """An exact linear layer with its 4-bit form; the model's switch selects the one that runs."""
 
     def __init__(self, exact: nn.Linear, switch: Switch) -> None:
         super().__init__()
@@ -96,23 +96,23 @@ class DraftLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The exact weights (some models ask for their dtype)."""
+        """The exact weights (some models read their dtype)."""
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., in]`` to ``[..., out]``."""
+        """Return the product ``[..., out]`` for `x` ``[..., in]``."""
         return self.draft(x) if self.switch.on else self.exact(x)
 
 
 class Switch:
-    """Turns a model's 4-bit weights on for a draft."""
+    """The switch that turns a model's 4-bit weights on for a draft."""
 
     def __init__(self, which: Which) -> None:
         self.which, self.on = which, False
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Run the 4-bit weights inside."""
+        """Run with the 4-bit weights inside the block."""
         self.on = True
         try:
             yield
@@ -121,7 +121,7 @@ class Switch:
 
 
 def attach(model: nn.Module, which: Which) -> Switch:
-    """Give `model` 4-bit weights beside its own; where it has them already, their switch is returned.
+    """Add 4-bit weights to `model` and return their switch, or the switch of those that it has already.
 
     Args:
         model: causal language model with its decoder layers in ``model.model.layers``.
@@ -136,27 +136,27 @@ def attach(model: nn.Module, which: Which) -> Switch:
             return switch
         detach(model)
     switch = Switch(which)
-    found = [
+    linears = [
         (parent, name, child)
         for layer in decoder_layers(model)
         for path, parent in layer.named_modules()
         for name, child in parent.named_children()
         if isinstance(child, nn.Linear) and (which == "all" or ("attn" not in path and "attention" not in path))
     ]
-    if not found:
+    if not linears:
         raise ModelError(
             f"{type(model).__name__} has no linear layers in full precision to make 4-bit ones of; "
             "use method.draft_weights=same"
         )
-    made = [(parent, name, DraftLinear(child, switch)) for parent, name, child in found]
-    for parent, name, module in made:
+    drafts = [(parent, name, DraftLinear(child, switch)) for parent, name, child in linears]
+    for parent, name, module in drafts:
         setattr(parent, name, module)
     model._kvbench_int4 = switch  # type: ignore[assignment]
     return switch
 
 
 def detach(model: nn.Module) -> None:
-    """Take the 4-bit weights of :func:`attach` away again."""
+    """Remove the 4-bit weights that :func:`attach` added."""
     if getattr(model, "_kvbench_int4", None) is None:
         return
     for layer in decoder_layers(model):
@@ -168,12 +168,12 @@ def detach(model: nn.Module) -> None:
 
 
 def nbytes(model: nn.Module) -> int:
-    """Bytes of the 4-bit weights that a model carries."""
+    """Return the bytes of a model's 4-bit weights."""
     return sum(module.nbytes for module in model.modules() if isinstance(module, Int4Linear))
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The decoder layers of a causal language model."""
+    """Return the decoder layers of a causal language model."""
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(

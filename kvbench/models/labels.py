@@ -1,8 +1,8 @@
-"""A preset that is told to load another checkpoint: what then still holds of the preset, and what the checkpoint says.
+"""Presets that load another checkpoint: their names, contexts and chat templates.
 
-``model=llama2-7b model.path=DIR`` runs what lies in DIR, so the name, the context and the chat template are DIR's. A
-value that a person gives beside it wins. Where the checkpoint has the architecture that the preset describes, the
-preset's rules for it still hold (its prompt limit, its chat wrapper where both have one, its dtype).
+``model=llama2-7b model.path=DIR`` runs the checkpoint in DIR, so its name, context and chat template come from DIR.
+Values that a person sets win. If the checkpoint has the architecture that the preset describes, the preset's rules
+still hold: its prompt limit, its dtype, and its chat wrapper if both have one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.util.requirements import exists
 
 __all__ = ["is_repository", "labelled"]
 
-#: numbers by which a checkpoint is recognised as the preset's, where both give them
+#: dimensions by which a checkpoint is recognised as the preset's, where both give them
 SAME = (
     "model_type",
     "hidden_size",
@@ -30,13 +30,13 @@ SAME = (
     "num_key_value_heads",
     "vocab_size",
 )
-#: what a preset says about its own checkpoint alone
+#: keys of a preset that are about its own checkpoint alone
 ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None}
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{7})[0-9a-f]*$")
 
 
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """The `model` group with the name, context and chat of what will be loaded.
+    """Return the `model` group with the name, context and chat of the checkpoint that will be loaded.
 
     Args:
         model: the group as it was composed.
@@ -51,68 +51,68 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read, or does not say
             how long a text may be.
     """
-    made = dict(model)
-    own = {*given, *(key for key in made if made[key] != preset.get(key))}
-    if made.get("hub_id") != preset.get("hub_id") and "path" not in own:
-        made["path"] = None  # the preset's folder must not stand in place of the repository that was asked for
-    if isinstance(made.get("path"), str) and not made["path"].startswith(BUNDLED):
-        exists(made["path"], "model.path")
-    elsewhere = made.get("path") is not None and not _same_folder(made["path"], preset.get("path"))
-    repository = made.get("path") is None and made.get("hub_id") not in (None, preset.get("hub_id"))
+    group = dict(model)
+    own = {*given, *(key for key in group if group[key] != preset.get(key))}
+    if group.get("hub_id") != preset.get("hub_id") and "path" not in own:
+        group["path"] = None  # the preset's folder must not stand in place of the repository that was asked for
+    if isinstance(group.get("path"), str) and not group["path"].startswith(BUNDLED):
+        exists(group["path"], "model.path")
+    elsewhere = group.get("path") is not None and not _same_folder(group["path"], preset.get("path"))
+    repository = group.get("path") is None and group.get("hub_id") not in (None, preset.get("hub_id"))
     if not elsewhere and not repository:
         return dict(model)
     if elsewhere and "hub_id" not in own:
-        made["hub_id"] = None
+        group["hub_id"] = None
     if "name" not in own:
-        made["name"] = _folder_name(made["path"]) if elsewhere else str(made["hub_id"])
+        group["name"] = _folder_name(group["path"]) if elsewhere else str(group["hub_id"])
     for key, value in ABOUT.items():
         if key not in own:
-            made[key] = value
-    folder = _folder(made)
-    random = made.get("weights") == "random"
-    if folder is None and repository and random and is_repository(str(made["hub_id"])):
+            group[key] = value
+    folder = _folder(group)
+    random = group.get("weights") == "random"
+    if folder is None and repository and random and is_repository(str(group["hub_id"])):
         raise ConfigError(
             "model.hub_id",
-            made["hub_id"],
+            group["hub_id"],
             "its config.json is not on this machine and the hub does not give it, so there is no architecture to fill "
             "with random weights",
             hint="model.path=DIR with that config.json, or a preset: model=llama2-7b model.weights=random",
         )
     if folder is None:  # not on this machine yet, or nowhere: loading says which
-        return made
+        return group
     if repository and random:
-        made["path"] = str(folder)
+        group["path"] = str(folder)
     try:
         numbers = checkpoint.read_config(folder)
         template, length = checkpoint.has_chat_template(folder), checkpoint.context(folder)
     except checkpoint.DamagedFile as damaged:
         key = "path" if elsewhere else "hub_id"
-        raise ConfigError(f"model.{key}", made[key], f"its {damaged.file.name} {damaged.problem}") from damaged
+        raise ConfigError(f"model.{key}", group[key], f"its {damaged.file.name} {damaged.problem}") from damaged
     alike = _alike(numbers, _architecture(preset))
     if "max_length" not in own:
         if length is None:
             raise ConfigError(
                 "model.max_length",
                 None,
-                f"the config.json of {made['name']} does not say how many tokens the model takes",
+                f"the config.json of {group['name']} does not say how many tokens the model takes",
                 hint="give it: model.max_length=4096",
             )
-        made["max_length"] = length
-    if "prompt_limit" not in own and not (alike and made["max_length"] == preset.get("max_length")):
-        made["prompt_limit"] = None
+        group["max_length"] = length
+    if "prompt_limit" not in own and not (alike and group["max_length"] == preset.get("max_length")):
+        group["prompt_limit"] = None
     if "chat" not in own and not (alike and template == (preset.get("chat", "none") != "none")):
-        made["chat"] = "template" if template else "none"
+        group["chat"] = "template" if template else "none"
     if "dtype" not in own and not alike:
-        made["dtype"] = "auto"
+        group["dtype"] = "auto"
     if "architecture" not in own and not alike:
-        made["architecture"] = None
-    if alike and "preset" not in own and made["name"] != preset.get("name"):
-        made["preset"] = preset.get("name")
-    return made
+        group["architecture"] = None
+    if alike and "preset" not in own and group["name"] != preset.get("name"):
+        group["preset"] = preset.get("name")
+    return group
 
 
 def _folder(model: Mapping[str, Any]) -> Path | None:
-    """The folder with the checkpoint's small files: `path`, or the hub's cache, into which they are fetched."""
+    """Return the folder with the checkpoint's small files: `path`, or the hub's cache, into which they are fetched."""
     if model.get("path") is not None:
         folder = local_folder(str(model["path"]))
         return folder if folder is not None and (folder / "config.json").is_file() else None
@@ -130,25 +130,24 @@ def _same_folder(path: Any, other: Any) -> bool:
 
 
 def _folder_name(path: Any) -> str:
-    """A folder's own name; of a snapshot in the hub's cache the repository with the commit's beginning."""
+    """Return a folder's own name; for a snapshot in the hub's cache the repository with the start of the commit."""
     text = str(path)
     if text.startswith(BUNDLED):
         return text.removeprefix(BUNDLED)
     folder = Path(text).expanduser().absolute()
-    found = _SNAPSHOT.search(folder.as_posix())
-    return f"{found['owner']}/{found['name']}@{found['commit']}" if found else folder.resolve().name or text
+    match = _SNAPSHOT.search(folder.as_posix())
+    return f"{match['owner']}/{match['name']}@{match['commit']}" if match else folder.resolve().name or text
 
 
 def _architecture(preset: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The numbers of the preset's own checkpoint."""
+    """Return the dimensions of the preset's own checkpoint."""
     if preset.get("architecture"):
-        found: Mapping[str, Any] = preset["architecture"]
-        return found
+        return dict(preset["architecture"])
     folder = local_folder(preset.get("path"))
     return checkpoint.read_config(folder) if folder is not None and (folder / "config.json").is_file() else {}
 
 
 def _alike(numbers: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's numbers are those that the preset gives."""
+    """Return True if a checkpoint has the dimensions that the preset gives."""
     both = [key for key in SAME if numbers.get(key) is not None and other.get(key) is not None]
     return "hidden_size" in both and all(numbers[key] == other[key] for key in both)

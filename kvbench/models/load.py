@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a loaded model that a KV cache depends on."""
+    """The dimensions of a loaded model that a KV cache depends on."""
 
     model_type: str
     layers: int
@@ -45,14 +45,14 @@ class LoadedModel:
         model: a transformers causal LM on `device`, in `dtype`.
         tokenizer: a fast tokenizer that pads on the left and has a pad token.
         name: the configuration's name of the model.
-        dtype: of the parameters.
+        dtype: dtype of the parameters.
         device: where inputs go (with ``device_map`` the first of the devices, with ``tensor_parallel`` this rank's).
         max_length: tokens that the model takes, prompt and answer together.
         architecture: layers, heads and head size.
         eos_token_ids: tokens that end an answer; empty for random weights, which would end by chance.
-        parameters: how many there are.
-        random_weights: scores mean nothing; the tokenizer is one of bytes where no folder gave another.
-        devices: all that the model lies on, by torch's names; those of other ranks too.
+        parameters: number of parameters.
+        random_weights: scores mean nothing, and without a folder the tokenizer is one of bytes.
+        devices: torch's names of all devices that hold the model, those of other ranks too.
         layout: ``one device``, ``device_map`` or ``tensor_parallel``.
     """
 
@@ -78,8 +78,8 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         runtime: the `runtime` group.
 
     Raises:
-        ModelError: the weights cannot be had (in under two seconds), or transformers refuses them; or they cannot be
-            cut over the processes.
+        ModelError: the weights are unavailable (known within two seconds), transformers refuses them, or they cannot
+            be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
     source = locate(model)
@@ -90,19 +90,19 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     if model.weights == "random":
         tokenizer = _random_tokenizer(model)
         check_served(model, hf_config(model), tokenizer)
-        made = _random(model, spread, runtime)
+        loaded = _random(model, spread, runtime)
     else:
-        made, tokenizer = _pretrained(model, source, spread, runtime.device_map, team)
+        loaded, tokenizer = _pretrained(model, source, spread, runtime.device_map, team)
     return LoadedModel(
-        model=made,
+        model=loaded,
         tokenizer=tokenizer,
         name=model.name,
-        dtype=made.dtype,
-        device=made.device,
+        dtype=loaded.dtype,
+        device=loaded.device,
         max_length=model.max_length,
-        architecture=shape_of(made.config),
-        eos_token_ids=() if model.weights == "random" else _eos_token_ids(made, tokenizer),
-        parameters=getattr(made, "_kvbench_parameters", None) or sum(p.numel() for p in made.parameters()),
+        architecture=shape_of(loaded.config),
+        eos_token_ids=() if model.weights == "random" else _eos_token_ids(loaded, tokenizer),
+        parameters=getattr(loaded, "_kvbench_parameters", None) or sum(p.numel() for p in loaded.parameters()),
         random_weights=model.weights == "random",
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",
@@ -110,10 +110,10 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
 
 
 def load_tokenizer(model: ModelConfig) -> Any:
-    """The tokenizer that :func:`load` would load, without the weights.
+    """Return the tokenizer that :func:`load` would load, without the weights.
 
     Raises:
-        ModelError: it cannot be had.
+        ModelError: it is unavailable.
     """
     source = locate(model)
     if source.name is None:
@@ -130,7 +130,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of ``model.dtype``; ``auto`` is bfloat16 on a GPU, float32 elsewhere (halves are slow there)."""
+    """Return the torch dtype of ``model.dtype``; ``auto`` is bfloat16 on a GPU, else float32 (halves are slow)."""
     import torch
 
     if name == "auto":
@@ -140,7 +140,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def shape_of(config: Any) -> Shape:
-    """Layers, heads and head size of a transformers config."""
+    """Return the dimensions in a transformers config."""
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     return Shape(
@@ -155,25 +155,25 @@ def shape_of(config: Any) -> Shape:
 
 
 def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> Any:
-    """Random weights on `devices`; a rank makes all of them from the common seed and keeps its slices."""
+    """Return a model with random weights on `devices`; a rank draws all of them and keeps its slices."""
     config, dtype = hf_config(model), resolve_dtype(model.dtype, devices[0])
     if runtime.device_map:
         from kvbench.parallel.spread import random_spread
 
         return random_spread(config, dtype, devices, runtime.seed)
-    made = random_model(config, dtype, devices[0], runtime.seed)
+    whole = random_model(config, dtype, devices[0], runtime.seed)
     team = joined(runtime)
     if team is not None:
         from kvbench.parallel.shard import shard
 
-        shard(made, team)
-    return made
+        shard(whole, team)
+    return whole
 
 
 def _pretrained(
     model: ModelConfig, source: Source, devices: Sequence[torch.device], device_map: str | None, team: Team | None
 ) -> tuple[Any, Any]:
-    """The checkpoint on `devices`; with a team in main memory, rank after rank, so that it is there once at a time."""
+    """Return the checkpoint on `devices`; the ranks of a team load one after the other, to hold it in memory once."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -189,7 +189,7 @@ def _pretrained(
     bars, loud = logging.is_progress_bar_enabled(), logging.get_verbosity()
     if source.local:
         logging.disable_progress_bar()
-    logging.set_verbosity_error()  # what transformers would report of missing weights is refused below, by name
+    logging.set_verbosity_error()  # missing weights are refused below, by name
     try:
         turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
         with turn:
@@ -200,29 +200,29 @@ def _pretrained(
                 tokenizer = _tokenizer(source.name, common)
                 check_served(model, config, tokenizer)
                 part = "weights"
-                made, report = _weights(source.name, devices, device_map, dtype, common)
+                loaded, report = _weights(source.name, devices, device_map, dtype, common)
             except Exception as error:  # damaged files raise whatever the libraries that read them raise
                 if is_out_of_memory(error) or isinstance(error, KvbenchError):
                     raise
                 raise refusal(model, source, error, part) from error
-            check_complete(model, source, made, report)
+            check_complete(model, source, loaded, report)
             if team is not None:
                 from kvbench.parallel.shard import shard
 
-                shard(made, team)
+                shard(loaded, team)
             elif not device_map:
-                made = made.to(device)
+                loaded = loaded.to(device)
     finally:
         logging.set_verbosity(loud)
         if bars:
             logging.enable_progress_bar()
-    return made, tokenizer
+    return loaded, tokenizer
 
 
 def _weights(
     name: str, devices: Sequence[torch.device], device_map: str | None, dtype: Any, common: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The model, and transformers' report of what the checkpoint lacked."""
+    """Return the model, and transformers' report of the parameters that the checkpoint lacks."""
     from transformers import AutoModelForCausalLM
 
     from kvbench.parallel.spread import pretrained_spread
@@ -231,12 +231,12 @@ def _weights(
     arguments = {**common, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if device_map:
         return pretrained_spread(name, devices, **arguments)
-    made, report = AutoModelForCausalLM.from_pretrained(name, **arguments)
-    return made.eval(), report
+    loaded, report = AutoModelForCausalLM.from_pretrained(name, **arguments)
+    return loaded.eval(), report
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:
-    """The folder's own tokenizer where there is one, else bytes."""
+    """Return the folder's own tokenizer if it has one, else one of bytes."""
     folder = model.folder()
     if folder is not None and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         try:

@@ -1,6 +1,6 @@
-"""Where a model's weights are, found in under two seconds and before torch is imported.
+"""The place of a model's weights, found in under two seconds and before torch is imported.
 
-Without this check a missing hub costs half a minute and more of retries per file. Nothing is downloaded here.
+Without this check an unreachable hub costs half a minute of retries per file. No weights are downloaded here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "c
 
 @dataclass(frozen=True)
 class Source:
-    """Where to load from: ``name`` is a folder or a hub id; `local` says that no network is needed.
+    """The place to load from.
 
-    `name` is None for random weights, which come from nowhere.
+    Args:
+        name: folder or repository; None for random weights.
+        local: loading needs no network.
+        revision: commit or tag of the repository.
     """
 
     name: str | None
@@ -40,8 +43,8 @@ def locate(model: ModelConfig) -> Source:
     """Find the weights of `model`: random, a folder, the hub's cache on this machine, or the hub itself.
 
     Raises:
-        ModelError: no weights at hand and no hub, a gated or unknown repository, a missing extra package, a folder
-            without weights. The message names model and hub id, and the overrides that help.
+        ModelError: the weights are neither on this machine nor on the hub, the repository is gated, an extra package is
+            missing, or the folder has no weights. The message names the model and the overrides that help.
     """
     if model.weights == "random":
         return Source(None, local=True)
@@ -82,7 +85,7 @@ def is_cached(model: ModelConfig) -> bool:
     """Return True if config and weights of the hub repository are complete in the hub's cache on this machine.
 
     Raises:
-        DamagedFile: they are there, and one of them is damaged.
+        DamagedFile: one of the files is damaged.
     """
     assert model.hub_id is not None
     snapshot = checkpoint.snapshot(model.hub_id, model.revision)

@@ -1,4 +1,4 @@
-"""Where a model makes the keys, before RoPE, and the values of a layer."""
+"""Submodules of a model that compute a layer's keys (before RoPE) and values."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ class Source:
     stop: int | None = None
 
     def cut(self, out: Tensor, channels: int) -> Tensor:
-        """Keys or values ``[B, H, q, D]`` from the submodule's output (``[B, q, C]`` or ``[B, q, H, D]``)."""
+        """Return keys or values ``[B, H, q, D]`` from the submodule's output (``[B, q, C]`` or ``[B, q, H, D]``)."""
         if out.ndim == 4:
             return out.transpose(1, 2)
         return out[..., self.start : self.stop].unflatten(-1, (-1, channels)).transpose(1, 2)
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
-    """The attention modules of `model` by layer.
+    """Return the attention modules of `model` by layer.
 
     Raises:
-        ModelError: not every layer has one whose keys can be seen before RoPE.
+        ModelError: a layer has no attention module whose keys can be read before RoPE.
     """
     config = model.config.get_text_config(decoder=True)
-    found = {
+    modules = {
         int(module.layer_idx): module  # type: ignore[arg-type]
         for module in model.modules()
         if getattr(module, "layer_idx", None) is not None and any(hasattr(module, name) for name in ("k_proj", FUSED))
     }
-    if sorted(found) != list(range(config.num_hidden_layers)):
+    if sorted(modules) != list(range(config.num_hidden_layers)):
         raise ModelError(
             f"{type(model).__name__} has no k_proj or {FUSED} in each of its {config.num_hidden_layers} layers, so its "
             "keys before RoPE cannot be seen.\n"
             "  hint: a model such as Llama, Mistral, Qwen2, Qwen3 or Phi-3, or a method that stores keys after RoPE "
             "(method=kivi, method=atom method.rope=post)"
         )
-    return [found[index] for index in range(config.num_hidden_layers)]
+    return [modules[index] for index in range(config.num_hidden_layers)]
 
 
 def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """What makes the keys of a layer before RoPE."""
+    """Return the submodule that computes a layer's keys before RoPE."""
     for name in KEYS:
         if hasattr(attention, name):
             return Source(getattr(attention, name), name)
@@ -63,7 +63,7 @@ def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
 
 
 def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """What makes the values of a layer."""
+    """Return the submodule that computes a layer's values."""
     if hasattr(attention, "v_proj"):
         return Source(attention.v_proj, "v_proj")  # type: ignore[arg-type]
     _, start, stop = _borders(model)
@@ -71,19 +71,19 @@ def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
 
 
 def head_dim(model: PreTrainedModel) -> int:
-    """Channels of a head."""
+    """Return the channels of a head."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def kv_heads(model: PreTrainedModel) -> int:
-    """KV heads of a layer."""
+    """Return the KV heads of a layer."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _borders(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Queries | keys | values in a fused projection: where keys begin, values begin and values end."""
+    """Return the channels of a fused projection at which keys begin, values begin and values end."""
     size, heads = head_dim(model), model.config.get_text_config(decoder=True).num_attention_heads
     keys = heads * size
     return keys, keys + kv_heads(model) * size, keys + 2 * kv_heads(model) * size

@@ -1,7 +1,7 @@
 """Real architectures without their weights: seeded random parameters, and a tokenizer of bytes.
 
-Memory and time of a cache do not depend on what a model says, so a 7B model can be measured where it cannot be had.
-Scores of such a model mean nothing, and its rows say `weights: random`.
+Memory and time of a cache do not depend on a model's answers, so a 7B model can be measured without its weights. Scores
+of such a model mean nothing, and its rows say `weights: random`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SPECIALS = ("<pad>", "<s>", "</s>")
 
 
 def hf_config(model: ModelConfig) -> Any:
-    """The transformers config of `model`: its folder's config.json, or its `architecture`.
+    """Return the transformers config of `model`: its folder's config.json, or its `architecture`.
 
     Raises:
         ModelError: transformers does not know the architecture, or its numbers do not fit together.
@@ -48,9 +48,9 @@ def _from_architecture(numbers: Architecture) -> Any:
 
 
 def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, seed: int) -> Any:
-    """A causal LM of `config` with parameters drawn on `device` from `seed`; the caller's random state is kept.
+    """Return a causal LM of `config` with parameters drawn on `device` from `seed`; the caller's random state is kept.
 
-    On a GPU the parameters are drawn there, which takes seconds for 7B; devices draw different numbers from one seed.
+    Drawing 7B parameters takes seconds on a GPU; a GPU and a CPU draw different numbers from the same seed.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -64,7 +64,7 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, se
 
 
 def byte_tokenizer() -> Any:
-    """A fast tokenizer whose tokens are UTF-8 bytes: no download, exact offsets, any text.
+    """Return a fast tokenizer whose tokens are UTF-8 bytes: no download, exact offsets, any text.
 
     Ids above 258, which a random model emits freely, decode to nothing. It has no EOS for generation: a random model
     would end by chance.

@@ -1,11 +1,11 @@
-"""Which models kvbench's attention can serve, told from a transformers configuration alone."""
+"""Models that kvbench's attention can serve, by their transformers configuration alone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: kinds of layers whose keys and values the stores hold
+#: layer types whose keys and values the stores hold
 KINDS = frozenset({"full_attention", "sliding_attention"})
 #: what to choose instead
 INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
@@ -18,7 +18,7 @@ ODD = {
     "jetmoe": "repeats the cached keys for its experts itself, which packed stores do not allow",
     "hrm_text": "runs its layers several times over one text, each time with keys and values of its own",
 }
-#: numbers that say that an architecture has layers or keys of another kind, and what they are
+#: keys of a configuration that reveal layers or keys of another kind, with the reason to refuse
 OTHER = {
     "kv_lora_rank": "has latent attention (MLA), whose keys and values kvbench's stores do not hold",
     "num_kv_shared_layers": "has layers that read another layer's keys and values, which kvbench's stores do not share",
@@ -26,7 +26,7 @@ OTHER = {
 
 
 def unserved(config: Any, architecture: str = "") -> str:
-    """Why kvbench cannot serve a model; empty where nothing in its configuration speaks against it.
+    """Return the reason why kvbench cannot serve a model; empty if its configuration gives none.
 
     Args:
         config: a transformers config, or the content of a ``config.json``.

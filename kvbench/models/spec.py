@@ -1,4 +1,4 @@
-"""What a `conf/model/*.yaml` says, as data: where the weights are, and the architecture. Imports no torch."""
+"""The `model` group as data: the place of the weights, and the architecture. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Architecture:
     """Numbers of a decoder, as in the checkpoint's ``config.json``; enough to build it with random weights.
 
     Args:
-        model_type: the name transformers knows the architecture by (``llama``, ``mistral``, ``qwen2``, ``phi3``).
+        model_type: transformers' name of the architecture (``llama``, ``mistral``, ``qwen2``, ``phi3``).
         head_dim: channels of a head; None: hidden_size / num_attention_heads.
         rope: ``rope_parameters`` of transformers 5: rope_type, rope_theta and what the type needs.
         sliding_window: tokens that a query sees; None: all.
@@ -49,7 +49,7 @@ class Architecture:
     parameters: int | None = bounded(None, minimum=1, maximum=2**50)
 
     def check(self) -> None:
-        """Raise ConfigError for heads that do not divide, and numbers of RoPE that are none."""
+        """Raise ConfigError for heads that do not divide, or RoPE parameters that are not numbers."""
         for name, value in self.rope.items():
             if name == "rope_type" or isinstance(value, (bool, list, tuple, type(None))):
                 continue
@@ -91,10 +91,10 @@ class ModelConfig:
         chat: wrapper around a prompt: ``none``, ``template`` (the tokenizer's own), or a text with ``{prompt}`` in it.
         trust_remote_code: run code that the checkpoint brings along; only by name.
         architecture: numbers for random weights, and what groups must divide; None: read from the checkpoint.
-        licence: of the weights.
-        gated: how to get access, where the hub asks for it; None: not gated.
-        requires: extra package that the checkpoint's format needs; None: none.
-        note: anything a user should know.
+        licence: licence of the weights.
+        gated: how to get access to a gated model; None: not gated.
+        requires: extra package that the checkpoint's format needs, or None.
+        note: anything else that a user should know.
         preset: the choice that a checkpoint of another name stands for (``model=llama2-7b model.path=DIR``): data sets
             and calibrations that name the choice mean this model too; None: `name` is the only one.
     """
@@ -119,7 +119,7 @@ class ModelConfig:
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check(self) -> None:
-        """Raise ConfigError when nothing says where the weights are, or a folder is not a checkpoint."""
+        """Raise ConfigError if no weights are named, or the folder is not a checkpoint."""
         if self.architecture:
             self.architecture.check()
         if self.prompt_limit and self.prompt_limit > self.max_length:
@@ -172,22 +172,22 @@ class ModelConfig:
             )
 
     def packages(self) -> tuple[Package, ...]:
-        """What reading the checkpoint's format needs."""
+        """Return the packages that reading the checkpoint's format needs."""
         if self.requires is None or self.weights == "random":
             return ()
         hint = f"pip install {self.requires}, or model.weights=random for the plain architecture"
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
-        """The local folder that `path` names, or None; it need not exist."""
+        """Return the local folder that `path` names, which need not exist, or None."""
         return local_folder(self.path)
 
     def head_dim(self) -> int | None:
-        """Channels of a head, from the folder's config.json or from `architecture`; None: known after loading only."""
+        """Return the channels of a head by config.json or `architecture`; None if only loading can tell."""
         return _head_dim(self._numbers())
 
     def layers(self) -> int | None:
-        """Layers of the decoder, from where :meth:`head_dim` is from; None: known after loading only."""
+        """Return the layers of the decoder by config.json or `architecture`; None if only loading can tell."""
         count = self._numbers().get("num_hidden_layers")
         return None if count is None else int(count)
 
@@ -205,7 +205,7 @@ class ModelConfig:
         return self._read
 
     def _config(self, folder: Path, key: str) -> dict[str, Any]:
-        """The checkpoint's config.json; raises ConfigError where it is damaged."""
+        """Return the checkpoint's config.json; raise ConfigError if it is damaged."""
         try:
             return checkpoint.read_config(folder)
         except checkpoint.DamagedFile as damaged:
@@ -215,7 +215,7 @@ class ModelConfig:
 
 
 def local_folder(path: str | None) -> Path | None:
-    """The folder that ``model.path`` names (``kvbench:NAME`` is bundled), or None; it need not exist."""
+    """Return the folder that ``model.path`` names (``kvbench:NAME`` is bundled), which need not exist, or None."""
     if path is None:
         return None
     if path.startswith(BUNDLED):
@@ -224,12 +224,12 @@ def local_folder(path: str | None) -> Path | None:
 
 
 def is_repository(text: str) -> bool:
-    """Whether `text` has the form of a repository of the hub: ``OWNER/NAME``, or a name alone."""
+    """Return True if `text` has the form of a repository of the hub: ``OWNER/NAME``, or a name alone."""
     return _HUB_ID.fullmatch(text) is not None
 
 
 def without_secrets(text: str) -> str:
-    """`text` for a message: what an address has before ``@`` and after ``?``, and the hub's tokens, are starred."""
+    """Return `text` with secrets starred out: credentials and queries of an address, and tokens of the hub."""
     return re.sub(r"hf_\w{8,}", "hf_***", re.sub(r"(?<=\?).*", "***", re.sub(r"(?<=//)[^/@\s]+(?=@)", "***", text)))
 
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is the model that its config.json describes, and what to say where it is not."""
+"""Checks of a checkpoint against its config.json, and the refusals where it does not fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbench.util.progress import say
 
 
 def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
-    """Raise ModelError where kvbench has no attention for the model, or its tokenizer has words that it lacks."""
+    """Raise ModelError if kvbench cannot serve the model, or its tokenizer has tokens without an embedding."""
     reason = unserved(config)
     if reason:
         raise ModelError(f"model {model.name}: {reason}")
@@ -25,10 +25,10 @@ def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
 
 
 def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
-    """Raise ModelError where a tokenizer makes ids that the model of `words` embeddings does not have.
+    """Raise ModelError if a tokenizer produces ids beyond the model's `words` embeddings.
 
-    Tokens that were added to a tokenizer and that no text makes by itself may lie beyond (Gemma 3's images); those
-    that pad, begin and end a prompt may not.
+    Added tokens that no text produces by itself may lie beyond (Gemma 3's image tokens); the tokens for padding,
+    beginning and end may not.
     """
     used = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
     added = set(tokenizer.get_added_vocab())
@@ -38,7 +38,7 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
         if index >= words and (token not in added or index in used)
     }
     if beyond:
-        token = min(beyond, key=lambda each: beyond[each])
+        token = min(beyond, key=beyond.__getitem__)
         raise ModelError(
             f"model {name}: its tokenizer makes {len(beyond)} tokens that the model has no embedding of: vocab_size is "
             f"{words}, and {token!r} has id {beyond[token]}.\n"
@@ -46,15 +46,15 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
         )
 
 
-def check_complete(model: ModelConfig, source: Source, made: Any, report: Mapping[str, Any]) -> None:
-    """Raise ModelError where the checkpoint did not fill the model: what it lacks would be random numbers.
+def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapping[str, Any]) -> None:
+    """Raise ModelError if the checkpoint leaves parameters of the model unset: they would be random.
 
     Args:
         report: transformers' loading info; weights that are tied to others are not in its ``missing_keys``.
     """
     missing = sorted(report.get("missing_keys") or ())
     shapes = sorted(report.get("mismatched_keys") or ())
-    layers = int(getattr(made.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+    layers = int(getattr(loaded.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
     unused = sorted(report.get("unexpected_keys") or ())
     beyond = [key for key in unused if (layer_of(key) or -1) >= layers > 0]
     head = f"model {model.name}: {source.name}"
@@ -87,31 +87,31 @@ def _some(names: Sequence[str]) -> str:
 
 
 def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
-    """What to say of a checkpoint that cannot be loaded: the damaged file where one is found, else the library's word.
+    """Return the error for a checkpoint that cannot be loaded: its damaged file, else the library's own message.
 
     Args:
-        part: what was being read: ``config.json``, ``tokenizer`` or ``weights``.
+        part: the part that was being read: ``config.json``, ``tokenizer`` or ``weights``.
     """
-    said = " ".join(str(error).split())
-    if "trust_remote_code" in said:
+    message = " ".join(str(error).split())
+    if "trust_remote_code" in message:
         hint = "read the code that the checkpoint brings along, then model.trust_remote_code=true"
-        return ModelError(f"model {model.name}: {source.name} cannot be loaded: {said}\n  hint: {hint}")
+        return ModelError(f"model {model.name}: {source.name} cannot be loaded: {message}\n  hint: {hint}")
     folder = Path(source.name) if source.name and Path(source.name).is_dir() else None
     file = f"its {part}"
     try:
         if folder is not None:
             check_files(folder)
-            files = [each.name for each in weight_files(folder)] if part == "weights" else []
+            files = [weights.name for weights in weight_files(folder)] if part == "weights" else []
             file = f"its {files[0]}" if len(files) == 1 else file
     except DamagedFile as damaged:
         return damaged
     hint = "model.path=DIR, model.weights=random, or model=tiny"
-    if type(error).__name__ == "UnpicklingError" or "weights_only" in said:
-        said = f"{file} is damaged, or holds code beside its tensors, which is never run"
+    if type(error).__name__ == "UnpicklingError" or "weights_only" in message:
+        message = f"{file} is damaged, or holds code beside its tensors, which is never run"
         hint = "a checkpoint in safetensors"
-    elif model.gated and any(word in said.lower() for word in ("gated", "401", "403", "access")):
+    elif model.gated and any(word in message.lower() for word in ("gated", "401", "403", "access")):
         hint = f"the model is gated: {model.gated}"
     elif not isinstance(error, (OSError, ImportError)):
         doing = f"building it from its config.json and {file} failed" if part == "weights" else f"{file} cannot be read"
-        said = f"{doing}: {type(error).__name__}: {said[:400]}"
-    return ModelError(f"model {model.name}: {source.name} cannot be loaded: {said}\n  hint: {hint}")
+        message = f"{doing}: {type(error).__name__}: {message[:400]}"
+    return ModelError(f"model {model.name}: {source.name} cannot be loaded: {message}\n  hint: {hint}")

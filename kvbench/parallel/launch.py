@@ -1,4 +1,4 @@
-"""What torchrun told this process; imports no torch, so that a configuration is checked in a moment."""
+"""Rank and size of this process under torchrun; imports no torch, so that a configuration is checked in a moment."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from kvbench.errors import ConfigError
 
 
 def size() -> int:
-    """Processes that were started together; 1 without torchrun."""
+    """Return the number of processes that were started together; 1 without torchrun."""
     return _number("WORLD_SIZE", 1) if launched() else 1
 
 
 def rank() -> int:
-    """The number of this process among them; number 0 speaks and writes for all."""
+    """Return the number of this process among them; rank 0 prints and writes for all."""
     return _number("RANK", 0) if launched() else 0
 
 
 def local_rank() -> int:
-    """The number of this process on its machine, which is that of its device."""
+    """Return the number of this process on its machine, which is also that of its device."""
     return _number("LOCAL_RANK", 0) if launched() else 0
 
 
 def local_size() -> int:
-    """Processes on this machine."""
+    """Return the number of processes on this machine."""
     return _number("LOCAL_WORLD_SIZE", size())
 
 
 def launched() -> bool:
-    """Whether torchrun (or anything that sets the same variables) started this process."""
+    """Return True if torchrun, or anything that sets the same variables, started this process."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 def _number(name: str, default: int) -> int:
-    """The environment variable `name`.
+    """Return the number in the environment variable `name`.
 
     Raises:
-        ConfigError: it is set, and no number.
+        ConfigError: it is set to something else.
     """
     text = os.environ.get(name, str(default)).strip()
     if not (text.isascii() and text.isdecimal()):

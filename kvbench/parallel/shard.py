@@ -1,11 +1,10 @@
-"""A model's weights cut over the ranks of a team, by transformers' own plan of what is cut how.
+"""A model's weights split over the ranks of a team, by transformers' own plan for tensor parallelism.
 
 The plan (``base_model_tp_plan`` of a config) names the linear layers: ``colwise`` ones keep a slice of their outputs
 (whole heads of queries, keys and values), ``rowwise`` ones a slice of their inputs, and their partial products are
-summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The mechanics are ours: plain tensors and plain
-linear layers, which 4-bit drafts, captured steps and any version of transformers take as they are, where transformers'
-own are DTensors whose functions have changed with every release. Attention sees the rank's own heads alone, so the
-cache of a rank holds these.
+summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The layers are plain linear layers over plain
+tensors, which 4-bit drafts, captured steps and any version of transformers accept; transformers' own are DTensors,
+whose functions have changed with every release. Attention sees only the rank's own heads, and so does its cache.
 """
 
 from __future__ import annotations
@@ -19,15 +18,16 @@ from torch import Tensor, nn
 from kvbench.errors import ModelError
 from kvbench.parallel.team import Team
 
-#: what the plan may say of a layer that every rank then has whole; the vocabulary's embedding is only looked up
+#: styles of layers that every rank keeps whole; the embedding is only looked up
 WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise", "local_params")
+#: styles of layers whose outputs are gathered over the ranks
 GATHERED = ("colwise_gather_output", "colwise_rep")
 #: names of the layers whose outputs hold the keys
 KEYS = ("k_proj", "query_key_value", "qkv_proj")
 
 
 class Summed(nn.Module):
-    """A linear layer over a slice of its inputs; the ranks' products are summed and the bias added once."""
+    """A linear layer over a slice of its inputs, with the products summed over the ranks and the bias added once."""
 
     def __init__(self, local: nn.Linear, team: Team) -> None:
         super().__init__()
@@ -37,17 +37,17 @@ class Summed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The slice of the weights (some models ask for their dtype)."""
+        """The slice of the weights (some models read their dtype)."""
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., in / ranks]`` to ``[..., out]``, equal on all ranks."""
+        """Return the product ``[..., out]`` for `x` ``[..., in / ranks]``, equal on all ranks."""
         out = self.team.sum(self.local(x))
         return out if self.bias is None else out + self.bias
 
 
 class Gathered(nn.Module):
-    """A linear layer with a slice of its outputs; the ranks' slices are put side by side (logits)."""
+    """A linear layer over a slice of its outputs, with the slices concatenated over the ranks (logits)."""
 
     def __init__(self, local: nn.Linear, width: int, team: Team) -> None:
         super().__init__()
@@ -60,19 +60,19 @@ class Gathered(nn.Module):
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` ``[..., in]`` to ``[..., out]``, equal on all ranks to the last bit."""
+        """Return the product ``[..., out]`` for `x` ``[..., in]``, equal on all ranks to the last bit."""
         return self.team.gather(self.local(x), -1)[..., : self.width]
 
 
 def shard(model: Any, team: Team) -> None:
-    """Leave this rank its slices of `model`, on its device.
+    """Replace the layers of `model` by this rank's slices, on its device.
 
     Args:
         model: a causal LM of transformers with all its weights, on any device.
 
     Raises:
-        ModelError: transformers has no plan for it, one that does not cut keys and values by heads, or the heads do not
-            divide.
+        ModelError: transformers has no plan for it, the plan does not split keys and values by heads, or the heads do
+            not divide.
     """
     plan = check(model, team.size)
     model._kvbench_parameters = sum(p.numel() for p in model.parameters())
@@ -87,7 +87,7 @@ def shard(model: Any, team: Team) -> None:
 
 
 def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
-    """The rank's part of one linear layer, on its device."""
+    """Return the rank's slice of one linear layer, on its device."""
     if style == "rowwise":
         first, last = bounds(module.in_features, team.size, team.rank)
         _keep(module, module.weight[:, first:last], module.bias, team.device)
@@ -97,9 +97,9 @@ def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
         first, last = bounds(rows, team.size, team.rank)
         _keep(module, module.weight[first:last], None if module.bias is None else module.bias[first:last], team.device)
         return module
-    each = -(-rows // team.size)  # slices of one size, as they are gathered; the last one is filled up
-    first, last = min(team.rank * each, rows), min((team.rank + 1) * each, rows)
-    short = each - (last - first)
+    height = -(-rows // team.size)  # gathered slices have one size; the last one is padded
+    first, last = min(team.rank * height, rows), min((team.rank + 1) * height, rows)
+    short = height - (last - first)
     weight = nn.functional.pad(module.weight[first:last], (0, 0, 0, short))
     bias = None if module.bias is None else nn.functional.pad(module.bias[first:last], (0, short))
     _keep(module, weight, bias, team.device)
@@ -107,7 +107,7 @@ def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
 
 
 def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
-    """Replace the parameters; a slice is copied, so that the whole is freed."""
+    """Replace the parameters by copies of the slices, so that the whole tensor is freed."""
     module.weight = nn.Parameter(weight.detach().to(device, copy=True).contiguous(), requires_grad=False)
     if bias is not None:
         module.bias = nn.Parameter(bias.detach().to(device, copy=True), requires_grad=False)
@@ -115,20 +115,20 @@ def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
-    """First and last of `count` that belong to `rank`; slices differ by one at most."""
+    """Return the slice ``[first, last)`` of `count` for `rank`; slices differ by one at most."""
     return count * rank // size, count * (rank + 1) // size
 
 
 def generic(name: str) -> str:
-    """A module's name with ``*`` for the numbers in it, as plans have it."""
+    """Return a module's name with ``*`` for its numbers, as plans write it."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def check(model: Any, size: int) -> dict[str, str]:
-    """The plan of `model`, refused where it cannot be followed with a cache for each rank.
+    """Return the plan of `model`, after a check that each rank can have a cache of its own.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: there is no such plan, or the ranks cannot share the heads.
     """
     name = type(model).__name__
     plan: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})

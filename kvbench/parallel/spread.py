@@ -1,8 +1,8 @@
 """A model's layers spread over several GPUs of one process, one after the other.
 
 Equal numbers of layers for each device, so that the cache, whose layers lie where the model's are, is spread as evenly
-as the weights. Hidden states move where one device's layers end; what every layer is given beside them (mask, rotary
-angles) is copied once a pass and device, not once a layer. accelerate only loads checkpoints onto the devices: its own
+as the weights. Hidden states move where one device's layers end; the other inputs of all layers (mask, rotary angles)
+are copied once per pass and device, not once per layer. accelerate only loads checkpoints onto the devices: its own
 hooks copy before every linear layer.
 """
 
@@ -18,10 +18,10 @@ from kvbench.errors import ModelError
 
 
 def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
-    """Where each part of `model` goes: equal numbers of decoder layers for each device, in their order.
+    """Return the device of each part of `model`, with equally many consecutive decoder layers on each.
 
-    What comes before the layers (embedding, rotary angles) lies on the first device, what comes after (norm, head) on
-    the last; a head that shares the embedding's weights lies with it.
+    Parts before the layers (embedding, rotary angles) go to the first device, parts after them (norm, head) to the
+    last; a head that shares the embedding's weights goes with it.
 
     Args:
         model: a causal LM, its parameters on any device (``meta`` too).
@@ -34,10 +34,10 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
         ModelError: no list of decoder layers is found.
     """
     count = model.config.get_text_config(decoder=True).num_hidden_layers
-    found = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
-    if not found:
+    stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not stacks:
         raise ModelError(f"{type(model).__name__} has no list of its {count} decoder layers to spread over devices")
-    layers, first, last = found[0], devices[0], devices[-1]
+    layers, first, last = stacks[0], devices[0], devices[-1]
     if count < len(devices):
         last = devices[count - 1]
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -57,7 +57,7 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
 
 
 def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that lie beside the way to `layers`, and that itself, in their order."""
+    """Yield the module `layers` and the siblings of it and of its parents, in the model's order."""
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}" if name else child_name
         if layers.startswith(path + "."):
@@ -67,11 +67,11 @@ def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.
 
 
 def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
-    """A causal LM with random parameters that are drawn one module at a time on the first device and go to their own.
+    """Return a causal LM with random parameters, drawn module by module on the first device and moved to their own.
 
-    No device ever holds more than its part and the largest module. The numbers depend on the seed and the kind of the
-    first device, not on how many there are; they are not those of a model that is made on one device, where torch's
-    own initialisation draws in between.
+    No device ever holds more than its part and the largest module. The numbers depend on the seed and the type of the
+    first device, not on the number of devices; they differ from those of a model on one device, where torch's own
+    initialisation draws numbers in between.
     """
     from transformers import AutoModelForCausalLM
 
@@ -98,12 +98,12 @@ def _bottom_up(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
-    """A module's own parameters and buffers to `device`."""
+    """Move a module's own parameters and buffers to `device`."""
     module._apply(lambda tensor: tensor.to(device), recurse=False)
 
 
 def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
-    """The device of a module, by the longest name in `where` that it lies under."""
+    """Return the device of a module: that of its nearest parent in `where`."""
     while name:
         if name in where:
             return where[name]
@@ -112,13 +112,13 @@ def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
 
 
 def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: Any) -> Any:
-    """``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its parts loaded onto their devices.
+    """Return ``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its parts loaded onto their devices.
 
     Returns:
-        The model; with ``output_loading_info=True`` also what the checkpoint lacked, as transformers returns it.
+        The model; with ``output_loading_info=True`` also transformers' report of missing parameters.
 
     Raises:
-        OSError, ValueError, KeyError, ImportError: as transformers has it.
+        OSError, ValueError, KeyError, ImportError: as transformers raises them.
     """
     from accelerate.hooks import remove_hook_from_submodules
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -138,7 +138,7 @@ def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: A
 
 
 def connect(model: Any, where: Mapping[str, torch.device]) -> None:
-    """Hooks that bring what a part of `model` is given onto its device, and the logits back onto the first."""
+    """Register hooks that move the inputs of each part to its device, and the logits back to the first."""
     first = next(iter(where.values()))
     model.hf_device_map = {name: str(device) for name, device in where.items()}
     model._kvbench_devices = tuple(dict.fromkeys(where.values()))
@@ -152,18 +152,18 @@ def connect(model: Any, where: Mapping[str, torch.device]) -> None:
 
 
 class Carrier:
-    """Copies tensors between devices, each once a pass."""
+    """Copies of tensors between devices, made once per pass."""
 
     def __init__(self) -> None:
-        # the original is kept beside its copy: its id must not be another tensor's while it is looked up
+        # the original stays alive with its copy: its id must not be reused while it is a key
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """A pass begins: forget the copies of the last one."""
+        """Forget the copies of the last pass."""
         self._copies.clear()
 
     def to(self, device: torch.device) -> Any:
-        """A hook that moves a module's arguments to `device`."""
+        """Return a hook that moves a module's arguments to `device`."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             hidden = tuple(self._moved(x, device, keep=False) for x in args)
@@ -172,7 +172,7 @@ class Carrier:
         return hook
 
     def back(self, output: Any, device: torch.device) -> Any:
-        """Logits onto the device that the tokens came from."""
+        """Move the logits to the device that the tokens came from."""
         self._copies.clear()
         if isinstance(getattr(output, "logits", None), Tensor):
             output.logits = output.logits.to(device)
@@ -184,10 +184,10 @@ class Carrier:
                 return value
             if not keep:
                 return value.to(device, non_blocking=True)
-            found = self._copies.get((id(value), device))
-            if found is None:
-                found = self._copies[id(value), device] = (value, value.to(device, non_blocking=True))
-            return found[1]
+            pair = self._copies.get((id(value), device))
+            if pair is None:
+                pair = self._copies[id(value), device] = (value, value.to(device, non_blocking=True))
+            return pair[1]
         if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
             return type(value)(self._moved(x, device, keep) for x in value)
         return value

@@ -1,9 +1,9 @@
-"""The processes of a tensor-parallel run: sums and gathers on their devices, agreement and failure beside them.
+"""The processes of a tensor-parallel run: their collectives on tensors, their agreement, and their failures.
 
-Tensors go through torch.distributed (NCCL on GPUs, gloo on CPUs). What the ranks have to agree on (samples, rows,
-errors) goes through torchrun's key-value store and never through a collective, because a rank that has run out of
-memory cannot take part in one: it says so in the store, and a watching thread of each other rank, whose main thread may
-wait for that collective for ever, ends its process.
+Tensors go through torch.distributed (NCCL on GPUs, gloo on CPUs). Samples, rows and errors, on which the ranks have to
+agree, go through torchrun's key-value store and never through a collective, because a rank that has run out of memory
+cannot take part in one: it reports this in the store, and a watching thread ends each other process, whose main thread
+may be waiting for that collective for ever.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kvbench.util.failures import is_out_of_memory
 
 #: a collective that waits longer than this for another rank is an error
 TIMEOUT = timedelta(minutes=10)
-#: seconds that a rank that failed gives the others to have failed too, before it ends them
+#: seconds that a failed rank waits for the others to fail too, before it ends them
 GRACE_S = 10.0
-#: seconds that a rank whose peer has failed gives its own main thread to notice
+#: seconds that the watching thread gives its main thread to notice another rank's failure
 NOTICE_S = 3.0
 #: seconds that recording another rank's failure may take (a logger can hang) before this process ends all the same
 RECORD_S = 60.0
@@ -45,16 +45,16 @@ class PeerOutOfMemoryError(PeerError, MemoryError):
 
 
 class Team:
-    """All ranks, as one of them sees them.
+    """All ranks of a run, seen from one of them.
 
     Args:
-        rank: this process among `size`.
+        rank: number of this process among `size`.
         device: its device.
         store: torchrun's key-value store, for this class alone.
-        watched: the same through a connection of its own, for the watching thread.
+        watched: the same store over a second connection, for the watching thread.
 
     Attributes:
-        calls: collectives so far: after an error, ranks may go on together only where these agree.
+        calls: collectives so far; after an error, the ranks can go on together only if they agree.
         broken: the ranks cannot go on together.
         on_failure: called with ``{rank, kind, message}`` before this process is ended for another's failure.
     """
@@ -66,7 +66,7 @@ class Team:
         self.shared: BaseException | None = None  # the error that all ranks know of
         self._store, self._watched = store, watched
         self._rounds = self._turns = self._plans = 0
-        self.told = True  # rank 0 has said what there is to do
+        self.announced = True  # rank 0 has published the plan
         self._noticed = False
         self._left = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="kvbench-team", daemon=True)
@@ -75,13 +75,13 @@ class Team:
     # -- tensors ----------------------------------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+        """Sum over the ranks, in place."""
         self.calls += 1
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """The ranks' tensors side by side along `dim`; all have the same shape."""
+        """Return the ranks' tensors, all of one shape, concatenated along `dim`."""
         self.calls += 1
         whole = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
@@ -91,7 +91,7 @@ class Team:
     # -- agreement --------------------------------------------------------------------------------------------------
 
     def exchange(self, value: Any, patience_s: float | None = None) -> list[Any] | None:
-        """The values (JSON data) of all ranks; every rank calls this in the same order.
+        """Return the values (JSON data) of all ranks; every rank calls this in the same order.
 
         Args:
             patience_s: give up after so many seconds and return None.
@@ -107,39 +107,39 @@ class Team:
         return [json.loads(self._store.get(key)) for key in keys]
 
     def settle(self, value: Any, error: Exception | None, grace_s: float | None = None) -> list[Any]:
-        """All ranks did the same work: their results, or the failure of any of them as everybody's.
+        """Return the results of all ranks' work, or raise the error of any rank on all of them.
 
         Args:
             value: this rank's result, JSON data.
-            error: what this rank raised instead.
-            grace_s: how long others may take to fail too; None: GRACE_S.
+            error: the error that this rank raised instead.
+            grace_s: seconds that others may take to fail too; None: GRACE_S.
 
         Raises:
             PeerError: another rank failed; :class:`PeerOutOfMemoryError` where memory ran out.
             Exception: `error` itself.
         """
-        said = None if error is None else _described(error)
-        mine = {"value": value, "error": said, "calls": self.calls}
+        own = None if error is None else _described(error)
+        mine = {"value": value, "error": own, "calls": self.calls}
         everyone = self.exchange(mine, None if error is None else GRACE_S if grace_s is None else grace_s)
         if everyone is None:  # the others wait for this rank inside a collective
             assert error is not None
             self.fail(error)
             raise error
-        failed = [(rank, each["error"]) for rank, each in enumerate(everyone) if each["error"]]
+        failed = [(rank, answer["error"]) for rank, answer in enumerate(everyone) if answer["error"]]
         if not failed:
-            return [each["value"] for each in everyone]
-        if len({each["calls"] for each in everyone}) > 1:
+            return [answer["value"] for answer in everyone]
+        if len({answer["calls"] for answer in everyone}) > 1:
             self.broken = True
-        failed.sort(key=lambda item: not item[1]["oom"])  # memory first: it is a result
+        failed.sort(key=lambda failure: not failure[1]["oom"])  # memory first: it is a result
         rank, first = failed[0]
-        if error is None or (first["oom"] and said is not None and not said["oom"]):
+        if error is None or (first["oom"] and own is not None and not own["oom"]):
             error = self._peer(rank, first)
         self.shared = error
         raise error
 
     @contextmanager
     def turns(self) -> Iterator[None]:
-        """One rank after the other does the block."""
+        """Let the ranks run the block one after the other."""
         number, self._turns = self._turns, self._turns + 1
         if self.rank:
             self._wait([f"turn/{number}/{self.rank - 1}"])
@@ -148,44 +148,44 @@ class Team:
         finally:
             self._store.set(f"turn/{number}/{self.rank}", "done")
 
-    # -- rank 0 says what is to be done -----------------------------------------------------------------------------
+    # -- the plan of rank 0 -----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """A run begins."""
+        """Begin a run."""
         if self.broken:
             raise KvbenchError("a rank failed before: the processes cannot go on together; start the command again")
-        self.told, self._plans = False, self._plans + 1
+        self.announced, self._plans = False, self._plans + 1
         self.on_failure = self.shared = None
 
     def tell(self, plan: Any) -> None:
-        """Rank 0: what this run has to do (JSON data), once; nothing is told twice."""
-        if not self.told:
-            self.told = True
+        """Publish this run's plan (JSON data) from rank 0; later calls do nothing."""
+        if not self.announced:
+            self.announced = True
             self._store.set(f"plan/{self._plans}", json.dumps(plan))
 
     def hear(self) -> Any:
-        """The other ranks: what rank 0 tells."""
+        """Return the plan of rank 0, on the other ranks."""
         self._wait([f"plan/{self._plans}"])
         return json.loads(self._store.get(f"plan/{self._plans}"))
 
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """This rank cannot go on, and the others cannot without it."""
+        """Report that this rank cannot go on, so that the others stop too."""
         self.broken = True
         with suppress(Exception):  # the store is gone when all others are
             if not self._store.check(["failed"]):
                 self._store.set("failed", json.dumps({"rank": self.rank, **_described(error)}))
 
     def close(self) -> None:
-        """The process leaves, the watching thread first: a process that ends while one asks the store is aborted."""
+        """Leave the team, the watching thread first: a process that ends while it asks the store is aborted."""
         self._left.set()
         self._watcher.join(2.0)
         if not self.broken and dist.is_initialized():
             dist.destroy_process_group()
 
     def _wait(self, keys: Sequence[str], patience_s: float | None = None) -> bool:
-        """Until `keys` are in the store; by looking again and again, so that Ctrl-C and failures are met."""
+        """Return True once `keys` are in the store, False after `patience_s`; poll, to notice Ctrl-C and failures."""
         began, pause = time.monotonic(), 0.0005
         while not self._store.check(list(keys)):
             self._look()
@@ -197,55 +197,55 @@ class Team:
 
     def _look(self) -> None:
         if self._store.check(["failed"]):
-            found = json.loads(self._store.get("failed"))
-            if found["rank"] != self.rank:
+            failure = json.loads(self._store.get("failed"))
+            if failure["rank"] != self.rank:
                 self._noticed = self.broken = True
-                if found["kind"] == "KeyboardInterrupt":
-                    raise KeyboardInterrupt(f"rank {found['rank']} was interrupted")
-                self.shared = self._peer(found["rank"], found)
+                if failure["kind"] == "KeyboardInterrupt":
+                    raise KeyboardInterrupt(f"rank {failure['rank']} was interrupted")
+                self.shared = self._peer(failure["rank"], failure)
                 raise self.shared
 
-    def _peer(self, rank: int, found: dict[str, Any]) -> PeerError:
-        kind = PeerOutOfMemoryError if found["oom"] else PeerError
-        return kind(f"rank {rank}: {found['kind']}: {found['message']}")
+    def _peer(self, rank: int, failure: dict[str, Any]) -> PeerError:
+        kind = PeerOutOfMemoryError if failure["oom"] else PeerError
+        return kind(f"rank {rank}: {failure['kind']}: {failure['message']}")
 
     def _watch(self) -> None:
-        """End this process where another rank has failed and the main thread cannot see it."""
+        """End this process if another rank has failed and the main thread does not notice."""
         while not self._left.wait(0.2):
             try:
                 if not self._watched.check(["failed"]):
                     continue
-                found = json.loads(self._watched.get("failed"))
+                failure = json.loads(self._watched.get("failed"))
             except Exception:  # the store has gone with the processes that held it
                 return
-            if found["rank"] == self.rank:
+            if failure["rank"] == self.rank:
                 return
             if self._left.wait(NOTICE_S) or self._noticed:
                 return
             self.broken = True
-            record = threading.Thread(target=self._record, args=(found,), name="kvbench-record", daemon=True)
+            record = threading.Thread(target=self._record, args=(failure,), name="kvbench-record", daemon=True)
             record.start()
             record.join(RECORD_S)
             if self.rank == 0:
-                print(f"error: {self._peer(found['rank'], found)}", file=sys.__stderr__, flush=True)
-            os._exit(130 if found["kind"] == "KeyboardInterrupt" else 1)
+                print(f"error: {self._peer(failure['rank'], failure)}", file=sys.__stderr__, flush=True)
+            os._exit(130 if failure["kind"] == "KeyboardInterrupt" else 1)
 
-    def _record(self, found: dict[str, Any]) -> None:
+    def _record(self, failure: dict[str, Any]) -> None:
         with suppress(Exception):
             if self.on_failure is not None:
-                self.on_failure(found)
+                self.on_failure(failure)
 
 
 _team: list[Team] = []
 
 
 def current() -> Team | None:
-    """The team that this process has joined, or None."""
+    """Return the team that this process has joined, or None."""
     return _team[0] if _team else None
 
 
 def join(device: str = "auto") -> Team:
-    """Meet the processes that torchrun started; repeating it gives the same team.
+    """Join the processes that torchrun started; a second call returns the same team.
 
     Args:
         device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``; each rank takes the GPU of its local number.
@@ -290,14 +290,17 @@ def join(device: str = "auto") -> Team:
         device_id=mine if backend == "nccl" else None,
     )
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    own = [dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT) for _ in range(2)]
-    prefixed = [dist.PrefixStore(f"kvbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", each) for each in own]
+    connections = [
+        dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=TIMEOUT) for _ in range(2)
+    ]
+    prefix = f"kvbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    prefixed = [dist.PrefixStore(prefix, connection) for connection in connections]
     _team.append(Team(rank, size, mine, *prefixed))
     return _team[0]
 
 
 def leave() -> None:
-    """Let go of the other processes, at the end of this one."""
+    """Leave the team, at the end of this process."""
     if _team:
         _team.pop().close()
 

@@ -53,7 +53,7 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
     try:
         yield team
     except BaseException as error:
-        told_nothing = team.rank == 0 and not team.told
+        told_nothing = team.rank == 0 and not team.announced
         if error is not team.shared and not (told_nothing and isinstance(error, Exception)):
             team.fail(error)  # the others may wait for this rank inside a collective
         raise

@@ -1,4 +1,4 @@
-"""Files that change as a whole: whoever reads one sees the old content or the new, never a part."""
+"""Files that are replaced atomically: a reader sees the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-#: of names that hold what is not whole yet
+#: ending of the names of unfinished files
 ENDING = ".partial"
-#: characters of a file's own name, and of the machine's, in them (a name has room for 255 bytes)
+#: characters of a file's own name, and of the machine's, in those names (of at most 255 bytes)
 KEPT, HOST = 40, 20
-#: seconds after which what another machine left behind is taken for abandoned
+#: seconds after which another machine's unfinished file counts as abandoned
 ABANDONED_S = 24 * 3600.0
 
 _WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDING)}$")
@@ -24,11 +24,11 @@ _WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDI
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; at the end of the block it takes the place of `path`.
+    """Yield a path next to `path` to write to, which replaces `path` at the end of the block.
 
-    The name belongs to this thread alone: two writers that shared one would empty each other's file, and the first to
-    finish would put the other's half in place. Where the block fails, `path` is as it was and nothing is left beside;
-    what a killed writer of `path` left there is removed.
+    The name belongs to this thread alone: two writers with one name would truncate each other's file, and the first to
+    finish would publish half of the other's. If the block fails, `path` is unchanged and the new file is removed. What
+    a killed writer of `path` left behind is removed first.
 
     Raises:
         OSError: `path` is a folder, or cannot be replaced.
@@ -47,14 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed writers left in `folder`; for whoever is the only one to write there."""
+    """Remove what killed writers left in `folder`; only for the one process that writes there."""
     for partial in folder.glob(f".*{ENDING}"):
         with suppress(OSError):
             partial.unlink()
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file, whole and on the disk (fsync) when this returns. Raises OSError; `path` is then as it was."""
+    """Write a file atomically and flush it to disk (fsync); raise OSError, with `path` unchanged."""
     with replacing(path) as partial, partial.open("wb") as handle:
         handle.write(data)
         handle.flush()
@@ -83,7 +83,7 @@ def _sweep(path: Path) -> None:
 
 
 def _abandoned(partial: Path, beginning: str) -> bool:
-    """Whether nobody writes to `partial` any more: its process is gone, or, elsewhere, it is a day old."""
+    """Return True if the writer of `partial` is gone: its process, or on another machine for a day."""
     writer = _WRITER.fullmatch("." + partial.name.removeprefix(beginning))
     if writer is not None and writer["host"] == _host():
         try:

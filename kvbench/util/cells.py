@@ -1,4 +1,4 @@
-"""What stands in a table: a cell, and sizes and times as people read them."""
+"""Cells of a table, and sizes and times in readable units."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table: `main`, and below it `detail`."""
+    """A cell of a table: `main`, and `detail` on the line below."""
 
     main: str
     detail: str = ""
 
     @property
     def width(self) -> int:
-        """Columns of the screen that it takes."""
+        """Columns of the terminal that it takes."""
         return max(len(self.main), len(self.detail))
 
 
 def size(count: float | None) -> str:
-    """Bytes in a unit that leaves three figures."""
+    """Return a number of bytes with three digits and its unit."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -29,8 +29,8 @@ def size(count: float | None) -> str:
     return f"{count:.3g} TiB"
 
 
-def seconds(value: float | None) -> str:
-    """A time in s or ms."""
-    if value is None:
+def seconds(time: float | None) -> str:
+    """Return a time in s or ms."""
+    if time is None:
         return "-"
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
+    return f"{time:.2f} s" if time >= 1 else f"{time * 1000:.3g} ms"

@@ -1,4 +1,4 @@
-"""Where the configuration lies: inside the installed package (``kvbench/conf``), or beside it in a working tree."""
+"""The folder of the configuration: in the installed package (``kvbench/conf``), or next to it in a working tree."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kvbench.errors import KvbenchError
 
 
 def conf_dir() -> Path:
-    """The folder of ``config.yaml`` and of the groups.
+    """Return the folder of ``config.yaml`` and of the groups.
 
     Raises:
-        KvbenchError: there is none, so the installation is broken.
+        KvbenchError: it is missing, so the installation is broken.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
@@ -21,25 +21,25 @@ def conf_dir() -> Path:
 
 
 def groups() -> list[str]:
-    """Names of the configuration groups (``model``, ``method``, ...), the folders of :func:`conf_dir`."""
+    """Return the names of the configuration groups (``model``, ``method``, ...), the folders of :func:`conf_dir`."""
     return sorted(p.name for p in conf_dir().iterdir() if p.is_dir() and any(p.rglob("*.yaml")))
 
 
 def options(group: str, extra: Path | None = None) -> dict[str, Path]:
-    """Choices of a group with their files, for example ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
+    """Return the choices of a group and their files, such as ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
 
     Args:
         group: a folder of :func:`conf_dir`.
-        extra: a folder laid out in the same way whose choices are added (``--config-dir``).
+        extra: a folder with the same layout whose choices are added (``--config-dir``).
     """
-    found: dict[str, Path] = {}
+    choices: dict[str, Path] = {}
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):
-        found |= {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
-    return dict(sorted(found.items()))
+        choices |= {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
+    return dict(sorted(choices.items()))
 
 
 def summary(path: Path) -> str:
-    """The line that says what a choice is: the first comment in its YAML (Hydra's own headers apart)."""
+    """Return the description of a choice: the first comment in its YAML, apart from Hydra's headers."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ").strip()

@@ -1,4 +1,4 @@
-"""Telling an out-of-memory error from any other, and how much was asked for."""
+"""Recognition of out-of-memory errors, and of the allocation that failed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASKED = re.compile(r"tried to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)?\
 _ASKED_MAPPED = re.compile(r"unable to mmap\s+([\d.]+)\s*(bytes)\b")
 # numpy: "Unable to allocate 7.28 TiB for an array"
 _ASKED_NUMPY = re.compile(r"Unable to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
-#: of the CPU's allocator, and of a CUDA context that found no room (other processes hold the device)
+#: messages of the CPU's allocator, and of a CUDA context for which a shared device has no memory
 _SIGNS = (
     "DefaultCPUAllocator",
     "not enough memory",
@@ -27,19 +27,19 @@ _SIGNS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: CUDA's allocator, the CPU's (a plain RuntimeError), or Python itself."""
+    """Return True if memory ran out: in CUDA's allocator, the CPU's (a plain RuntimeError), or Python itself."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS):
         return True
     if isinstance(error, SystemError) and "without" in str(error) and "exception" in str(error):
-        return _limited()  # an extension whose own allocation failed, and that set no exception
-    # a CUDA graph's capture that is cut short by it ends in an error of its own
+        return _limited()  # an extension that set no exception when its own allocation failed
+    # a CUDA graph's capture that runs out of memory ends in another error
     return isinstance(error, RuntimeError) and error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
 def _limited() -> bool:
-    """Whether a limit on this process's memory is set (runtime.memory_limit_gb on a CPU, or ``ulimit -d``)."""
+    """Return True if this process's memory is limited (runtime.memory_limit_gb on a CPU, or ``ulimit -d``)."""
     try:
         import resource
     except ImportError:  # Windows
@@ -48,14 +48,13 @@ def _limited() -> bool:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """The allocation that failed, in bytes, read from the message; None where the message does not say."""
-    found = next(filter(None, (each.search(str(error)) for each in (_ASKED, _ASKED_NUMPY, _ASKED_MAPPED))), None)
-    if found is None:
-        return None
-    return int(float(found.group(1)) * _UNITS[found.group(2) or ""])
+    """Return the bytes of the allocation that failed; None if the message does not say."""
+    matches = (pattern.search(str(error)) for pattern in (_ASKED, _ASKED_NUMPY, _ASKED_MAPPED))
+    match = next(filter(None, matches), None)
+    return None if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """``{type, message, traceback}`` for `metrics.json`."""
+    """Return ``{type, message, traceback}`` of an error, for `metrics.json`."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": trace[-8000:]}

@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's content, every byte of it; those of large files are kept, so that they are read once."""
+"""Digests of a checkpoint's whole content, with a cache, so that large files are read once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvbench.util.cells import size as in_words
 
 #: endings of the files that decide what a checkpoint computes
 SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt")
-#: files above this are hashed by themselves, and their digest is kept
+#: bytes above which a file is hashed separately and its digest is cached
 LARGE = 32 << 20
-#: bytes to be read from which on the user is told
+#: bytes to be read above which the user is informed
 SLOW = 2 << 30
-#: seconds that a file must have been left alone for its digest to be kept: a clock's tick may hide a second change
+#: seconds without a change before a file's digest is cached: within a clock's tick a second change could hide
 SETTLED_S = 2.0
 
 _BLOCK = 1 << 20
@@ -28,22 +28,22 @@ _THREADS = 8
 
 Say = Callable[[str], None]
 
-#: digests of this process, for where no file can keep them (a sweep asks once a job)
+#: digests of this process, for folders in which no cache can be written (a sweep asks once per job)
 _memory: dict[str, str] = {}
 
 
 def fingerprint(
     folder: Path | None, say: Say = lambda line: None, *, suffixes: Iterable[str] = SUFFIXES[:-1], deep: bool = False
 ) -> str | None:
-    """Digest of a checkpoint, so that another one under the same name is another run; None where there is no folder.
+    """Return a digest of a checkpoint, which distinguishes checkpoints of one name; None without a folder.
 
-    The place of the folder is not in it: a moved checkpoint keeps its runs.
+    The path of the folder does not count: a moved checkpoint keeps its runs.
 
     Args:
-        folder: of the checkpoint.
-        say: takes one line for the user, where many gigabytes are to be read.
-        suffixes: of the files that count.
-        deep: files of subfolders count too.
+        folder: folder of the checkpoint.
+        say: receives a line for the user if many gigabytes have to be read.
+        suffixes: suffixes of the files that count.
+        deep: True to count files in subfolders too.
 
     Raises:
         OSError: a file cannot be read.
@@ -63,7 +63,7 @@ def fingerprint(
 
 
 def cache_file() -> Path:
-    """Where digests are kept: in ``KVBENCH_CACHE``, else in the user's cache folder."""
+    """Return the file of the cached digests: in ``KVBENCH_CACHE``, else in the user's cache folder."""
     root = os.environ.get("KVBENCH_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
     )
@@ -71,13 +71,13 @@ def cache_file() -> Path:
 
 
 def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
-    """Digests of whole files; a place that cannot be written costs time, not the run."""
+    """Return digests of whole files; a cache that cannot be written costs time, not the run."""
     if not files:
         return {}
-    kept = _read(cache_file()) | _memory
+    cached = _read(cache_file()) | _memory
     states = {file: _state(file) for file in files}
-    found = {file: kept[state] for file, state in states.items() if state in kept}
-    left = [file for file in files if file not in found]
+    known = {file: cached[state] for file, state in states.items() if state in cached}
+    left = [file for file in files if file not in known]
     total = sum(file.stat().st_size for file in left)
     if total > SLOW:
         say(f"{folder}: reading {in_words(total)} of weights once, to tell this checkpoint from any other")
@@ -93,11 +93,11 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
         with suppress(OSError):
             cache_file().parent.mkdir(parents=True, exist_ok=True)
             atomic.write(cache_file(), json.dumps({**_read(cache_file()), **settled}, indent=0).encode())
-    return found | new
+    return known | new
 
 
 def _state(file: Path) -> str:
-    """What changes with a file's content: its size, and its times to the nanosecond (users cannot set the second)."""
+    """Return what changes with a file's content: size, mtime and ctime in nanoseconds (no user can set the ctime)."""
     about = file.stat()
     return f"{file.resolve()} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 

@@ -1,4 +1,4 @@
-"""Progress for people: a bar on a terminal, a few plain lines elsewhere (CI, a log file)."""
+"""Progress: a bar on a terminal, a few plain lines elsewhere (CI, a log file)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import IO, Any
 
 
 def interactive() -> bool:
-    """Whether a person watches: standard error is a terminal and no CI service runs this."""
+    """Return True if a person is watching: standard error is a terminal, outside of CI."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def say(line: str) -> None:
-    """One line for the user, on standard error (standard output is for tables); nobody who listens ends no run."""
+    """Print a line for the user to standard error (standard output is for tables); a closed pipe ends no run."""
     try:
         print(line, file=sys.stderr, flush=True)
     except BrokenPipeError:  # `... 2>&1 | head` has seen enough
@@ -23,7 +23,7 @@ def say(line: str) -> None:
 
 
 def show(text: str) -> None:
-    """Text on standard output; where its reader has gone, as `head` does, nothing more is written there."""
+    """Print text to standard output; once its reader has gone, as `head` does, write nothing more."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -31,29 +31,29 @@ def show(text: str) -> None:
 
 
 def silence(stream: IO[str]) -> None:
-    """Send what is left in a stream's buffer, and all that follows, nowhere."""
+    """Discard the rest of a stream's buffer and everything written to it later."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-#: seconds after which a long sample's first line, with an estimate, comes where there is no terminal
+#: seconds before the first line about a long sample, with an estimate, where there is no terminal
 FIRST_S = 3.0
 
 
 def duration(seconds: float) -> str:
-    """A time left, as people say it."""
+    """Return a remaining time in a readable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:
-    """Counts samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
+    """A counter of samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
 
     Args:
         title: what is being done.
         total: number of samples.
-        done: samples that are there already (a resumed run).
+        done: samples that are done already (a resumed run).
         every_s: seconds between plain lines where there is no terminal.
     """
 
@@ -87,7 +87,7 @@ class Progress:
         return self
 
     def advance(self, count: int, note: str = "") -> None:
-        """`count` more samples are done."""
+        """Count `count` more samples."""
         self.done += count
         self._under_way = ""
         if self._bar is not None:
@@ -97,7 +97,7 @@ class Progress:
             say(f"{self.title}: {self.done}/{self.total}  {note}")
 
     def within(self, share: float, note: str) -> None:
-        """Of the batch under way, whose samples are long, `share` samples' worth is done; `note` says where it is."""
+        """Show that `share` samples' worth of the current batch is done, and where it is (`note`)."""
         self._under_way = note
         if self._bar is not None:
             self._bar.update(self._task, total=self.total, completed=self.done + share, note=note)
@@ -110,7 +110,7 @@ class Progress:
         say(f"{self.title}: {self.done}/{self.total}  {note}, about {duration(left)} left")
 
     def say(self, line: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

@@ -1,4 +1,4 @@
-"""What a single choice needs: a package, a GPU, a path. Looks, and imports nothing heavy."""
+"""Requirements of a single choice: a package, a GPU, a path; checked without heavy imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvbench.errors import ConfigError
 
-#: what a GPU of any maker looks like to Linux (NVIDIA's own driver, AMD's, WSL's, Tegra's)
+#: device files of GPUs under Linux (NVIDIA's own driver, AMD's, WSL's, Tegra's)
 GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 
 
@@ -20,9 +20,9 @@ class Package:
     """A package that one choice needs.
 
     Args:
-        module: as it is imported.
+        module: name by which it is imported.
         key, value: the choice, for example ``method.encoder`` and ``bm25``.
-        hint: what installs it, or what to choose instead.
+        hint: how to install it, or what to choose instead.
     """
 
     module: str
@@ -32,7 +32,7 @@ class Package:
 
 
 def installed(module: str) -> bool:
-    """Whether `module` could be imported; it is not."""
+    """Return True if `module` could be imported, without importing it."""
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # its parent is missing, or is no package
@@ -52,7 +52,7 @@ def check_packages(packages: Iterable[Package]) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether there may be a GPU; False only where there can be none. Asks torch only where it is imported."""
+    """Return False only if this machine cannot have a GPU; asks torch only if it is imported already."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     if "torch" in sys.modules:
@@ -63,16 +63,16 @@ def has_gpu() -> bool:
 
 
 def exists(path: str, key: str) -> bool:
-    """Whether there is something at `path`, where it can be looked up.
+    """Return True if something exists at `path`.
 
     Raises:
-        ConfigError: the path is too long, a loop of links, of an unknown user's home, or out of reach.
+        ConfigError: the path is too long, a loop of links, in an unknown user's home, or not accessible.
     """
     try:
         Path(path).expanduser().stat()
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, RuntimeError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise ConfigError(key, path, f"cannot be looked up ({said})", hint="another path") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(key, path, f"cannot be looked up ({reason})", hint="another path") from error
     return True

@@ -1,7 +1,7 @@
-"""A plain dict turned into a dataclass, strictly: unknown keys, wrong types and values out of range are ConfigErrors.
+"""Strict dataclasses from plain dicts: unknown keys, wrong types and values out of range are ConfigErrors.
 
 A dataclass is the schema: its annotations are the types, its field metadata the bounds (:func:`bounded`), and its
-optional ``check()`` what no annotation can say. Imports no torch, so that a configuration is checked in a moment.
+optional ``check()`` what no annotation can express. Imports no torch, so that a configuration is checked in a moment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvbench.errors import ConfigError, cut, few, nearest
 
 T = TypeVar("T")
 
-#: bounds of sizes: a number beyond them is a slip of the keyboard, and would end in memory errors hours later
+#: bounds of sizes: a larger number is a typing error, and would end in memory errors hours later
 MOST_TOKENS = 2**24
 MOST_ROWS = 2**16
 MOST_GIB = 2**20
@@ -33,7 +33,7 @@ def bounded(
     maximum: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """A dataclass field whose numbers must lie in ``[minimum, maximum]`` (or be ``> above``); ``None`` is let through.
+    """Return a dataclass field whose numbers must lie in ``[minimum, maximum]`` (or be ``> above``), or be None.
 
     Args:
         default: the field's default; left out, the field is required.
@@ -49,7 +49,7 @@ def bounded(
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Make a `cls` (a dataclass) from `data`, nested dataclasses included.
+    """Return an instance of the dataclass `cls` made of `data`, nested dataclasses included.
 
     Args:
         cls: dataclass; fields with a default may be absent from `data`.
@@ -80,7 +80,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
-    """A ConfigError for a `key` that does not exist: the nearest of `names` is proposed, not that of the value."""
+    """Return a ConfigError for an unknown `key`, which proposes the nearest of `names` to the key."""
     names = list(names)
     near = nearest(key.rsplit(".", 1)[-1], names)
     hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
@@ -89,44 +89,44 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
 
 
 def load_class(key: str, target: Any, example: str) -> type:
-    """The class that ``_target_`` names; its module is imported, nothing in it is called.
+    """Import and return the class that ``_target_`` names.
 
     Args:
-        key: where the name stands, for messages.
+        key: key of the name, for messages.
         target: ``package.module.Class``.
-        example: a name that would do.
+        example: a valid name, for messages.
 
     Raises:
-        ConfigError: it is no such name, cannot be imported, or is no class.
+        ConfigError: it is not such a name, cannot be imported, or is not a class.
     """
     hint = f"for example {example}"
     parts = target.split(".") if isinstance(target, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise ConfigError(key, target, "must name a class with its module", hint=hint)
     try:
-        found = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
+        cls = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
     except (ImportError, AttributeError) as error:
         raise ConfigError(key, target, f"cannot be imported ({cut(str(error))})", hint=hint) from error
     except Exception as error:  # the module's own code failed
-        said = cut(f"{type(error).__name__}: {error}")
-        raise ConfigError(key, target, f"its module fails when it is imported ({said})", hint=hint) from error
-    if not isinstance(found, type):
+        reason = cut(f"{type(error).__name__}: {error}")
+        raise ConfigError(key, target, f"its module fails when it is imported ({reason})", hint=hint) from error
+    if not isinstance(cls, type):
         raise ConfigError(key, target, "is no class", hint=hint)
-    return found
+    return cls
 
 
 def field_names(cls: type) -> list[str]:
-    """Names of the fields that may be given for the dataclass `cls`."""
+    """Return the names of the init fields of the dataclass `cls`."""
     return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def join(prefix: str, name: str) -> str:
-    """``prefix.name``, or `name` at the top."""
+    """Return ``prefix.name``, or `name` without a prefix."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """`value` checked against the annotation `hint` (and `limits`), with lists made tuples where `hint` says so.
+    """Return `value` checked against the annotation `hint` and `limits`, with lists as tuples where `hint` says so.
 
     Raises:
         ConfigError: as :func:`build`.
@@ -173,7 +173,7 @@ def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.M
 
 
 class _OutOfRange(ConfigError):
-    """The type is right, the number is not."""
+    """A number of the right type outside its bounds."""
 
 
 def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[str, Any]) -> Any:
@@ -226,7 +226,7 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """An annotation in words for a message: ``a whole number``, ``one of auto, cpu``."""
+    """Return an annotation in words for a message: ``a whole number``, ``one of auto, cpu``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
@@ -241,7 +241,7 @@ def describe(hint: Any) -> str:
 
 
 def example(hint: Any) -> str:
-    """A value as one would type it on the command line for the annotation `hint`."""
+    """Return an example of a value for the annotation `hint`, as typed on the command line."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     plain = {int: "1", float: "0.5", bool: "true", str: "name", type(None): "null"}
     if hint in plain:
@@ -256,7 +256,7 @@ def example(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """`value` as YAML and the command line write it."""
+    """Return `value` as YAML and the command line write it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

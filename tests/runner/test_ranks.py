@@ -36,7 +36,7 @@ class Team:
         self.calls.append(("open",))
 
     def tell(self, names: Sequence[str]) -> None:
-        self.told = True
+        self.announced = True
         self.calls.append(("tell", list(names)))
 
     def fail(self, error: BaseException) -> None:
@@ -137,7 +137,7 @@ def test_what_ends_a_run_here_is_passed_on_where_others_may_wait(
 ) -> None:
     many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"))
     team: Any = Team(rank)
-    team.told = told
+    team.announced = told
     monkeypatch.setattr("kvbench.models.devices.joined", lambda runtime: team)
     with pytest.raises(type(error)), ranks.joined(many, ToyTask()) as found:
         assert found is team and team.calls == [("open",)]
