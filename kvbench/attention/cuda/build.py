@@ -41,7 +41,7 @@ Signature = tuple[tuple[Format, Format], ...]
 
 @dataclass(frozen=True)
 class Build:
-    """What the kernel is compiled for; the macros of ``cuda/header.cuh``."""
+    """Compile-time choices of the kernel: the macros of ``cuda/header.cuh``."""
 
     channels: int
     team: int
@@ -79,7 +79,7 @@ class Build:
         return max(queries + self.teams * self.stages * self.slot, self.teams * self.rows * self.channels * 4, 16384)
 
     def macros(self) -> str:
-        """The lines that stand before the source."""
+        """Return the lines that stand before the source."""
         table = ", ".join(
             "{" + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group)) + "}"
             for pair in self.phases
@@ -102,7 +102,7 @@ class Build:
 
 
 def slot_bytes(form: Format, channels: int) -> int:
-    """Bytes of codes and parameters of one tile of a packed format."""
+    """Return the bytes of codes and parameters of one tile of a packed format."""
     if form.kind == "full":
         return 0
     params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
@@ -119,7 +119,7 @@ def build(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Build:
-    """The configuration for `rows` query rows of a KV head.
+    """Return the configuration for `rows` query rows of a KV head.
 
     Args:
         tuning: overrides of teams, stages, resident.
@@ -133,7 +133,7 @@ def build(
     options = [(4, 2, 1), (2, 2, 1)] if team > 1 else [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1)]
     chosen = dict(tuning)
     for teams, stages, resident in options:
-        made = Build(
+        candidate = Build(
             channels,
             team,
             rows <= 4,
@@ -145,9 +145,9 @@ def build(
             softcap,
             sinks,
         )
-        if (made.shared + 1024) * made.resident <= (shared if resident == 1 else min(shared, 160 * 1024)):
+        if (candidate.shared + 1024) * candidate.resident <= (shared if resident == 1 else min(shared, 160 * 1024)):
             break
-    return made
+    return candidate
 
 
 class Kernel:
@@ -157,43 +157,43 @@ class Kernel:
         RuntimeError: nvrtc or the driver refused; the message holds their words.
     """
 
-    def __init__(self, made: Build, device: int) -> None:
-        self.made = made
+    def __init__(self, build: Build, device: int) -> None:
+        self.build = build
         major, minor = torch.cuda.get_device_capability(device)
-        binary = compiled(made.macros() + source(), f"sm_{major}{minor}")
+        binary = compiled(build.macros() + source(), f"sm_{major}{minor}")
         with torch.cuda.device(device):  # a module belongs to the context that is current when it is loaded
             self._load(binary, device)
 
     def _load(self, binary: bytes, device: int) -> None:
         from cuda.bindings import driver
 
-        made = self.made
+        build = self.build
         self.module = ask(driver.cuModuleLoadData(binary))
         self.function = ask(driver.cuModuleGetFunction(self.module, b"decode"))
         attribute = driver.CUfunction_attribute
         ask(
             driver.cuFuncSetAttribute(
-                self.function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, made.shared
+                self.function, attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, build.shared
             )
         )
         self.registers = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, self.function))
         self.spilled = ask(driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, self.function))
-        fit = ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, made.warps * 32, made.shared))
+        fit = ask(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, build.warps * 32, build.shared))
         self.resident = fit * torch.cuda.get_device_properties(device).multi_processor_count
         self._launch = driver.cuLaunchKernel
 
     def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
         """Run it; `arguments` is the packed ``Args``."""
-        held = ctypes.create_string_buffer(arguments, len(arguments))
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(held))
+        buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         ask(
             self._launch(
                 self.function,
                 *grid,
-                self.made.warps * 32,
+                self.build.warps * 32,
                 1,
                 1,
-                self.made.shared,
+                self.build.shared,
                 stream,
                 ctypes.addressof(pointers),
                 0,
@@ -202,7 +202,7 @@ class Kernel:
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """The machine code of `source`, from the disk where it was compiled before.
+    """Return the machine code of `source`, from the disk where it was compiled before.
 
     Raises:
         RuntimeError: nvrtc refused; the message holds its words.
@@ -229,7 +229,11 @@ def compiled(source: str, architecture: str) -> bytes:
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """The value of a call of cuda.bindings, which answers (error, value); raises RuntimeError with its name."""
+    """Return the value of a call of cuda.bindings, which answers (error, value).
+
+    Raises:
+        RuntimeError: the call failed; the message names the error.
+    """
     if answer[0].value:
         raise RuntimeError(f"CUDA: {answer[0]!r}")
     return answer[1] if len(answer) == 2 else answer[1:]
@@ -237,7 +241,7 @@ def ask(answer: tuple[Any, ...]) -> Any:
 
 @cache
 def source() -> str:
-    """The kernel's source, without the macros."""
+    """Return the kernel's source, without the macros."""
     folder = Path(__file__).parent
     return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
 
@@ -253,6 +257,6 @@ def kernel(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Kernel:
-    """The compiled kernel, once a process."""
+    """Return the compiled kernel, once a process."""
     shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
     return Kernel(build(phases, channels, rows, bf16, tuning, shared, softcap, sinks), device)

@@ -24,7 +24,7 @@ LINES = 65535
 
 @cache
 def available() -> str | None:
-    """Why this machine cannot compile the kernel, or None."""
+    """Return the reason why this machine cannot compile the kernel, or None."""
     try:
         from cuda.bindings import driver, nvrtc  # noqa: F401
     except ImportError:
@@ -37,7 +37,7 @@ def available() -> str | None:
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Why this kernel does not serve a layer, or None."""
+    """Return the reason why this kernel does not serve a layer, or None."""
     reason = available()
     if reason:
         return reason
@@ -72,18 +72,18 @@ def refuses(query: Tensor, work: Work) -> str | None:
 def problem(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
 ) -> str | None:
-    """Why the kernel cannot be compiled or held by this GPU, or None; found out once."""
+    """Return the reason why this GPU cannot compile or hold the kernel, or None; found out once."""
     try:
-        made = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
+        compiled = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
     except RuntimeError as error:
         return f"not compiled: {str(error).splitlines()[0]}"
-    return None if made.resident else "a multiprocessor of this GPU has no room for it"
+    return None if compiled.resident else "a multiprocessor of this GPU has no room for it"
 
 
 def attend(
     query: Tensor, work: Work, scaling: float, tuning: tuple[tuple[str, int], ...] = (), splits: int | None = None
 ) -> Tensor:
-    """Attention of the newest tokens to everything in the stores.
+    """Return the attention of the newest tokens to everything in the stores.
 
     Args:
         query: ``[B, Hq, q, D]``, fp16 or bf16, channels contiguous.
@@ -102,17 +102,17 @@ def attend(
     rows = group * count
     device = query.device.index or 0
     extra = extras(query, work)
-    made_for = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning, *extra)
-    made = made_for.made
-    blocks = -(-rows // made.rows)
+    compiled = kernel(work.signature(), channels, rows, query.dtype == torch.bfloat16, device, tuning, *extra)
+    build = compiled.build
+    blocks = -(-rows // build.rows)
     if splits is not None:
         splits = max(1, min(splits, 128))  # the last merge holds a weight for each in shared memory
     else:
-        splits = best_splits(batch * work.heads * blocks, made_for.resident, work.tiles(), made.teams)
+        splits = best_splits(batch * work.heads * blocks, compiled.resident, work.tiles(), build.teams)
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
     stream = torch.cuda.current_stream(query.device).cuda_stream
     lines = batch * work.heads * blocks
-    partial, counter = workspace(device, stream, lines * splits * made.rows * (channels + 2), lines)
+    partial, counter = workspace(device, stream, lines * splits * build.rows * (channels + 2), lines)
     sinks = work.logits.sinks
     if sinks is not None:
         sinks = (sinks.float() if extra[1] == 2 else sinks).contiguous()
@@ -133,25 +133,25 @@ def attend(
         *factors(scaling, work.logits.softcap),
         0 if sinks is None else sinks.data_ptr(),
     )
-    made_for.launch((splits, batch * work.heads, blocks), arguments, stream)
+    compiled.launch((splits, batch * work.heads, blocks), arguments, stream)
     return out
 
 
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
-    """Whether scores are capped, and what sinks there are (``SINKS`` of ``cuda/header.cuh``)."""
+    """Return True if scores are capped, and what sinks there are (``SINKS`` of ``cuda/header.cuh``)."""
     sinks = work.logits.sinks
     return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
 
 
 def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """Factor on the scores, and their cap, in bits: the kernel makes ``cap * tanh(score / 2)`` of capped ones."""
+    """Return the factor on the scores and their cap, in bits: capped ones become ``cap * tanh(score / 2)``."""
     if softcap is None:
         return scaling * LOG2E, 0.0
     return 2 * scaling * LOG2E / softcap, softcap * LOG2E
 
 
 def pack(key: Part, value: Part) -> bytes:
-    """``struct Phase`` of one phase."""
+    """Return ``struct Phase`` of one phase."""
     fields: list[int] = []
     capacity = []
     for part in (key, value):
@@ -167,7 +167,7 @@ def pack(key: Part, value: Part) -> bytes:
 
 @lru_cache(maxsize=4096)
 def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
-    """CTAs for each head that are done soonest.
+    """Return the number of CTAs for each head that is done soonest.
 
     A CTA takes the time of its tiles over its teams and, for its first loads and its merge, that of one tile more; a
     wave of CTAs that is nearly empty takes as long as a full one.
@@ -187,13 +187,16 @@ _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
 
 def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor, Tensor]:
-    """Partial results and counters of a stream. Outgrown ones are kept: a captured graph may still write to them."""
-    held = _workspaces.setdefault((device, stream), [])
-    if not held or held[-1][0].numel() < floats or held[-1][1].numel() < lines:
-        most = max(floats, 2 * held[-1][0].numel() if held else 1 << 20)
+    """Return room for partial results, and counters, of a stream.
+
+    Outgrown ones are kept: a captured graph may still write to them.
+    """
+    workspaces = _workspaces.setdefault((device, stream), [])
+    if not workspaces or workspaces[-1][0].numel() < floats or workspaces[-1][1].numel() < lines:
+        most = max(floats, 2 * workspaces[-1][0].numel() if workspaces else 1 << 20)
         where = torch.device("cuda", device)
         with torch.inference_mode(False):
-            held.append(
+            workspaces.append(
                 (torch.empty(most, device=where), torch.zeros(max(lines, 4096), dtype=torch.int32, device=where))
             )
-    return held[-1]
+    return workspaces[-1]

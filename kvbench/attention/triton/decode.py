@@ -36,12 +36,12 @@ INTERPRETED = triton.knobs.runtime.interpret
 #: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
 REGISTERS = 65536
 LOG2E = math.log2(math.e)
-#: what :func:`together` found for a compiled kernel
+#: programs that run at once (:func:`together`), by compiled kernel
 TOGETHER: dict[Any, int] = {}
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Why this kernel cannot serve a step, for the result row; None where it can.
+    """Return the reason why this kernel cannot serve a step, for the result row; None where it can.
 
     Args:
         query: ``[B, Hq, q, D]``. work: the layer's phases.
@@ -59,8 +59,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     if query.shape[0] * work.heads > LINES:
         return f"{query.shape[0]} rows of {work.heads} heads, more than {LINES} in all"
     for key, value in work.phases:
-        for side, held, channels in (("keys", key, work.key_dim), ("values", value, work.value_dim)):
-            form = held.format
+        for side, segment, channels in (("keys", key, work.key_dim), ("values", value, work.value_dim)):
+            form = segment.format
             if form.kind != "full" and form.axis == "token" and channels % form.group:
                 return f"groups of {form.group} channels in {side} of {channels}"
         if value.format.kind != "full" and value.format.axis == "channel":
@@ -69,7 +69,7 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
-    """Attention of the newest tokens to everything in a layer.
+    """Return the attention of the newest tokens to everything in a layer.
 
     Args:
         query: ``[B, Hq, q, D]``, any strides with contiguous channels; token i sees all but the newest q - 1 - i slots.
@@ -123,21 +123,21 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     return out
 
 
-def pointers(held: Part) -> tuple[Tensor, ...]:
-    """Buffers of one side of a phase, as the kernel takes them."""
-    return (held.buffer,) if held.buffer is not None else (*held.words, *held.params)
+def pointers(side: Part) -> tuple[Tensor, ...]:
+    """Return the buffers of one side of a phase, as the kernel takes them."""
+    return (side.buffer,) if side.buffer is not None else (*side.words, *side.params)
 
 
-def extent(held: Part) -> tuple[int, int]:
-    """Tiles (or exact tokens) that a buffer has room for, and rows of its per-channel parameters."""
-    if held.buffer is not None:
-        return held.buffer.shape[2], 0
-    return held.words[0].shape[2], held.params[0].shape[2]
+def extent(side: Part) -> tuple[int, int]:
+    """Return the tiles (or exact tokens) that a buffer has room for, and the rows of its per-channel parameters."""
+    if side.buffer is not None:
+        return side.buffer.shape[2], 0
+    return side.words[0].shape[2], side.params[0].shape[2]
 
 
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
-    """Formats as numbers, of keys and of values, and costs of whole tiles and of parts, for each phase."""
+    """Return formats as numbers, of keys and of values, and costs of whole tiles and of parts, for each phase."""
     keys, values = (
         [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
     )
@@ -147,7 +147,7 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
 
 
 def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
-    """Programs of a compiled kernel that a GPU runs at once: what its registers and shared memory allow."""
+    """Return how many programs of a compiled kernel a GPU runs at once, by its registers and shared memory."""
     kernel._init_handles()
     about = torch.cuda.get_device_properties(device)
     registers = -(-kernel.n_regs // 8) * 8 * 32 * warps
@@ -157,7 +157,7 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
 
 
 def split(steps: int, programs: int, at_once: int) -> int:
-    """Parts into which the work of a block of query rows is cut: as many as run at once, never a few more.
+    """Return into how many parts the work of a block of query rows is cut: as many as run at once, never a few more.
 
     A wave of programs that is nearly empty costs as much as a full one.
 
@@ -178,12 +178,12 @@ def split(steps: int, programs: int, at_once: int) -> int:
 
 @lru_cache(maxsize=64)
 def counters(device: torch.device, cells: int) -> Tensor:
-    """Zeroed counters; every merge leaves them zeroed."""
+    """Return zeroed counters; every merge leaves them zeroed."""
     return torch.zeros(cells, dtype=torch.int32, device=device)
 
 
 def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for partial results, and counters."""
+    """Return room for partial results, and counters."""
     stats = torch.empty(parts * 2 * rows, dtype=torch.float32, device=device)
     sums = torch.empty(parts * rows * channels, dtype=torch.float32, device=device)
     return stats, sums, counters(device, triton.next_power_of_2(cells))

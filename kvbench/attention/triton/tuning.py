@@ -55,14 +55,14 @@ WINDOWED = 2.0
 
 
 def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
-    """Choices for the formats of a layer; not for its lengths, or a growing cache would be compiled for anew."""
+    """Return the choices for the formats of a layer; lengths do not count, or a growing cache would compile anew."""
     forms = [form for pair in signature for form in pair]
     bits = min((form.bits for form in forms), default=16)
     return (WINDOWS if any(form.window for form in forms) else TABLE)[bits]
 
 
 def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
-    """Cost of a whole tile, and of `part` tokens of one, in a common unit."""
+    """Return the cost of a whole tile, and of `part` tokens of one, in a common unit."""
     token = sum(COST[form.bits] * (WINDOWED if form.window else PARAMETERS[form.group]) for form in (key, value))
     # words of a part of a tile are read again for each part, and its parameters one step at a time
     return max(round(token * 128 / 16), 1), max(
@@ -71,5 +71,5 @@ def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
 
 
 def changed(**choices: int) -> dict[int, Tuning]:
-    """The table with `choices` in every line (to try variants: ``TABLE.update(changed(warps=1))``)."""
+    """Return the table with `choices` in every line (to try variants: ``TABLE.update(changed(warps=1))``)."""
     return {bits: replace(line, **choices) for bits, line in TABLE.items()}

@@ -14,7 +14,7 @@ ELEMENTS = 8192
 
 @dataclass(frozen=True)
 class Form:
-    """What the kernel is compiled for, beside the dtype.
+    """Compile-time choices of the kernel, apart from the dtype.
 
     Args:
         kind, bits, by_channel, group: of the quantizer.
@@ -38,7 +38,7 @@ class Form:
 
 @lru_cache(maxsize=256)
 def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
-    """How the kernel serves a format for heads of `channels`, or why it does not; `half`: fp16, else bf16."""
+    """Return how the kernel serves a format for heads of `channels`, or why it does not; `half`: fp16, else bf16."""
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
     if group & (group - 1) or not 8 <= group <= TILE:
@@ -62,7 +62,7 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
 
 @lru_cache(maxsize=256)
 def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
-    """As :func:`form`, for blocks of `window` tokens that are cut into groups of at most `group`, wherever they lie."""
+    """Return :func:`form` for blocks of `window` tokens, cut into groups of at most `group`, wherever they lie."""
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
     least = window // -(-window // group)
@@ -76,7 +76,7 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
 
 
 def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
-    """The programs of a (row, KV head) that write tokens ``[start, start + count)``.
+    """Return the programs of a (row, KV head) that write tokens ``[start, start + count)``.
 
     A token alone with groups of its own (the value that leaves a window at every step) touches one word row, so one
     program of a small kind writes it, instead of all that a tile has.
@@ -94,10 +94,10 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
 @lru_cache(maxsize=256)
 def alone_in_its_row(how: Form) -> Form:
-    """The form whose programs have a single word row."""
+    """Return the form whose programs have a single word row."""
     return replace(how, rows=1, parts=how.parts * how.rows, warps=1)
 
 
 def word_rows(bits: int) -> int:
-    """Word rows of a tile."""
+    """Return the word rows of a tile."""
     return TILE * max(PLANES[bits]) // 16

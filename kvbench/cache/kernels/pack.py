@@ -34,7 +34,7 @@ INTERPRET = False
 
 @cache
 def missing() -> str | None:
-    """Why the kernel cannot run here at all, or None."""
+    """Return the reason why the kernel cannot run here at all, or None."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -44,7 +44,7 @@ def missing() -> str | None:
 
 @cache
 def _interpreted() -> bool:
-    """Whether Triton runs kernels on the CPU, operation by operation (TRITON_INTERPRET=1: tests)."""
+    """Return True if Triton runs kernels on the CPU, operation by operation (TRITON_INTERPRET=1: tests)."""
     if missing():
         return False
     import triton
@@ -59,12 +59,12 @@ def _too_old(device: torch.device) -> bool:
 
 @cache
 def compiled(device: torch.device) -> bool:
-    """Whether kernels are compiled for `device`."""
+    """Return True if kernels are compiled for `device`."""
     return device.type == "cuda" and missing() is None and not _too_old(device) and not _interpreted()
 
 
 def served(segment: Packed, x: Tensor) -> Form | str:
-    """The form in which the kernel packs tokens ``x`` ``[rows, H, n, D]`` into `segment`, or why it does not."""
+    """Return the form in which the kernel packs tokens ``x`` ``[rows, H, n, D]`` into `segment`, or why it does not."""
     if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:
         return f"tokens in {str(x.dtype).removeprefix('torch.')}"
     reason = missing()
@@ -81,12 +81,12 @@ def served(segment: Packed, x: Tensor) -> Form | str:
     channels, half = x.shape[-1], x.dtype == torch.float16
     group = quantizer.group_size or channels
     if isinstance(quantizer, WindowedQuantizer) and (group & (group - 1) or not quantizer.even):
-        found = windows(quantizer.bits, quantizer.window, group, channels, half)
+        answer = windows(quantizer.bits, quantizer.window, group, channels, half)
     else:
-        found = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, half)
-    if isinstance(found, Form) and any(s % 2 for s in x.stride()[:-1]) | (x.stride(-1) != 1) | (x.data_ptr() % 4 != 0):
+        answer = form(kind, quantizer.bits, quantizer.axis == "channel", group, channels, half)
+    if isinstance(answer, Form) and any(s % 2 for s in x.stride()[:-1]) | (x.stride(-1) != 1) | (x.data_ptr() % 4 != 0):
         return "channels that are not contiguous"
-    return found
+    return answer
 
 
 def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, index: Tensor | None = None) -> None:
@@ -107,16 +107,16 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
 
 
 def warm(segment: Packed, x: Tensor) -> None:
-    """Have the kernels compiled by which tokens like ``x`` ``[B, H, 1, D]`` are packed later; nothing is packed now.
+    """Compile the kernels that will pack tokens like ``x`` ``[B, H, 1, D]`` later; nothing is packed now.
 
     A compilation takes a second: it should not fall into the step of the first flush.
     """
     how = served(segment, x)
     if isinstance(how, Form):
-        for each in {how, programs(how, 0, 1)[0]}:
-            _launch(segment, each, 0, x, 0, 0, None)
+        for launched in {how, programs(how, 0, 1)[0]}:
+            _launch(segment, launched, 0, x, 0, 0, None)
             if segment.watch is not None:
-                pack_together.run([pack_together.Job(segment, each, 0, x[:, :, :0], 0)])
+                pack_together.run([pack_together.Job(segment, launched, 0, x[:, :, :0], 0)])
 
 
 def _launch(
@@ -160,6 +160,6 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """The watch of segments that belong to no layer: it is read after every call."""
+    """Return the watch of segments that belong to no layer: it is read after every call."""
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -124,19 +124,19 @@ def put_words(
         word = tl.trans(tl.reshape(both, (ROWS, PAIRS * 2)))
         channel = (tl.min(pair, 0) * 2) + tl.arange(0, PAIRS * 2)
         place = words + base + channel[:, None] * WORD_ROWS + row[None, :]
-        kept = written[None, :]
+        covered = written[None, :]
     else:
         # channels are contiguous: a pair of words is one 32-bit store
         word = pairs
         place = (words + base).to(tl.pointer_type(tl.int32)) + row[:, None] * (HEAD_DIM // 2) + pair[None, :]
-        kept = (written | (written << 16))[:, None]
+        covered = (written | (written << 16))[:, None]
     if whole:
         tl.store(place, word)
     else:
         # other fields of these words hold tokens of earlier appends
-        some = tl.broadcast_to(kept != 0, word.shape)
+        some = tl.broadcast_to(covered != 0, word.shape)
         old = tl.load(place, mask=some, other=0).to(tl.int32)
-        mixed = (old & ~kept) | (word.to(tl.int32) & kept)
+        mixed = (old & ~covered) | (word.to(tl.int32) & covered)
         tl.store(place, mixed.to(place.dtype.element_ty), mask=some)
 
 

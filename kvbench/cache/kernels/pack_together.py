@@ -41,18 +41,18 @@ class Job:
     start: int
 
     def signature(self) -> Hashable:
-        """Jobs of one signature go into one launch."""
-        x, held = self.x, self.segment
-        assert held.watch is not None
+        """Return what jobs of one launch have in common."""
+        x, segment = self.x, self.segment
+        assert segment.watch is not None
         where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
-        return (self.how, where, held.side, held.words[0].shape, held.params[0].shape, id(held.watch[0]))
+        return (self.how, where, segment.side, segment.words[0].shape, segment.params[0].shape, id(segment.watch[0]))
 
     def addresses(self) -> tuple[int, ...]:
-        """A line of the table of :func:`kvbench.cache.kernels.pack_layers.pack_layers`."""
-        held = self.segment
-        assert held.watch is not None
-        buffers = (held.words[0], held.words[-1], held.params[0], held.params[1])
-        return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), held.watch[1])
+        """Return a line of the table of :func:`kvbench.cache.kernels.pack_layers.pack_layers`."""
+        segment = self.segment
+        assert segment.watch is not None
+        buffers = (segment.words[0], segment.words[-1], segment.params[0], segment.params[1])
+        return (self.x.untyped_storage().data_ptr(), *(b.data_ptr() for b in buffers), segment.watch[1])
 
 
 @contextmanager
@@ -84,19 +84,19 @@ def launch(jobs: list[Job]) -> None:
 
 
 def run(group: list[Job]) -> None:
-    """One launch for jobs of one signature."""
+    """Launch one kernel for jobs of one signature."""
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]
-    x, held = job.x, job.segment
-    assert held.watch is not None
+    x, segment = job.x, job.segment
+    assert segment.watch is not None
     rows, heads, count, channels = x.shape
     how, first, parts = programs(job.how, job.start, count)
     with torch.cuda.device_of(x):
         pack_layers[(rows * heads, parts, len(group))](
-            addresses(tuple(each.addresses() for each in group), x.device),
+            addresses(tuple(member.addresses() for member in group), x.device),
             x,
-            held.watch[0].record,
+            segment.watch[0].record,
             x.storage_offset(),
             *(stride // 2 for stride in x.stride()[:3]),
             job.start,
@@ -104,14 +104,14 @@ def run(group: list[Job]) -> None:
             job.first_row,
             first,
             heads,
-            held.words[0].shape[2],
-            held.params[0].shape[2],
+            segment.words[0].shape[2],
+            segment.params[0].shape[2],
             how.kind,
             how.bits,
             how.by_channel,
             how.group,
             channels,
-            held.side == "value",
+            segment.side == "value",
             how.rows,
             how.channels,
             how.window,

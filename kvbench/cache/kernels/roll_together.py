@@ -30,7 +30,7 @@ SINKS = 8
 
 
 class Move(NamedTuple):
-    """What moves in rows ``[first, last)`` of a segment, alike.
+    """A move that rows ``[first, last)`` of a segment have in common.
 
     Attributes:
         old, new: where the sinks begin in the buffer, before and after.
@@ -88,16 +88,16 @@ def roll(segment: Rolling, move: Move) -> None:
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
-    """All moves of each segment, by its identity."""
-    found: dict[int, Roll] = {}
+    """Return all moves of each segment, by its identity."""
+    by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
-        known = found.get(id(segment))
-        found[id(segment)] = (segment, moves if known is None else known[1] + moves)
-    return found
+        known = by_segment.get(id(segment))
+        by_segment[id(segment)] = (segment, moves if known is None else known[1] + moves)
+    return by_segment
 
 
 def launch(rolls: Sequence[Roll]) -> None:
-    """Do `rolls`, those alike at once."""
+    """Carry out `rolls`, those alike in one launch."""
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
         if moves:
@@ -109,7 +109,7 @@ def launch(rolls: Sequence[Roll]) -> None:
 
 
 def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
-    """The same moves of segments of one shape."""
+    """Carry out the same moves of segments of one shape."""
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
     do = by_kernel if INTERPRET or compiled(segments[0].buffer.device) else by_torch
@@ -119,7 +119,7 @@ def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
 
 
 def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
-    """The sinks' keys of all segments ``[B, segments x H, sinks, D]``, turned as the moves say.
+    """Return the sinks' keys of all segments ``[B, segments x H, sinks, D]``, turned as the moves say.
 
     Rows that do not move are turned by any number, and must not be used.
     """
@@ -135,7 +135,7 @@ def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
 
 
 def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
-    """In plain torch."""
+    """Carry out moves in plain torch."""
     targets: list[Tensor] = []
     sources: list[Tensor] = []
     for move in moves:
@@ -155,7 +155,7 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
 
 
 def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
-    """One launch for the sinks, and one for what goes to the front of its buffer."""
+    """Launch one kernel for the sinks, and one for what goes to the front of its buffer."""
     import triton
 
     from kvbench.cache.kernels.roll_kernel import move_to_front, write_sinks
@@ -164,11 +164,11 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
     rows, heads, room, channels = buffer.shape
     block = triton.next_power_of_2(channels)
     where = places(moves, rows, buffer.device)
-    held = addresses(tuple(segment.buffer.data_ptr() for segment in segments), buffer.device)
+    table = addresses(tuple(segment.buffer.data_ptr() for segment in segments), buffer.device)
     grid = (rows * heads, len(segments))
     with torch.cuda.device_of(buffer):
         write_sinks[grid](
-            held,
+            table,
             buffer if turned is None else turned.contiguous(),
             where,
             heads,
@@ -182,11 +182,11 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
         )
         if any(move.back for move in moves):
             tokens = max(ELEMENTS // block, 1)
-            move_to_front[grid](held, buffer, where, heads, room, channels, block, tokens, num_stages=1)
+            move_to_front[grid](table, buffer, where, heads, room, channels, block, tokens, num_stages=1)
 
 
 def warm(segment: Rolling) -> None:
-    """Have the kernels compiled by which `segment` rolls later; nothing moves now.
+    """Compile the kernels that will roll `segment` later; nothing moves now.
 
     A compilation takes a second: it should not fall into the step of the first roll.
     """
@@ -198,7 +198,9 @@ def warm(segment: Rolling) -> None:
 
 @lru_cache(maxsize=16)
 def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
-    """The moves on the device, int32 ``[rows, 4]``: old, new, start and count of what goes to the front; -1: nothing.
+    """Return the moves on the device, int32 ``[rows, 4]``.
+
+    Columns: old and new place of the sinks, start and count of what goes to the front; -1: nothing moves.
 
     All layers of a step ask for the same.
     """

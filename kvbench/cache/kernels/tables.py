@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A (nested) list of numbers on `device`, in its shape."""
+    """Return a (nested) list of numbers as a tensor on `device`, in its shape."""
     with torch.inference_mode(False):
-        made = torch.tensor(numbers, dtype=dtype)
-        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+        on_host = torch.tensor(numbers, dtype=dtype)
+        return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
 
 
 @lru_cache(maxsize=1024)
-def addresses(found: tuple[object, ...], device: torch.device) -> Tensor:
-    """Addresses of buffers (and numbers that go with them), int64; sent once, as buffers stay where they are."""
-    return upload(found, torch.int64, device)
+def addresses(numbers: tuple[object, ...], device: torch.device) -> Tensor:
+    """Return addresses of buffers (and numbers that go with them), int64; sent once, as buffers stay where they are."""
+    return upload(numbers, torch.int64, device)
