@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -49,3 +50,67 @@ def test_a_configuration_is_checked_without_torch() -> None:
     )
     done = _run(code, "torch,transformers,hydra,omegaconf")
     assert done.returncode == 0, done.stderr
+
+
+# -- circles and the top floor ---------------------------------------------------------------------------------------
+
+#: modules on the top floor of the package; all but the first three are doors: a few lines that open a package
+DOORS = {"report", "score", "fetch", "calibrate", "tune", "publish"}
+TOP = {"__init__", "__main__", "errors"} | DOORS
+
+#: circles that are known and to be removed, each as the names of its modules
+KNOWN_CIRCLES = [{"kvbench.bench.memory", "kvbench.bench.prefill", "kvbench.bench.tpot", "kvbench.bench.whole"}]
+
+
+def _modules() -> dict[str, Path]:
+    paths = (ROOT / "kvbench").rglob("*.py")
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def _imports(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Modules of the package that each module imports: anywhere in it, for types alone too."""
+    edges: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                edges[name] |= {alias.name for alias in node.names if alias.name in modules}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "") in modules:
+                inner = (f"{node.module}.{alias.name}" for alias in node.names)
+                edges[name] |= {module if module in modules else str(node.module) for module in inner}
+    return edges
+
+
+def _circles(edges: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of nodes of which each reaches all others."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            fresh = edges[waiting.pop()] - seen
+            seen |= fresh
+            waiting.extend(fresh)
+        return seen
+
+    reach = {name: reached(name) for name in edges}
+    circles = ({other for other in reach[name] if name in reach[other]} for name in edges if name in reach[name])
+    return [set(circle) for circle in {frozenset(circle) for circle in circles}]
+
+
+def test_circles_are_found() -> None:
+    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f"}, "f": {"e"}, "g": {"a"}}
+    assert sorted(map(sorted, _circles(edges))) == [["a", "b", "c"], ["e", "f"]]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    edges = _imports(_modules())
+    assert edges["kvbench.cache.layer"] >= {"kvbench.cache.prompt_phase", "kvbench.cache.policy"}
+    circles = _circles(edges)
+    assert [sorted(circle) for circle in circles if circle not in KNOWN_CIRCLES] == []
+
+
+def test_the_top_floor_holds_doors_alone() -> None:
+    files = {path.stem: path for path in (ROOT / "kvbench").glob("*.py")}
+    assert set(files) <= TOP
+    lines = {name: len(files[name].read_text(encoding="utf-8").splitlines()) for name in DOORS & set(files)}
+    assert max(lines.values()) <= 10, lines

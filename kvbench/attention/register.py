@@ -22,7 +22,9 @@ from kvbench.attention.rope import pre_rope
 from kvbench.cache.layer import Handle, KVLayer
 from kvbench.cache.rope import rotated_prompt
 from kvbench.errors import CacheError, ModelError
+from kvbench.models import int4
 from kvbench.models.served import INSTEAD, unserved
+from kvbench.util.attachment import attached, attachment, release
 
 NAME = "kvbench"
 
@@ -250,14 +252,15 @@ def attach(model: PreTrainedModel) -> None:
     check_served(model)
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation != NAME:
-        model._kvbench_previous_attention = config._attn_implementation  # type: ignore[assignment]
+        attachment(model).attention = config._attn_implementation
         model.set_attn_implementation(NAME)
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Give `model` back the attention that it had before :func:`attach`."""
+    """Give `model` back the attention that it had before :func:`attach`, and remove all that kvbench attached to it."""
     pre_rope.detach(model)
-    previous = getattr(model, "_kvbench_previous_attention", None)
-    if previous is not None:
-        model.set_attn_implementation(previous)
-        del model._kvbench_previous_attention
+    int4.detach(model)
+    known = attached(model)
+    if known is not None and known.attention is not None:
+        model.set_attn_implementation(known.attention)
+    release(model)

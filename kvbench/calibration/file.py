@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kvbench.errors import ConfigError
 from kvbench.util import atomic
+from kvbench.util.attachment import placement
 from kvbench.util.progress import say
 
 if TYPE_CHECKING:
@@ -129,9 +130,10 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     """A few numbers of the weights: of each layer's key projection where it has weights, and of the embedding."""
     from kvbench.models.projections import attentions, key_source
 
-    team = getattr(model, "_kvbench_team", None)
-    if team is not None and hasattr(model, "_kvbench_probe"):
-        return model._kvbench_probe
+    where = placement(model)
+    team = where.team
+    if where.probe is not None:
+        return where.probe
     found = {"probe.embedding": _sample(model.get_input_embeddings().weight, 256)}
     weights = []
     for attention in attentions(model):
@@ -143,7 +145,7 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
         whole = held if team is None else (team.gather(weight.detach(), 0) for weight in held)
         found["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
     if team is not None:  # once a model: every rank sends all its key projections
-        model._kvbench_probe = found
+        where.probe = found
     return found
 
 

@@ -28,6 +28,7 @@ from kvbench.decoding.step import Recorded
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import CacheError
 from kvbench.methods.speculation import Speculation
+from kvbench.util.attachment import placement
 from kvbench.util.failures import is_out_of_memory
 
 Graphs = Literal["auto", "always", "never"]
@@ -63,7 +64,7 @@ def refuses(
         return "the cache leads another one"
     if len({p.device for p in model.parameters()}) > 1:
         return "layers on several devices"
-    if getattr(model, "_kvbench_team", None) is not None and graphs != "always":
+    if placement(model).team is not None and graphs != "always":
         return "tensor parallelism, whose collectives are not recorded unless runtime.graphs=always"
     return None
 

@@ -19,6 +19,7 @@ from kvbench.decoding.drafting import prepare
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
 from kvbench.errors import ConfigError
+from kvbench.util.attachment import placement
 
 
 def random_layers(
@@ -32,7 +33,7 @@ def random_layers(
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    team = getattr(model, "_kvbench_team", None)
+    team = placement(model).team
     heads //= team.size if team is not None else 1  # a rank's own
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for number, layer in enumerate(model.get_decoder().layers):

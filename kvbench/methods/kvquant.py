@@ -19,6 +19,7 @@ from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.sliding import CHUNK, outlier_block, whole
 from kvbench.methods.state import CacheState
+from kvbench.util.attachment import placement
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class KVQuant(Method):
             numbers, where = probe(model), Path(model.config._name_or_path or "-")
             file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
         file.check_model(model)
-        team = getattr(model, "_kvbench_team", None)
+        team = placement(model).team
         if team is not None and self.cap_outliers:
             raise ConfigError(
                 "method.cap_outliers",

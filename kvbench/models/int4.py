@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.errors import ModelError
+from kvbench.util.attachment import attached, attachment
 
 Which = Literal["ffn", "all"]
 
@@ -130,7 +131,7 @@ def attach(model: nn.Module, which: Which) -> Switch:
     Raises:
         ModelError: no decoder layers, or no linear layers in them (weights that are quantized already).
     """
-    switch: Switch | None = getattr(model, "_kvbench_int4", None)
+    switch: Switch | None = attachment(model).int4
     if switch is not None:
         if switch.which == which:
             return switch
@@ -151,20 +152,21 @@ def attach(model: nn.Module, which: Which) -> Switch:
     drafts = [(parent, name, DraftLinear(child, switch)) for parent, name, child in linears]
     for parent, name, module in drafts:
         setattr(parent, name, module)
-    model._kvbench_int4 = switch  # type: ignore[assignment]
+    attachment(model).int4 = switch
     return switch
 
 
 def detach(model: nn.Module) -> None:
     """Remove the 4-bit weights that :func:`attach` added."""
-    if getattr(model, "_kvbench_int4", None) is None:
+    known = attached(model)
+    if known is None or known.int4 is None:
         return
     for layer in decoder_layers(model):
         for parent in list(layer.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, DraftLinear):
                     setattr(parent, name, child.exact)
-    del model._kvbench_int4
+    known.int4 = None
 
 
 def nbytes(model: nn.Module) -> int:

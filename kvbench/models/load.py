@@ -14,6 +14,7 @@ from kvbench.models.locate import Source, locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, refusal
+from kvbench.util.attachment import placement
 from kvbench.util.failures import is_out_of_memory
 
 __all__ = ["LoadedModel", "Shape", "load", "load_tokenizer", "resolve_device", "resolve_dtype", "shape_of"]
@@ -102,7 +103,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
         max_length=model.max_length,
         architecture=shape_of(loaded.config),
         eos_token_ids=() if model.weights == "random" else _eos_token_ids(loaded, tokenizer),
-        parameters=getattr(loaded, "_kvbench_parameters", None) or sum(p.numel() for p in loaded.parameters()),
+        parameters=placement(loaded).parameters or sum(p.numel() for p in loaded.parameters()),
         random_weights=model.weights == "random",
         devices=tuple(map(str, spread)) if team is None else tuple(f"{device.type}:{n}" for n in range(team.size)),
         layout="tensor_parallel" if team is not None else "device_map" if runtime.device_map else "one device",

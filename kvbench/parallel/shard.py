@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from kvbench.errors import ModelError
 from kvbench.parallel.team import Team
+from kvbench.util.attachment import Placement, record_placement
 
 #: styles of layers that every rank keeps whole; the embedding is only looked up
 WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise", "local_params")
@@ -75,7 +76,7 @@ def shard(model: Any, team: Team) -> None:
             not divide.
     """
     plan = check(model, team.size)
-    model._kvbench_parameters = sum(p.numel() for p in model.parameters())
+    record_placement(model, Placement(team, sum(p.numel() for p in model.parameters())))
     for name, module in list(model.named_modules()):
         style = plan.get(generic(name))
         if style is None or style in WHOLE:
@@ -83,7 +84,6 @@ def shard(model: Any, team: Team) -> None:
         parent = model.get_submodule(name.rpartition(".")[0])
         setattr(parent, name.rpartition(".")[2], cut(module, style, team))
     model.to(team.device)
-    model._kvbench_team = team
 
 
 def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.errors import ModelError
+from kvbench.util.attachment import Placement, record_placement
 
 
 def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
@@ -141,8 +142,9 @@ def connect(model: Any, where: Mapping[str, torch.device]) -> None:
     """Register hooks that move the inputs of each part to its device, and the logits back to the first."""
     first = next(iter(where.values()))
     model.hf_device_map = {name: str(device) for name, device in where.items()}
-    model._kvbench_devices = tuple(dict.fromkeys(where.values()))
-    if len(model._kvbench_devices) == 1:
+    devices = tuple(dict.fromkeys(where.values()))
+    record_placement(model, Placement(devices=devices))
+    if len(devices) == 1:
         return
     carrier = Carrier()
     model.register_forward_pre_hook(carrier.begin, prepend=True)

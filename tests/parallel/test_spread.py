@@ -19,6 +19,7 @@ from kvbench.models.load import load
 from kvbench.models.random_weights import hf_config
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.spread import Carrier, balanced, connect, pretrained_spread, random_spread
+from kvbench.util.attachment import placement
 from kvbench.util.schema import build
 from tests import run_support, zoo
 
@@ -71,7 +72,7 @@ def test_random_weights_do_not_depend_on_the_number_of_devices() -> None:
 def test_hooks_change_nothing_of_what_comes_out(name: str) -> None:
     whole, spread = zoo.model("llama"), deepcopy(zoo.model("llama"))
     connect(spread, balanced(spread, TWO))
-    assert spread._kvbench_devices == tuple(TWO)
+    assert placement(spread).devices == tuple(TWO)
     ids, mask = zoo.padded_batch([50, 30])
     options = {"calibration": zoo.calibrations("llama"), "outliers": 0.05} if name == "kvquant" else {}
     made = []

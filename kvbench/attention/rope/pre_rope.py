@@ -19,9 +19,10 @@ from kvbench.attention.rope.rotary import PROBED, alike, probed, rotary
 from kvbench.cache.layer import KVLayer
 from kvbench.errors import CacheError, ModelError
 from kvbench.models.projections import Source, attentions, head_dim, key_source
+from kvbench.util.attachment import attached, attachment
 
-#: attribute of an attention module that holds the keys of the call under way
-TAKEN = "_kvbench_keys_before_rope"
+#: attribute of an attention module that holds its :class:`Hooked`
+HOOKED = "_kvbench"
 OTHERWISE = (
     "{}: keys before RoPE, rotated, are not the keys that attention gets: this architecture does more "
     "to them than kvbench can repeat.\n  hint: a method that stores keys after RoPE, such as method=kivi"
@@ -35,11 +36,10 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
         ModelError: the keys before RoPE cannot be seen, or the rotation is not one that can be done again.
     """
     rotation = rotary(model, "keys before RoPE", "a method that stores keys after RoPE, such as method=kivi")
-    if not hasattr(model, "_kvbench_key_hooks"):
+    if not attachment(model).key_hooks:
         size, layers = head_dim(model), attentions(model)
-        model._kvbench_key_hooks = [  # type: ignore[assignment]
-            _hook(attention, key_source(model, attention), size) for attention in layers
-        ]
+        sources = [key_source(model, module) for module in layers]  # may refuse, before any hook stands
+        attachment(model).key_hooks = [Hooked(*pair, size) for pair in zip(layers, sources, strict=True)]
         positions = torch.tensor([[0], [PROBED]])
         for index, (keys, before) in probed(model, lambda index: take(layers[index])).items():
             if before is None or before.shape != keys.shape or not alike(rotation.rotate(before, positions), keys):
@@ -50,22 +50,44 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
 
 def detach(model: PreTrainedModel) -> None:
     """Remove the hooks."""
-    for handle in getattr(model, "_kvbench_key_hooks", ()):
-        handle.remove()
-    if hasattr(model, "_kvbench_key_hooks"):
-        del model._kvbench_key_hooks
+    known = attached(model)
+    for hooked in known.key_hooks if known is not None else ():
+        hooked.remove()
+    if known is not None:
+        known.key_hooks = []
 
 
-def _hook(attention: nn.Module, source: Source, channels: int) -> Any:
-    def keep(module: nn.Module, inputs: Any, out: Tensor) -> None:
-        attention.__dict__[TAKEN] = source.cut(out, channels)
+class Hooked:
+    """The hook of one attention module, and the keys that it saw in the call under way.
 
-    return source.module.register_forward_hook(keep)
+    Args:
+        attention: the module; the hook stands on it until :meth:`remove`.
+        source: makes the keys.
+        channels: of a head.
+    """
+
+    def __init__(self, attention: nn.Module, source: Source, channels: int) -> None:
+        self.keys: Tensor | None = None
+        self._attention, self._source, self._channels = attention, source, channels
+        self._handle = source.module.register_forward_hook(self._keep)
+        setattr(attention, HOOKED, self)
+
+    def _keep(self, module: nn.Module, inputs: Any, out: Tensor) -> None:
+        self.keys = self._source.cut(out, self._channels)
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+        delattr(self._attention, HOOKED)
 
 
 def take(module: nn.Module) -> Tensor | None:
-    """The keys that the hook left on an attention module ``[B, H, q, D]``, once."""
-    return module.__dict__.pop(TAKEN, None)
+    """Return the keys before RoPE of an attention module's call ``[B, H, q, D]``, once; None: it is not hooked."""
+    hooked: Hooked | None = vars(module).get(HOOKED)  # without nn.Module's slow search for what is not there
+    if hooked is None:
+        return None
+    keys, hooked.keys = hooked.keys, None
+    return keys
 
 
 def stored(

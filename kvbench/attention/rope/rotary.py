@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvbench.cache.kernels.tables import upload
 from kvbench.errors import ModelError
+from kvbench.util.attachment import attachment
 
 #: largest difference, relative to the largest key, that arithmetic in a dtype explains
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -98,10 +99,10 @@ def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = 
         ModelError: the model has no rotary embedding, several, one whose frequencies change with the length, or layers
             that do something else to their keys (the model is run on two tokens to see it).
     """
-    known = getattr(model, "_kvbench_rotary", None)
+    known: Rotary | None = attachment(model).rotary
     if known is None:
         known = _find(model, what, instead)
-        model._kvbench_rotary = known  # type: ignore[assignment]
+        attachment(model).rotary = known
     return known
 
 
