@@ -1,7 +1,5 @@
 """The object that a cache attaches to a model, and a model without it after ``detach``."""
 
-from copy import deepcopy
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ def traces(model):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_detach_leaves_nothing_on_a_model(name):
-    model = deepcopy(zoo.model("llama"))
+    model = zoo.model.__wrapped__("llama")  # fresh: other tests leave theirs attached
     stock, before = model.config._attn_implementation, traces(model)
     assert attached(model) is None and not before[0]
     base, options = METHODS[name]
@@ -49,7 +47,7 @@ def test_detach_leaves_nothing_on_a_model(name):
 
 
 def test_placement_outlives_what_a_method_attached():
-    model, method = deepcopy(zoo.model("llama")), load_method("kivi", quantizer="int4")
+    model, method = zoo.model.__wrapped__("llama"), load_method("kivi", quantizer="int4")
     lies = Placement(parameters=12)
     record_placement(model, lies)
     method.new_cache(model)
