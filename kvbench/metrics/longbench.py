@@ -120,7 +120,8 @@ def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str]
 # -- the metrics: prediction, answer, classes -> 0..1 ----------------------------------------------------------------
 
 
-def _qa_f1(prediction: str, answer: str, classes: Sequence[str]) -> float:
+def qa_f1(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
+    """Return F1 of the words of a prediction: without case, punctuation and articles, as SQuAD scores them."""
     return _f1(_normal(prediction).split(), _normal(answer).split())
 
 
@@ -177,20 +178,20 @@ def _code_similarity(prediction: str, answer: str, classes: Sequence[str]) -> fl
 
 
 METRICS: dict[str, Metric] = {
-    "narrativeqa": _qa_f1,
-    "qasper": _qa_f1,
-    "multifieldqa_en": _qa_f1,
+    "narrativeqa": qa_f1,
+    "qasper": qa_f1,
+    "multifieldqa_en": qa_f1,
     "multifieldqa_zh": _qa_f1_zh,
-    "hotpotqa": _qa_f1,
-    "2wikimqa": _qa_f1,
-    "musique": _qa_f1,
+    "hotpotqa": qa_f1,
+    "2wikimqa": qa_f1,
+    "musique": qa_f1,
     "dureader": _rouge_zh,
     "gov_report": _rouge,
     "qmsum": _rouge,
     "multi_news": _rouge,
     "vcsum": _rouge_zh,
     "trec": _classification,
-    "triviaqa": _qa_f1,
+    "triviaqa": qa_f1,
     "samsum": _rouge,
     "lsht": _classification,
     "passage_count": _count,

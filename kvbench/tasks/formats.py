@@ -7,6 +7,7 @@ raise the limits: :data:`MAX_FILE` and :data:`MAX_LINE`.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -84,7 +85,7 @@ def read_records(
     fields: Iterable[str] | Mapping[str, Kind] = (),
     problem: Callable[[Record], str | None] | None = None,
 ) -> list[Record]:
-    """The records of a file: JSON lines, a JSON list, or parquet.
+    """Return the records of a file: JSON lines, a JSON list, CSV, or parquet.
 
     Args:
         found: where.
@@ -237,6 +238,9 @@ def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
         values: Iterable[Any] = _parquet(found)
     elif found.ending == ".json" and (content := found.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         values = _whole(content, found)
+    elif found.ending == ".csv":
+        yield from _csv(found)
+        return
     else:
         for number, line in enumerate(_lines(found), start=1):
             place = f"{found} line {number}"
@@ -294,6 +298,27 @@ def _whole(content: bytes, found: Found) -> Any:
     if _VALUE * sum(map(content.count, (b",", b"[", b"{"))) > limit(MAX_FILE):
         raise _too_large(found)
     return _json(_utf8(content, str(found)), str(found))
+
+
+def _csv(found: Found) -> Iterator[tuple[str, Record]]:
+    """Yield the rows below a line of names, each after its place; all values are texts."""
+    before = csv.field_size_limit(limit(MAX_LINE))
+    try:
+        reader = csv.reader(io.StringIO(_utf8(found.content(), str(found)), newline=""), strict=True)
+        names = next(reader, [])
+        if len(set(names)) < len(names) or not all(name.strip() for name in names):
+            raise DataError(f"{found} line 1: expected different names of columns: {', '.join(map(repr, names))}.")
+        begin = reader.line_num + 1
+        for row in reader:
+            place, begin = f"{found} line {begin}", reader.line_num + 1
+            if row and len(row) != len(names):
+                raise DataError(f"{place}: has {len(row)} values for {len(names)} columns.")
+            if row:
+                yield place, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{found} line {reader.line_num}: not CSV ({error}).") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 def _parquet(found: Found) -> Iterator[Record]:

@@ -6,19 +6,21 @@ submission/test_acc/GSM8K/GSM8K_KV_quant_test.py.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from kvbench.errors import ConfigError, DataError
 from kvbench.metrics import gsm8k as metric
+from kvbench.metrics.answers import Metric
 from kvbench.tasks import data
-from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
-from kvbench.tasks.data import HubSource, Record
-from kvbench.tasks.records import FILLED_TEXT
-from kvbench.util.schema import MOST, MOST_TOKENS, bounded
+from kvbench.tasks.base import PromptRules, Sample
+from kvbench.tasks.data import Record
+from kvbench.tasks.entries import Entry
+from kvbench.tasks.from_records import Records
+from kvbench.tasks.records import FILLED_TEXT, check_record
+from kvbench.util.schema import MOST_TOKENS, bounded
 
 FIELDS = {"question": FILLED_TEXT, "answer": FILLED_TEXT}
 
@@ -36,100 +38,86 @@ LOGQUANT_REWORDED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GSM8K(Task):
+class GSM8K(Records):
     """The test split's 1,319 questions.
 
     Args:
-        name: of the data set, for the results.
         style: ``harness`` (lm-evaluation-harness: scores strict and flexible) or ``logquant`` (its five fixed examples
-            in one turn after a system turn, 1024 tokens, no stop strings; scored by digits alone, see
-            :func:`kvbench.metrics.gsm8k.digits`; strict and flexible beside it).
-        path: a folder with ``train`` and ``test`` files (.jsonl, .jsonl.gz, .json, .parquet); None: the hub.
-        source: the hub's files.
-        limit: questions, from the first; None: all.
-        shots: examples before the question (``harness``).
-        shots_seed: of the examples' draw: one generator over all questions in order, so question k's examples do not
-            depend on the limit.
-        order: ``sampled`` (the harness's default: drawn anew for each question) or ``first`` (the first train rows).
+            in one turn after a system turn, no stop strings; scored by digits alone, see
+            :func:`kvbench.metrics.gsm8k.digits`; strict and flexible with it).
+        template, answer, metric, shots, order, stop: as the harness has them. One generator draws the examples of all
+            questions in order, so those of a question do not depend on the limit.
         max_new_tokens: None: 256 (the harness's default), 1024 for ``logquant``.
     """
 
-    version = 1
-    scorer_version = 1
-
     name: str = "gsm8k"
     style: Literal["harness", "logquant"] = "harness"
-    path: str | None = None
-    source: HubSource = field(default_factory=HubSource)
-    limit: int | None = bounded(None, minimum=1)
+    template: str = "Question: {question}\nAnswer:"
+    metric: Metric = "gsm8k"
     shots: int = bounded(5, minimum=0, maximum=64)
-    shots_seed: int = bounded(1234, minimum=0, maximum=MOST)
-    order: Literal["sampled", "first"] = "sampled"
-    max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)
+    order: Literal["first", "sampled"] = "sampled"
+    max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)  # type: ignore[assignment]
+    stop: tuple[str, ...] = STOP
 
     def check(self) -> None:
         """Raise ConfigError for settings that could have no effect."""
-        self.source.check()
+        super().check()
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
             raise ConfigError("dataset.shots", self.shots, "dataset.style=logquant has five fixed examples")
 
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        return (self.examples, self.split)
+
     @cached_property
-    def splits(self) -> dict[str, list[Record]]:
-        """``train`` and ``test``. Raises DataError where they cannot be had."""
-        what = f"dataset {self.name}"
+    def entries(self) -> dict[str, list[Entry]]:
+        """The records of both splits. Raises DataError where they cannot be read."""
         if self.path is not None and data.is_single(self.path):
             raise DataError(
-                f"{what}: dataset.path={self.path} is one file.\n  hint: a folder with train and test files"
+                f"dataset {self.name}: dataset.path={self.path} is one file.\n"
+                "  hint: a folder with train and test files"
             )
-        found = {split: data.find(self.source, split, self.path, what) for split in ("train", "test")}
-        records = {split: data.read_records(place, FIELDS, without_number) for split, place in found.items()}
-        if self.style == "logquant":
-            if len(records["train"]) <= max(LOGQUANT_SHOTS):
-                raise DataError(
-                    f"{found['train']} has {len(records['train'])} records, and dataset.style=logquant shows those "
-                    f"numbered {', '.join(map(str, LOGQUANT_SHOTS))} from 0.\n  hint: dataset.style=harness"
-                )
-        else:
-            check_shots(self.shots, records["train"], found["train"])
-        return records
+        splits = self.read()
+        if self.style == "logquant" and len(splits[self.examples]) <= max(LOGQUANT_SHOTS):
+            raise DataError(
+                f"dataset {self.name}: '{self.examples}' has {len(splits[self.examples])} records, and"
+                f" dataset.style=logquant shows those numbered {', '.join(map(str, LOGQUANT_SHOTS))} from 0.\n"
+                "  hint: dataset.style=harness"
+            )
+        return splits
 
-    def files(self) -> Iterator[tuple[HubSource, str]]:
-        """What has to be fetched."""
-        return ((self.source, split) for split in ("train", "test"))
+    def entry(self, record: Record, place: str) -> Entry:
+        """Return one record as a prompt. Raises DataError where a field is missing or empty."""
+        check_record(record, FIELDS, place)
+        return super().entry(record, place)
 
     def samples(self) -> Iterator[Sample]:
-        """The first `limit` questions."""
-        train, test = self.splits["train"], self.splits["test"]
-        draw = random.Random(self.shots_seed)
-        for index, record in enumerate(test[: self.limit]):
-            if self.style == "logquant":
-                prompt = logquant_prompt(train, record["question"])
-            elif self.order == "first":
-                prompt = harness_prompt(train[: self.shots], record["question"])
-            else:
-                prompt = harness_prompt(draw.sample(train, self.shots), record["question"])
-            yield self._sample(index, prompt, record)
-
-    def _sample(self, index: int, prompt: str, record: Record) -> Sample:
-        own = self.style == "logquant"
-        return Sample(
-            id=f"gsm8k/{index}",
-            task="gsm8k",
-            prompt=prompt,
-            answers=(record["answer"],),
-            max_new_tokens=self.max_new_tokens or (1024 if own else 256),
-            stop=() if own else STOP,
-            target=record["answer"] if own else f" {record['answer']}",
-            rules=PromptRules(system="You are a helpful assistant." if own else None),
-        )
+        """Yield the first `limit` questions."""
+        logquant = self.style == "logquant"
+        train = [entry.record for entry in self.entries[self.examples]] if logquant else []
+        for sample in super().samples():
+            sample = replace(sample, id=f"gsm8k/{sample.id.rpartition('/')[2]}", task="gsm8k")
+            if logquant:
+                record = self.entries[self.split][int(sample.id.rpartition("/")[2])].record
+                sample = replace(
+                    sample,
+                    prompt=logquant_prompt(train, record["question"]),
+                    target=record["answer"],
+                    stop=(),
+                    rules=PromptRules(system="You are a helpful assistant."),
+                )
+            yield replace(sample, max_new_tokens=self.max_new_tokens or (1024 if logquant else 256))
 
     def identity(self) -> dict[str, Any]:
-        """What determines the samples but for how many there are."""
+        """Return what determines the samples but for how many there are."""
         return {
             "target": "gsm8k",
             "version": self.version,
             "style": self.style,
-            "sha256": {split: data.fingerprint(records, tuple(FIELDS)) for split, records in self.splits.items()},
+            "sha256": {
+                split: data.fingerprint((entry.record for entry in entries), tuple(FIELDS))
+                for split, entries in self.entries.items()
+            },
             "shots": self.shots,
             "shots_seed": self.shots_seed,
             "order": self.order,
@@ -137,28 +125,15 @@ class GSM8K(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """What a result says about the data beside the identity."""
-        return {"records": {split: len(records) for split, records in self.splits.items()}, "stop": list(STOP)}
+        """Return what a result says about the data beyond the identity."""
+        return {"records": {split: len(entries) for split, entries in self.entries.items()}, "stop": list(STOP)}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """``score`` (strict, or digits for ``logquant``), ``strict``, ``flexible``."""
-        scores = metric.score(prediction, sample.answers[0])
+        """Return ``score`` (strict, or digits for ``logquant``), ``strict``, ``flexible``."""
+        scores = super().score(sample, prediction)
         if self.style == "logquant":
             scores["score"] = scores["digits"] = metric.score_digits(prediction, sample.answers[0])
         return scores
-
-
-def without_number(record: Record) -> str | None:
-    """What is wrong with a record whose answer does not end in ``#### `` and its number, or None."""
-    if metric.gold(record["answer"]) is None:
-        return f"field 'answer' has no '#### NUMBER': {record['answer'][-60:]!r}"
-    return None
-
-
-def harness_prompt(shots: Sequence[Record], question: str) -> str:
-    """Examples, then the question, as the harness joins them."""
-    shown = "".join(f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in shots)
-    return f"{shown}Question: {question}\nAnswer:"
 
 
 def logquant_prompt(train: Sequence[Record], question: str) -> str:

@@ -56,7 +56,7 @@ def test_logquants_turn(folder: Path) -> None:
 
 def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="five fixed examples"):
-        load({"_target_": "kvbench.tasks.gsm8k.GSM8K", "style": "logquant", "shots": 3})
+        load({"_target_": "kvbench.tasks.gsm8k.GSM8K", "path": ".", "style": "logquant", "shots": 3})
 
 
 def test_real_splits() -> None:

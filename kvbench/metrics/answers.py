@@ -1,0 +1,47 @@
+"""Scores of answers by the metric's name, for data sets that are described by data."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Literal
+
+from kvbench.metrics import gsm8k
+from kvbench.metrics.longbench import qa_f1
+from kvbench.metrics.summary import rouge
+from kvbench.metrics.text import exact_match, letter, matched
+
+Metric = Literal["exact_match", "f1", "rouge", "regex", "choice", "gsm8k"]
+
+#: of the options of multiple-choice questions
+LETTERS = string.ascii_uppercase
+
+
+def score(
+    metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
+) -> dict[str, float]:
+    """Return ``score``, 0..1, the best over the answers; ``rouge`` and ``gsm8k`` have variants of it too.
+
+    Args:
+        metric: ``exact_match`` and ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
+            (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum, stemmed), ``choice`` (the first letter of
+            an option that stands alone), or ``gsm8k`` (strict, with flexible).
+        prediction: generated text.
+        answers: references, one at least.
+        pattern: of ``regex``.
+        options: how many options a question has, for ``choice``.
+    """
+    if metric == "exact_match":
+        return {"score": exact_match(prediction, answers)}
+    if metric == "f1":
+        return {"score": max(qa_f1(prediction, answer) for answer in answers)}
+    if metric == "rouge":
+        scores = rouge(prediction, answers)
+        return {"score": scores["rougeLsum"], **scores}
+    if metric == "regex":
+        assert pattern is not None
+        return {"score": matched(prediction, answers, pattern)}
+    if metric == "gsm8k":
+        return max((gsm8k.score(prediction, answer) for answer in answers), key=lambda scores: scores["score"])
+    chosen = letter(prediction, LETTERS[:options])
+    return {"score": float(chosen is not None and chosen in answers)}

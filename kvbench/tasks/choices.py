@@ -1,0 +1,84 @@
+"""Options of multiple-choice questions, and the letter of the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvbench.errors import DataError
+from kvbench.metrics.answers import LETTERS
+from kvbench.tasks.records import FILLED_TEXT
+from kvbench.tasks.template import text_of
+
+Option = tuple[str, str]
+
+
+def options(value: Any, field: str, place: str) -> list[Option]:
+    """Return label and text of each option.
+
+    Args:
+        value: a list of texts (labels are letters then), a list of ``{"label", "text"}``, or ``{"label": [...], "text":
+            [...]}``, as ARC and OpenBookQA have them.
+        field: where a record holds it, for messages.
+        place: file and line of the record.
+
+    Raises:
+        DataError: it is none of these, has fewer than two options or more than there are letters, or one without text.
+    """
+    pairs: list[tuple[Any, Any]]
+    if isinstance(value, Mapping) and isinstance(value.get("label"), list) and isinstance(value.get("text"), list):
+        if len(value["label"]) != len(value["text"]):
+            raise DataError(
+                f"{place}: field '{field}' has {len(value['label'])} labels for {len(value['text'])} texts."
+            )
+        pairs = list(zip(value["label"], value["text"], strict=True))
+    elif isinstance(value, list) and all(
+        isinstance(each, Mapping) and {"label", "text"} <= set(each) for each in value
+    ):
+        pairs = [(each["label"], each["text"]) for each in value]
+    elif isinstance(value, list):
+        pairs = list(zip(LETTERS, value, strict=False)) if len(value) <= len(LETTERS) else [("", "")] * len(value)
+    else:
+        raise DataError(
+            f"{place}: field '{field}' is not a list of options: expected texts, or labels and texts"
+            " ({'label': [...], 'text': [...]})."
+        )
+    if not 2 <= len(pairs) <= len(LETTERS):
+        raise DataError(f"{place}: field '{field}' has {len(pairs)} options; expected 2 to {len(LETTERS)}.")
+    for _, text in pairs:
+        FILLED_TEXT.check(text, field, place)
+    return [(text_of(label, field, place), text) for label, text in pairs]
+
+
+def listed(offered: Sequence[Option]) -> str:
+    """Return the options as a prompt shows them: a line each, with letters."""
+    return "\n".join(f"{letter}. {text}" for letter, (_, text) in zip(LETTERS, offered, strict=False))
+
+
+def correct(value: Any, offered: Sequence[Option], field: str, place: str) -> str:
+    """Return the letter of the right option.
+
+    Args:
+        value: its label, its text, or as a whole number its index from 0; a letter, where no options are known.
+        offered: the options; empty where the template holds them.
+        field: where a record holds `value`, for messages.
+        place: file and line of the record.
+
+    Raises:
+        DataError: it names no option, or several.
+    """
+    if not offered:
+        if isinstance(value, str) and len(value.strip()) == 1 and value.strip() in LETTERS:
+            return value.strip()
+        raise DataError(f"{place}: field '{field}' is {value!r}; expected a letter A to Z (or set dataset.choices).")
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(offered):
+        return LETTERS[value]
+    if isinstance(value, str):
+        for column in (0, 1):
+            places = [index for index, option in enumerate(offered) if option[column].strip() == value.strip()]
+            if len(places) == 1:
+                return LETTERS[places[0]]
+    labels = ", ".join(label for label, _ in offered)
+    raise DataError(
+        f"{place}: field '{field}' is {value!r}; expected one of {labels}, the text of one option, or its index from 0."
+    )

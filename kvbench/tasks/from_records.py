@@ -1,0 +1,291 @@
+"""A data set of one's own without Python: a file of records, a template over their fields, and a metric.
+
+python -m kvbench dataset=records dataset.path=my.jsonl "dataset.template='Q: {question} A:'" dataset.metric=f1
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from kvbench.errors import ConfigError, DataError
+from kvbench.metrics import answers, gsm8k
+from kvbench.metrics.answers import LETTERS, Metric
+from kvbench.tasks import data
+from kvbench.tasks.base import PromptRules, Sample, Task, check_shots
+from kvbench.tasks.choices import correct, listed, options
+from kvbench.tasks.data import HubSource, Record
+from kvbench.tasks.entries import Entry
+from kvbench.tasks.records import FILLED_TEXT
+from kvbench.tasks.template import Template, lookup, text_of
+from kvbench.util.requirements import Package
+from kvbench.util.schema import MOST, MOST_TOKENS, bounded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records(Task):
+    r"""Records of a file as samples.
+
+    Args:
+        name: of the data set, for the results.
+        path: a file of records (.jsonl, .json, .csv, .parquet, also .gz), or a folder or archive with one for each
+            split; None: the hub.
+        source: the hub's files.
+        split: which of them, where there are several.
+        template: the prompt, with fields of a record in braces: ``Question: {question}\nAnswer:``. Fields may be
+            nested, and have alternatives: ``{question.stem|question_stem}``.
+        context: field or template that is the context (cocktail quantizes it chunk by chunk): `template` names it once,
+            as ``{context}`` or by its field; None: no context is told apart.
+        query: field or template that is the question (cocktail searches with it); `template` may name ``{query}``.
+        answer: field that holds the answer: a text, a number, or a list of them of which any is right.
+        metric: ``exact_match`` (but for case, quotes and final punctuation), ``f1`` (of words, as SQuAD and LongBench),
+            ``rouge`` (ROUGE-Lsum, stemmed), ``regex`` (`pattern`, then exact match), ``choice`` (of a letter) or
+            ``gsm8k`` (the number after ``####``, strict and flexible).
+        pattern: regular expression with one group: what of a prediction (and of an answer, where it matches) counts.
+        choices: field of the options of metric ``choice``: a list of texts, or labels and texts as ARC and OpenBookQA
+            have them; `template` may name ``{choices}``: a line each, with letters. None: the answers are letters.
+        shots: examples before the question.
+        examples: split that they are from.
+        order: ``first`` (the first ones) or ``sampled`` (drawn anew for each question, by `shots_seed`).
+        shots_seed: of the draw.
+        separator: what stands between examples.
+        limit: records, from the first; None: all.
+        max_new_tokens: tokens to generate.
+        stop: strings at which an answer ends.
+        chat: False: the model's chat wrapper is left out.
+        system: text of a system turn.
+        truncation: ``middle`` cuts a prompt that is too long in its middle, ``refuse`` does not.
+    """
+
+    version = 1
+    scorer_version = 1
+
+    name: str = "records"
+    path: str | None = None
+    source: HubSource = field(default_factory=HubSource)
+    split: str = "test"
+    template: str = ""
+    context: str | None = None
+    query: str | None = None
+    answer: str = "answer"
+    metric: Metric = "exact_match"
+    pattern: str | None = None
+    choices: str | None = None
+    shots: int = bounded(0, minimum=0, maximum=64)
+    examples: str = "train"
+    order: Literal["first", "sampled"] = "first"
+    shots_seed: int = bounded(1234, minimum=0, maximum=MOST)
+    separator: str = "\n\n"
+    limit: int | None = bounded(None, minimum=1)
+    max_new_tokens: int = bounded(64, minimum=1, maximum=MOST_TOKENS)
+    stop: tuple[str, ...] = ("\n",)
+    chat: bool = True
+    system: str | None = None
+    truncation: Literal["middle", "refuse"] = "middle"
+
+    # -- configuration -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise ConfigError for a template, pattern or combination that makes no sense."""
+        self.source.check()
+        if self.path is None and self.source.hub_id is None:
+            raise ConfigError("dataset.path", None, "no records are named", hint="dataset.path=FILE.jsonl")
+        if not self.template.strip():
+            raise ConfigError(
+                "dataset.template",
+                self.template,
+                "is empty",
+                hint="dataset.template=\"'Question: {question} Answer:'\"",
+            )
+        if not self._template.fields:
+            raise ConfigError(
+                "dataset.template", self.template, "names no field, so all prompts would be equal", hint="{question}"
+            )
+        if self._context is not None and self._template.fields.count(self._place_of_context) != 1:
+            raise ConfigError(
+                "dataset.context",
+                self.context,
+                f"must stand once in dataset.template, as {{{self._place_of_context}}}",
+                allowed=[f"{{{name}}}" for name in self._template.fields],
+            )
+        if any(not stop for stop in self.stop):
+            raise ConfigError("dataset.stop", list(self.stop), "an empty stop string would end every answer at once")
+        for key, value in (("answer", self.answer), ("split", self.split), ("examples", self.examples)):
+            if not value.strip():
+                raise ConfigError(f"dataset.{key}", value, "must not be empty")
+        self._check_metric()
+
+    def _check_metric(self) -> None:
+        if (self.metric == "regex") != (self.pattern is not None):
+            raise ConfigError(
+                "dataset.pattern",
+                self.pattern,
+                f"belongs to dataset.metric=regex, and dataset.metric={self.metric}",
+                hint=r"dataset.metric=regex dataset.pattern='#### (-?\d+)'",
+            )
+        if self.choices is not None and self.metric != "choice":
+            raise ConfigError("dataset.choices", self.choices, f"has no effect with dataset.metric={self.metric}")
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern).groups
+            except re.error as error:
+                raise ConfigError("dataset.pattern", self.pattern, f"is not a regular expression: {error}") from error
+            if groups != 1:
+                raise ConfigError(
+                    "dataset.pattern", self.pattern, f"has {groups} groups", allowed="one: what of a text counts"
+                )
+
+    def packages(self) -> tuple[Package, ...]:
+        """Return the package that computes ROUGE."""
+        if self.metric != "rouge":
+            return ()
+        return (Package("rouge_score", "dataset.metric", "rouge", "pip install rouge-score"),)
+
+    @cached_property
+    def _template(self) -> Template:
+        return Template.parse(self.template, "dataset.template")
+
+    @cached_property
+    def _context(self) -> Template | None:
+        return None if self.context is None else Template.of(self.context, "dataset.context")
+
+    @cached_property
+    def _query(self) -> Template | None:
+        return None if self.query is None else Template.of(self.query, "dataset.query")
+
+    @property
+    def _place_of_context(self) -> str:
+        """The field of the template that is the context."""
+        assert self._context is not None and self.context is not None
+        return self.context if self.context in self._template.fields else "context"
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def entries(self) -> dict[str, list[Entry]]:
+        """The records of each split that is used. Raises DataError where one cannot be read."""
+        return self.read()
+
+    def read(self) -> dict[str, list[Entry]]:
+        """Read the records of each split that is used. Raises DataError where one cannot be read."""
+        what = f"dataset {self.name}"
+        if self.shots and self.path is not None and data.is_single(self.path):
+            raise DataError(
+                f"{what}: dataset.shots={self.shots}: examples are from the split '{self.examples}', and "
+                f"dataset.path={self.path} is one file.\n"
+                f"  hint: a folder with {self.examples} and {self.split} files, or dataset.shots=0"
+            )
+        endings = (*data.ENDINGS, ".csv", ".csv.gz")
+        found = {split: data.find(self.source, split, self.path, what, endings=endings) for split in self._splits}
+        splits = {
+            split: [self.entry(record, place) for place, record in data.placed_records(file)]
+            for split, file in found.items()
+        }
+        if self.shots:
+            check_shots(self.shots, splits[self.examples], found[self.examples])
+        if self.metric == "choice" and self.choices is None:  # as many letters as occur
+            most = 1 + max(LETTERS.index(a) for entries in splits.values() for e in entries for a in e.answers)
+            splits = {split: [replace(e, options=most) for e in entries] for split, entries in splits.items()}
+        return splits
+
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        """The splits that are read, examples first."""
+        return tuple(dict.fromkeys((*((self.examples,) if self.shots else ()), self.split)))
+
+    def entry(self, record: Record, place: str) -> Entry:
+        """Return one record as a prompt.
+
+        Args:
+            record: as it is in the file.
+            place: file and line, for messages.
+
+        Raises:
+            DataError: a field is missing or of the wrong kind.
+        """
+        given, offered = {}, []
+        if self.choices is not None:
+            offered = options(lookup(record, self.choices, place), self.choices, place)
+            given["choices"] = listed(offered)
+        if self._context is not None:
+            context, _ = self._context.render(record, place, given)
+            FILLED_TEXT.check(context, str(self.context), place)
+            given[self._place_of_context] = context
+        query = ""
+        if self._query is not None:
+            query, _ = self._query.render(record, place, given)
+            given["query"] = query
+        prompt, spans = self._template.render(record, place, given)
+        span = spans[self._place_of_context] if self._context is not None else None
+        return Entry(prompt, span, query, self._answers(record, place, offered), record, len(offered))
+
+    def _answers(self, record: Record, place: str, offered: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+        value = lookup(record, self.answer, place)
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            raise DataError(f"{place}: field '{self.answer}' is an empty list; expected one answer at least.")
+        if self.metric == "choice":
+            return tuple(correct(each, offered, self.answer, place) for each in values)
+        references = tuple(text_of(each, self.answer, place) for each in values)
+        for reference in references:
+            FILLED_TEXT.check(reference, self.answer, place)
+            if self.metric == "gsm8k" and gsm8k.gold(reference) is None:
+                raise DataError(f"{place}: field '{self.answer}' has no '#### NUMBER': {reference[-60:]!r}.")
+        return references
+
+    def files(self) -> Iterator[tuple[HubSource, str]]:
+        """Yield what has to be fetched."""
+        return ((self.source, split) for split in self._splits)
+
+    # -- samples -----------------------------------------------------------------------------------------------------
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the first `limit` records."""
+        draw = random.Random(self.shots_seed)
+        pool = self.entries[self.examples] if self.shots else []
+        for index, entry in enumerate(self.entries[self.split][: self.limit]):
+            examples = draw.sample(pool, self.shots) if self.order == "sampled" else pool[: self.shots]
+            shown = "".join(f"{example.prompt}{example.target}{self.separator}" for example in examples)
+            span = entry.context and (entry.context[0] + len(shown), entry.context[1] + len(shown))
+            yield Sample(
+                id=f"{self.name}/{index}",
+                task=self.name,
+                prompt=shown + entry.prompt,
+                context_span=span,
+                query=entry.query,
+                answers=entry.answers,
+                target=entry.target,
+                max_new_tokens=self.max_new_tokens,
+                stop=self.stop,
+                truncation=self.truncation,
+                rules=PromptRules(chat=self.chat, system=self.system),
+                meta={"options": entry.options} if entry.options else {},
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Return what determines the samples but for how many there are; filled templates by their checksum."""
+        keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
+        drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
+        return {
+            "target": "records",
+            "version": self.version,
+            "sha256": {
+                split: data.fingerprint(map(vars, entries), ("prompt", "context", "query", "answers", "options"))
+                for split, entries in self.entries.items()
+            },
+            "stop": list(self.stop),
+            **{key: getattr(self, key) for key in (*keys, *drawn)},
+        }
+
+    def notes(self) -> dict[str, Any]:
+        """Return what a result says about the data beyond the identity."""
+        return {"records": {split: len(entries) for split, entries in self.entries.items()}}
+
+    def score(self, sample: Sample, prediction: str) -> dict[str, float]:
+        """Return ``score``, and with ``rouge`` and ``gsm8k`` the variants of it."""
+        options = sample.meta.get("options", 0)
+        return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

@@ -1,0 +1,115 @@
+"""Templates over a record's fields: ``Question: {question}\\nAnswer:``."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import ConfigError, DataError
+from kvbench.tasks.records import Kind, Record, is_text
+
+Span = tuple[int, int]
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Template:
+    """A text with fields of a record in braces.
+
+    A field may be nested (``question.stem``), and have alternatives (``question.stem|question_stem``): the first that
+    a record has is taken. A literal brace is doubled.
+
+    Args:
+        key: of the configuration, for messages.
+        parts: literal texts, each with the field that follows it; None: the text's end.
+    """
+
+    key: str
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parse(cls, text: str, key: str) -> Template:
+        """Return the template that `text` spells out.
+
+        Raises:
+            ConfigError: unbalanced braces, an empty field, or one with a conversion or a format.
+        """
+        try:
+            pieces = list(string.Formatter().parse(text))
+        except ValueError as error:
+            raise ConfigError(key, text, f"is not a template: {error}", hint="{field}; {{ and }} are braces") from error
+        for _, field, form, conversion in pieces:
+            if field is not None and (form or conversion or not all(part.strip() for part in field.split("|"))):
+                wrong = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+                raise ConfigError(
+                    key, text, f"{{{wrong}}} does not name a field of a record", hint="{question}, without a format"
+                )
+        return cls(key, tuple((literal, field) for literal, field, _, _ in pieces))
+
+    @classmethod
+    def of(cls, text: str, key: str) -> Template:
+        """Return the template that `text` spells out, or the one of a single field where it has no braces."""
+        return cls.parse(text if "{" in text or "}" in text else f"{{{text}}}", key)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields, in order."""
+        return [field for _, field in self.parts if field is not None]
+
+    def render(self, record: Record, place: str, given: Mapping[str, str]) -> tuple[str, dict[str, Span]]:
+        """Return the text of one record, and the characters that each field takes in it.
+
+        Args:
+            record: its fields must be texts or numbers.
+            place: file and line of the record, for messages.
+            given: texts that come before the record's own fields.
+
+        Raises:
+            DataError: the record lacks a field, or has another kind of value in it.
+        """
+        text, spans = "", {}
+        for literal, field in self.parts:
+            text += literal
+            if field is not None:
+                filling = given[field] if field in given else text_of(lookup(record, field, place), field, place)
+                spans[field] = len(text), len(text) + len(filling)
+                text += filling
+        return text, spans
+
+
+def lookup(record: Record, field: str, place: str) -> Any:
+    """Return what a record holds under a (nested) field, or under the first of several that it has.
+
+    Raises:
+        DataError: it has none of them.
+    """
+    for name in field.split("|"):
+        value = _inside(record, name.strip())
+        if value is not _ABSENT:
+            return value
+    raise DataError(f"{place}: no field '{field}' (it has: {', '.join(map(str, record))}).")
+
+
+def _inside(record: Any, name: str) -> Any:
+    if not isinstance(record, Mapping):
+        return _ABSENT
+    if name in record:
+        return record[name]
+    outer, dot, inner = name.partition(".")
+    return _inside(record[outer], inner) if dot and outer in record else _ABSENT
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+TEXT_OR_NUMBER = Kind("a text or a number", lambda value: is_text(value) or _is_number(value))
+
+
+def text_of(value: Any, field: str, place: str) -> str:
+    """Return a text or a number as text. Raises DataError for any other value."""
+    TEXT_OR_NUMBER.check(value, field, place)
+    return str(value)

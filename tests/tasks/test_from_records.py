@@ -1,0 +1,309 @@
+"""Data sets that are described by data: prompts, spans, scores, damaged records, and whole runs without Python."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvbench.errors import ConfigError, DataError
+from kvbench.runner.prompting import encode
+from kvbench.runner.run import run
+from kvbench.tasks import load
+from kvbench.util.confdir import conf_dir
+from tests.run_files import store_of
+from tests.run_support import config
+
+TARGET = "kvbench.tasks.from_records.Records"
+RECORDS = [
+    {"question": "Who?", "passage": "Ann came. Bob went.", "answer": "Ann", "n": 1},
+    {"question": "Which {one}?", "passage": "Two {a} and b.", "answer": ["a", "b"], "n": 2.5},
+]
+READING = {
+    "template": "Read: {passage}\nQ{n}: {question}\nA:",
+    "context": "passage",
+    "query": "question",
+}
+
+
+def write(folder: Path, records: list[Any], name: str = "my.jsonl") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
+    (folder / name).write_text("\n".join(lines), encoding="utf-8")
+    return str(folder / name)
+
+
+def task(path: str, **options: Any) -> Any:
+    return load({"_target_": TARGET, "path": path, "template": "{question}", **options})
+
+
+def test_a_template_makes_the_prompt_and_keeps_context_and_query_apart(tmp_path: Path) -> None:
+    first, second = task(write(tmp_path, RECORDS), **READING, name="mine").samples()
+    assert first.prompt == "Read: Ann came. Bob went.\nQ1: Who?\nA:"
+    assert first.prompt[slice(*first.context_span)] == "Ann came. Bob went."
+    assert (first.id, first.task, first.query) == ("mine/0", "mine", "Who?")
+    assert (first.answers, first.target) == (("Ann",), " Ann")
+    assert second.prompt == "Read: Two {a} and b.\nQ2.5: Which {one}?\nA:" and second.answers == ("a", "b")
+    assert first.stop == ("\n",) and first.rules.chat
+
+
+def test_a_context_and_a_query_may_be_templates(tmp_path: Path) -> None:
+    options = {"template": "{context}\n\n{query}", "context": "[{n}] {passage}", "query": "{question} ({{1}})"}
+    sample = next(task(write(tmp_path, RECORDS), **options).samples())
+    assert sample.prompt == "[1] Ann came. Bob went.\n\nWho? ({1})" and sample.query == "Who? ({1})"
+    assert sample.prompt[slice(*sample.context_span)] == "[1] Ann came. Bob went."
+
+
+def test_nested_fields_and_alternatives(tmp_path: Path) -> None:
+    records = [{"q": {"stem": "One"}, "a": 1}, {"stem": "Two", "a": "2"}, {"q.stem": "Three", "a": 3.5}]
+    samples = list(task(write(tmp_path, records), template="{q.stem|stem}?", answer="a").samples())
+    pairs = [(sample.prompt, sample.answers[0]) for sample in samples]
+    assert pairs == [("One?", "1"), ("Two?", "2"), ("Three?", "3.5")]
+
+
+def test_examples_stand_before_the_question_and_the_context_stays_where_it_is(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path, RECORDS, f"{split}.jsonl")
+    shown = task(str(tmp_path), **READING, shots=2, separator="\n--\n")
+    sample = next(shown.samples())
+    assert sample.prompt.startswith("Read: Ann came. Bob went.\nQ1: Who?\nA: Ann\n--\nRead: Two {a}")
+    assert sample.prompt.count("\n--\n") == 2 and sample.context_span[0] > 60
+    assert sample.prompt[slice(*sample.context_span)] == "Ann came. Bob went."
+    with pytest.raises(ConfigError, match=r"dataset\.shots=3: is more than the 2 records"):
+        list(task(str(tmp_path), shots=3).samples())
+    with pytest.raises(DataError, match=r"dataset\.shots=1: examples are from the split 'train'.* is one file"):
+        list(task(str(tmp_path / "test.jsonl"), shots=1).samples())
+
+
+def test_the_same_records_in_any_format_are_the_same_run(tmp_path: Path) -> None:
+    records = [{"question": 'Say "a,\nb"', "answer": "é"}, {"question": "Who?", "answer": "Ann"}]
+    paths = [write(tmp_path, records), write(tmp_path, [json.dumps(records)], "my.json")]
+    with open(tmp_path / "my.csv", "w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, ("answer", "question"))
+        writer.writeheader()
+        writer.writerows(records)
+    paths.append(str(tmp_path / "my.csv"))
+    (tmp_path / "my.csv.gz").write_bytes(gzip.compress((tmp_path / "my.csv").read_bytes()))
+    paths.append(str(tmp_path / "my.csv.gz"))
+    identities = [json.dumps(task(path).identity()) for path in paths]
+    assert len(set(identities)) == 1
+    assert task(paths[0], limit=1).identity() == task(paths[0]).identity()
+    for change in ({"template": "{question} "}, {"stop": []}, {"chat": False}, {"metric": "f1"}, {"name": "b"}):
+        assert json.dumps(task(paths[0], **change).identity()) not in identities
+
+
+@pytest.mark.parametrize(
+    ("metric", "answer", "scores"),
+    [
+        ({"metric": "exact_match"}, "Ann Lee", {" ann  lee.": 1.0, "Ann": 0.0, "": 0.0}),
+        ({"metric": "f1"}, ["Ann Lee", "nobody"], {"the Ann": 2 / 3, "Nobody!": 1.0, "x": 0.0}),
+        ({"metric": "regex", "pattern": r"= (-?\d+)"}, "x = 7", {"so y = 7, = 8": 1.0, "= 8": 0.0, "7": 0.0}),
+        ({"metric": "regex", "pattern": r"= (-?\d+)"}, 7, {"= 7": 1.0}),
+        ({"metric": "choice"}, "C", {" C.": 1.0, "I say C": 1.0, "B or C": 0.0, "Cd": 0.0, "": 0.0}),
+        ({"metric": "gsm8k"}, "So\n#### 7", {"#### 7": 1.0, "it is 7": 0.0}),
+    ],
+)
+def test_metrics(tmp_path: Path, metric: dict[str, Any], answer: Any, scores: dict[str, float]) -> None:
+    made = task(write(tmp_path, [{"question": "?", "answer": answer}]), **metric)
+    sample = next(made.samples())
+    assert {text: made.score(sample, text)["score"] for text in scores} == pytest.approx(scores)
+
+
+def test_rouge_of_summaries(tmp_path: Path) -> None:
+    pytest.importorskip("rouge_score")
+    made = task(write(tmp_path, [{"question": "?", "answer": "a cat sat"}]), metric="rouge")
+    assert made.packages()[0].module == "rouge_score" and not task("x", metric="f1").packages()
+    assert made.score(next(made.samples()), "cats sat")["score"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "letter"),
+    [
+        (["x", "y", "z"], "y", "B"),
+        (["x", "y", "z"], 2, "C"),
+        (["B", "A"], "A", "A"),  # a label goes before a text
+        ({"label": ["1", "2"], "text": ["x", "y"]}, "2", "B"),
+        ([{"label": "A", "text": "x"}, {"label": "B", "text": "y"}], " B", "B"),
+    ],
+)
+def test_choices(tmp_path: Path, choices: Any, answer: Any, letter: str) -> None:
+    records = [{"question": "Which?", "options": choices, "answer": answer}]
+    made = task(write(tmp_path, records), template="{question}\n{choices}\nAnswer:", choices="options", metric="choice")
+    sample = next(made.samples())
+    assert sample.prompt.startswith("Which?\nA. ") and sample.prompt.endswith("\nAnswer:")
+    assert sample.answers == (letter,) and made.score(sample, f" {letter}")["score"] == 1.0
+    assert made.score(sample, " Z")["score"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "message"),
+    [
+        ({"answer": "a"}, {}, r"no field 'question' \(it has: answer\)"),
+        ({"question": "q"}, {}, "no field 'answer'"),
+        ({"question": None, "answer": "a"}, {}, "field 'question' is null; expected a text or a number"),
+        ({"question": ["q"], "answer": "a"}, {}, r"field 'question' is a list \(\['q'\]\)"),
+        ({"question": True, "answer": "a"}, {}, "field 'question' is a truth value"),
+        ({"question": "q", "answer": []}, {}, "field 'answer' is an empty list"),
+        ({"question": "q", "answer": ["a", None]}, {}, "field 'answer' is null"),
+        ({"question": "q", "answer": " "}, {}, "field 'answer' is an empty text"),
+        ({"question": "q", "answer": "a"}, {"metric": "gsm8k"}, "field 'answer' has no '#### NUMBER'"),
+        ({"question": "", "answer": "a"}, {"context": "question"}, "field 'question' is an empty text"),
+        ({"question": "q", "answer": "12"}, {"metric": "choice"}, "field 'answer' is '12'; expected a letter A to Z"),
+        ({"question": "q", "answer": 4, "o": ["x", "y"]}, {"metric": "choice", "choices": "o"}, "its index from 0"),
+        ({"question": "q", "answer": 0, "o": ["x"]}, {"metric": "choice", "choices": "o"}, "has 1 options"),
+        ({"question": "q", "answer": 0, "o": "xy"}, {"metric": "choice", "choices": "o"}, "is not a list of options"),
+        ({"question": "q", "answer": 0, "o": ["x", ""]}, {"metric": "choice", "choices": "o"}, "is an empty text"),
+        ("{", {}, "not JSON"),
+        ("[1]", {}, "is no object with fields"),
+    ],
+)
+def test_a_damaged_record_is_named_with_its_file_and_line(
+    tmp_path: Path, record: Any, options: dict[str, Any], message: str
+) -> None:
+    good = {"question": "q", "answer": "#### 1", "o": ["#### 1", "y"]}
+    good = good | ({"answer": "A"} if options.get("metric") == "choice" else {})
+    path = write(tmp_path, [good, "", record])
+    with pytest.raises(DataError, match=rf"my.jsonl line 3: .*{message}"):
+        list(task(path, **options).samples())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("question,answer\nq,a\nq\n", "line 3: has 1 values for 2 columns"),
+        ("question,question\nq,a\n", "line 1: expected different names of columns"),
+        ('question,answer\n"q"x,a\n', "line 2: not CSV"),
+        ("question,answer\n", "holds no records"),
+        ("", "line 1: expected different names|holds no records"),
+    ],
+)
+def test_damaged_csv(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "my.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        list(task(str(tmp_path / "my.csv")).samples())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"template": " "}, r"dataset\.template"),
+        ({"template": "Q:"}, "names no field"),
+        ({"template": "{question"}, "is not a template: expected '}'"),
+        ({"template": "{}"}, "does not name a field"),
+        ({"template": "{question!r}"}, r"\{question!r\} does not name a field"),
+        ({"template": "{question:>9}"}, "does not name a field"),
+        ({"context": "passage"}, r"dataset\.context=passage: must stand once in dataset\.template, as \{context\}"),
+        ({"context": "question", "template": "{question} {question}"}, r"as \{question\}"),
+        ({"metric": "regex"}, r"dataset\.pattern"),
+        ({"pattern": "(a)"}, "belongs to dataset.metric=regex"),
+        ({"metric": "regex", "pattern": "(a"}, "is not a regular expression"),
+        ({"metric": "regex", "pattern": "a"}, "has 0 groups"),
+        ({"choices": "o"}, "has no effect with dataset.metric=exact_match"),
+        ({"metric": "exact"}, "exact_match"),
+        ({"stop": [""]}, "empty stop string"),
+        ({"answer": ""}, r"dataset\.answer"),
+        ({"path": None}, r"dataset\.path"),
+        ({"shot": 1}, "did you mean 'shots'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_read(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        task(**{"path": "nowhere.jsonl", **options})
+
+
+def test_a_whole_run_with_spans_for_cocktail(tmp_path: Path) -> None:
+    from kvbench.models.load import load_tokenizer
+    from kvbench.models.spec import ModelConfig
+    from kvbench.util.schema import build
+
+    words = " ".join(f"word{index % 40}" for index in range(60))
+    fields = {"question": "Where is word1?", "answer": "here"}
+    records = [{**fields, "passage": f"{words} {n}", "n": n} for n in range(3)]
+    dataset = {"_target_": TARGET, "path": write(tmp_path, records), **READING, "max_new_tokens": 3, "name": "mine"}
+    method = {"_target_": "kvbench.methods.cocktail.Cocktail", "takes": ["none"], "encoder": "bm25"}
+    made = config(tmp_path / "runs") | {"dataset": dataset, "method": method, "quantizer": {"name": "none"}}
+    metrics = run(made)
+    assert metrics["status"] == "ok" and list(metrics["scores"]) == ["mine"] and metrics["scores"]["mine"]["n"] == 3
+    assert metrics["kv_bytes"]["used"]["codes"] > 0  # chunks of the context were packed
+    rows = store_of(metrics).samples().rows
+    sample = next(load(dataset).samples())
+    prompt = encode(sample, load_tokenizer(build(ModelConfig, made["model"], "model")))
+    start, end = sample.context_span
+    assert prompt.context_span == (start + 1, end + 1)  # a token a byte, after the first
+    assert rows["mine/0"]["prompt_tokens"] == len(prompt.ids)
+
+
+def test_a_data_set_of_five_lines_of_yaml(tmp_path: Path) -> None:
+    """The command line finds it in a folder of one's own; there is no line of Python."""
+    path = write(tmp_path, [{"q": "one two three four", "a": "five"}] * 2)
+    lines = [f"_target_: {TARGET}", "name: mine", f"path: {path}", 'template: "{q}"', "answer: a"]
+    write(tmp_path / "conf/dataset", ["# counting", *lines], "mine.yaml")
+    command = ["--config-dir", str(tmp_path / "conf"), "method=fp16", "dataset=mine"]
+    command += [f"runtime.results_dir={tmp_path / 'runs'}", "runtime.device=cpu", "logger=none"]
+    done = subprocess.run([sys.executable, "-m", "kvbench", *command], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (metrics,) = (tmp_path / "runs").glob("*/metrics.json")
+    assert json.loads(metrics.read_text())["scores"]["mine"]["n"] == 2
+
+
+# -- data sets that were classes of their own: digests of what they gave at commit 6357e8a ---------------------------
+
+EARLIER = {
+    "gsm8k": ({}, "c46a872cf65fdecd", "f4f170ec501121d2", 7),
+    "gsm8k first": ({"order": "first", "shots": 3, "max_new_tokens": 99}, "9fc8095acab2da6d", "8fcb56354edc5c0d", 7),
+    "gsm8k none": ({"shots": 0, "limit": 2}, "fe5010fd0f95250f", "0cc78919a8ed7839", 2),
+    "gsm8k_logquant": ({}, "c187e2b07188bca4", "37703bb4f2a7f4b1", 7),
+    "openbookqa": ({}, "e023528356bda501", "b40806e9e69ecc90", 9),
+    "openbookqa two": ({"shots": 2, "limit": 3}, "eecb88c5070eff27", "22378767c0bd93ea", 3),
+}
+
+
+def earlier_files(folder: Path, name: str) -> str:
+    if name.startswith("gsm8k"):
+        records = [{"question": f"How many is {n}?", "answer": f"It is {n}.\nSo {n}.\n#### {n}"} for n in range(120)]
+        count = 7
+    else:
+        things, count = ("moons", "beds", "fish", "suns"), 9
+        records = [
+            {
+                "question": {
+                    "stem": f"What is {n}?",
+                    "choices": [
+                        {"text": f"{n} {thing}", "label": label} for thing, label in zip(things, "ABCD", strict=True)
+                    ],
+                },
+                "answerKey": "ABCD"[n % 4],
+            }
+            for n in range(20)
+        ]
+    write(folder, records, "train.jsonl")
+    write(folder, records[:count], "test.jsonl")
+    return str(folder)
+
+
+@pytest.mark.parametrize("case", EARLIER)
+def test_prompts_ids_and_scores_are_those_of_the_earlier_classes(tmp_path: Path, case: str) -> None:
+    options, samples_digest, identity_digest, count = EARLIER[case]
+    preset = yaml.safe_load((conf_dir() / f"dataset/{case.split()[0]}.yaml").read_text())
+    made = load({**preset, "path": earlier_files(tmp_path, case), **options})
+    texts = (" B", "It is 3", "#### 3", "C. no", "A or D", "#### 1,5")
+    rows = [
+        [s.id, s.task, s.prompt, list(s.answers), s.max_new_tokens, list(s.stop), s.truncation, s.target]
+        + [s.rules.system, [made.score(s, text) for text in texts]]
+        for s in made.samples()
+    ]
+    assert len(rows) == count
+    assert _digest(rows) == samples_digest
+    assert _digest(made.identity()) == identity_digest, "stored runs keep their ids"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
