@@ -7,7 +7,7 @@ import pytest
 from kvbench.tasks.base import Sample
 from kvbench.tasks.openbookqa import OpenBookQA
 
-SAMPLE = Sample(id="openbookqa/0", task="openbookqa", prompt="Question: ...", answers=("C",), max_new_tokens=8)
+SAMPLE = Sample("openbookqa/0", "openbookqa", "Question: ...", ("C",), max_new_tokens=8, meta={"options": 4})
 
 
 @pytest.mark.parametrize(
