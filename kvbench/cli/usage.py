@@ -30,7 +30,7 @@ Examples
   python -m kvbench method=kivi quantizer=int2 dataset=mini     one method at 2 bits
   python -m kvbench method=kivi method.residual=64 dataset.limit=20
   python -m kvbench --multirun method=fp16,kivi,atom            a sweep, and one table at its end
-  python -m kvbench --multirun setting=fp16,kivi:int4_g128:residual=64,cocktail:encoder=bm25
+  python -m kvbench --multirun setting=fp16,kivi:int4:residual=64,cocktail:encoder=bm25
                                                                 a sweep in which each method has options of its own
   python -m kvbench --multirun method=kivi quantizer=int2,int4 method.residual=32,64,128
   python -m kvbench method=kivi model=llama2-7b                 weights from the hub, on a GPU
