@@ -13,12 +13,12 @@ from kvbench.bench import report
 from kvbench.bench.settings import Setting, load, model_config, setting, share
 from kvbench.bench.table import table
 from kvbench.cache.options import Options
-from kvbench.config.run_config import check_writable
 from kvbench.errors import ConfigError, KvbenchError, ModelError
 from kvbench.measure.meter import How, Meter
 from kvbench.profiling.limit import limited
 from kvbench.profiling.memory import release
 from kvbench.util.failures import bytes_asked, is_out_of_memory
+from kvbench.util.requirements import check_writable
 
 Row = dict[str, Any]
 

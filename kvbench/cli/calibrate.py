@@ -167,8 +167,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: one of them is invalid.
     """
-    from kvbench.config.run_config import check_writable
-    from kvbench.util.requirements import has_gpu
+    from kvbench.util.requirements import check_writable, has_gpu
 
     for name, least, most in (
         ("sequences", len(arguments.text), MOST_ROWS),

@@ -27,12 +27,12 @@ from kvbench.cli.model_choice import filled
 from kvbench.cli.overrides import as_sweeps, explain
 from kvbench.cli.parser import help_as_text
 from kvbench.cli.usage import help_text
-from kvbench.config.run_config import check_writable
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
 from kvbench.results.load import SIDE_BY_SIDE
 from kvbench.util.confdir import conf_dir, groups
 from kvbench.util.progress import say, show, silence
+from kvbench.util.requirements import check_writable
 
 #: exit status of an interrupted run, as a shell counts SIGINT
 INTERRUPTED = 130

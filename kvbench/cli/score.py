@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from kvbench.config.run_config import check_writable
 from kvbench.errors import DataError, KvbenchError, nearest
 from kvbench.metrics import gsm8k, longbench
 from kvbench.results.aggregate import mean_error
@@ -26,7 +25,7 @@ from kvbench.tasks import data
 from kvbench.tasks.data import Found, Record
 from kvbench.tasks.longbench import EXTENDED
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
-from kvbench.util.requirements import exists
+from kvbench.util.requirements import check_writable, exists
 
 #: names under which a record may hold what the model said, and the reference
 RESPONSES = ("pred", "response", "prediction", "model_output", "output", "resps")

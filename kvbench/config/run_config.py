@@ -7,27 +7,24 @@ comes before weights or data are touched.
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from kvbench import tasks
+from kvbench.config.logger_config import AnyLogger, NoLogger, logger_of
 from kvbench.errors import ConfigError, KvbenchError, cut
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel import launch
 from kvbench.tasks.base import Task
-from kvbench.util.requirements import Package, exists
+from kvbench.util.requirements import check_writable
 from kvbench.util.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build, unknown
 
 #: groups of a run's configuration, in the order in which they are checked and shown
 GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
 
-#: bytes of a file's name, so that the name of its partial file fits too
-LONGEST_NAME = 200
 #: lowest temperature at which anything is drawn
 COLDEST = 0.01
 
@@ -163,70 +160,6 @@ class RuntimeConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoLogger:
-    """No logger: ``results_dir`` keeps everything all the same."""
-
-    name: Literal["none"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CsvLogger:
-    """One row per run appended to the file `path`."""
-
-    name: Literal["csv"]
-    path: str = "results/runs.csv"
-
-    def check(self) -> None:
-        """Raise ConfigError if the file cannot be written."""
-        if not self.path.strip():
-            raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
-        check_writable(self.path, "logger.path", file=True)
-        if Path(self.path).is_file():
-            with open(self.path, "rb") as handle:
-                head = handle.read(100_000)
-            if head.strip() and b"run_id" not in head.splitlines()[0].split(b","):
-                raise ConfigError(
-                    "logger.path",
-                    self.path,
-                    "is another file, which would be written over: its first line has no column run_id",
-                    hint="logger.path=results/runs.csv",
-                )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WandbLogger:
-    """Weights & Biases.
-
-    Args:
-        project, entity, group, tags: as wandb.init takes them.
-        mode: ``auto`` is online where there is a key, else offline.
-        dir: folder in which wandb makes its own.
-    """
-
-    name: Literal["wandb"]
-    project: str = "kvbench"
-    entity: str | None = None
-    group: str | None = None
-    tags: tuple[str, ...] = ()
-    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    dir: str = "results"
-
-    def packages(self) -> tuple[Package, ...]:
-        """Return the package wandb."""
-        return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
-
-    def check(self) -> None:
-        """Raise ConfigError if the folder cannot be written, or the project's name is empty."""
-        if not self.project:
-            raise ConfigError("logger.project", "''", "must not be empty", hint="logger.project=kvbench")
-        check_writable(self.dir, "logger.dir")
-
-
-AnyLogger = NoLogger | CsvLogger | WandbLogger
-LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wandb": WandbLogger}
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """A whole configuration as typed data.
@@ -264,58 +197,13 @@ def check(config: Mapping[str, Any]) -> RunConfig:
     decoding.check()
     runtime = build(RuntimeConfig, config["runtime"], "runtime")
     runtime.check()
-    logger = _logger(config["logger"])
+    logger = logger_of(config["logger"])
     method = _method(config["method"], config["quantizer"], model)
     task = tasks.load(config["dataset"])
     checked = RunConfig(model, method, dict(config["dataset"]), decoding, runtime, logger, task)
     _combinations(checked)
     task.fits(checked)
     return checked
-
-
-def check_writable(folder: str, key: str, file: bool = False) -> None:
-    """Raise ConfigError if `folder`, or the folder of a file, cannot be made or written to; it need not exist."""
-    if "://" in folder:
-        what = "file" if file else "folder"
-        raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")
-    if file:
-        exists(folder, key)
-        if Path(folder).exists() and not Path(folder).is_file():
-            what = "folder" if Path(folder).is_dir() else "device or pipe"
-            raise ConfigError(key, folder, f"is a {what}, not a file", hint="name a file")
-        if len(os.fsencode(Path(folder).name)) > LONGEST_NAME:
-            raise ConfigError(key, folder, f"has a name of more than {LONGEST_NAME} bytes", hint="a shorter name")
-        folder = str(Path(folder).parent)
-    if not folder.strip():
-        raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
-    try:
-        path = Path(folder).expanduser().absolute()
-        for place in (path, *path.parents):
-            if place.exists():
-                break
-            if place.is_symlink():
-                raise ConfigError(key, folder, f"{place} is a link to nothing", hint="name another folder")
-        if not place.is_dir():
-            raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
-        longest = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
-        for part in path.relative_to(place).parts:
-            if len(os.fsencode(part)) > longest:
-                raise ConfigError(key, folder, f"has a name of more than {longest} bytes", hint="a shorter name")
-    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown user's ~
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(key, folder, f"cannot be a folder ({reason})", hint="name another folder") from error
-
-
-def _logger(data: Mapping[str, Any]) -> AnyLogger:
-    name = data.get("name")
-    if name not in LOGGERS:
-        raise ConfigError("logger.name", name, "is no logger", allowed=LOGGERS)
-    logger: AnyLogger = build(LOGGERS[name], data, "logger")
-    if not isinstance(logger, NoLogger):
-        logger.check()
-    return logger
 
 
 def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: ModelConfig) -> Any:

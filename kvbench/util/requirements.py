@@ -14,6 +14,9 @@ from kvbench.errors import ConfigError
 #: device files of GPUs under Linux (NVIDIA's own driver, AMD's, WSL's, Tegra's)
 GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 
+#: bytes of a file's name, so that the name of its partial file fits too
+LONGEST_NAME = 200
+
 
 @dataclass(frozen=True)
 class Package:
@@ -76,3 +79,38 @@ def exists(path: str, key: str) -> bool:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(key, path, f"cannot be looked up ({reason})", hint="another path") from error
     return True
+
+
+def check_writable(folder: str, key: str, file: bool = False) -> None:
+    """Raise ConfigError if `folder`, or the folder of a file, cannot be made or written to; it need not exist."""
+    if "://" in folder:
+        what = "file" if file else "folder"
+        raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")
+    if file:
+        exists(folder, key)
+        if Path(folder).exists() and not Path(folder).is_file():
+            what = "folder" if Path(folder).is_dir() else "device or pipe"
+            raise ConfigError(key, folder, f"is a {what}, not a file", hint="name a file")
+        if len(os.fsencode(Path(folder).name)) > LONGEST_NAME:
+            raise ConfigError(key, folder, f"has a name of more than {LONGEST_NAME} bytes", hint="a shorter name")
+        folder = str(Path(folder).parent)
+    if not folder.strip():
+        raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
+    try:
+        path = Path(folder).expanduser().absolute()
+        for place in (path, *path.parents):
+            if place.exists():
+                break
+            if place.is_symlink():
+                raise ConfigError(key, folder, f"{place} is a link to nothing", hint="name another folder")
+        if not place.is_dir():
+            raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
+        longest = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+        for part in path.relative_to(place).parts:
+            if len(os.fsencode(part)) > longest:
+                raise ConfigError(key, folder, f"has a name of more than {longest} bytes", hint="a shorter name")
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown user's ~
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(key, folder, f"cannot be a folder ({reason})", hint="name another folder") from error

@@ -1,0 +1,91 @@
+"""The schema of the `logger` group: none, CSV or Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.errors import ConfigError
+from kvbench.util.requirements import Package, check_writable
+from kvbench.util.schema import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoLogger:
+    """No logger: ``results_dir`` keeps everything all the same."""
+
+    name: Literal["none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CsvLogger:
+    """One row per run appended to the file `path`."""
+
+    name: Literal["csv"]
+    path: str = "results/runs.csv"
+
+    def check(self) -> None:
+        """Raise ConfigError if the file cannot be written."""
+        if not self.path.strip():
+            raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
+        check_writable(self.path, "logger.path", file=True)
+        if Path(self.path).is_file():
+            with open(self.path, "rb") as handle:
+                head = handle.read(100_000)
+            if head.strip() and b"run_id" not in head.splitlines()[0].split(b","):
+                raise ConfigError(
+                    "logger.path",
+                    self.path,
+                    "is another file, which would be written over: its first line has no column run_id",
+                    hint="logger.path=results/runs.csv",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbLogger:
+    """Weights & Biases.
+
+    Args:
+        project, entity, group, tags: as wandb.init takes them.
+        mode: ``auto`` is online where there is a key, else offline.
+        dir: folder in which wandb makes its own.
+    """
+
+    name: Literal["wandb"]
+    project: str = "kvbench"
+    entity: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    dir: str = "results"
+
+    def packages(self) -> tuple[Package, ...]:
+        """Return the package wandb."""
+        return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
+
+    def check(self) -> None:
+        """Raise ConfigError if the folder cannot be written, or the project's name is empty."""
+        if not self.project:
+            raise ConfigError("logger.project", "''", "must not be empty", hint="logger.project=kvbench")
+        check_writable(self.dir, "logger.dir")
+
+
+AnyLogger = NoLogger | CsvLogger | WandbLogger
+LOGGERS: dict[str, type[AnyLogger]] = {"none": NoLogger, "csv": CsvLogger, "wandb": WandbLogger}
+
+
+def logger_of(group: Mapping[str, Any]) -> AnyLogger:
+    """Check the `logger` group and return its typed form.
+
+    Raises:
+        ConfigError: there is no such logger, or it has a wrong key or value.
+    """
+    name = group.get("name")
+    if name not in LOGGERS:
+        raise ConfigError("logger.name", name, "is no logger", allowed=LOGGERS)
+    logger: AnyLogger = build(LOGGERS[name], group, "logger")
+    if not isinstance(logger, NoLogger):
+        logger.check()
+    return logger

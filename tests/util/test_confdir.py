@@ -1,0 +1,54 @@
+"""The folder of the configuration: groups, choices with their descriptions, and choices from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvbench.errors import KvbenchError
+from kvbench.util import confdir
+from kvbench.util.confdir import conf_dir, groups, options, summary
+
+
+def test_choices_have_the_names_that_a_person_types() -> None:
+    assert {"model", "method", "quantizer", "dataset", "runtime", "logger", "launcher"} <= set(groups())
+    datasets = options("dataset")
+    assert list(datasets) == sorted(datasets)
+    assert datasets["mini/needle"] == conf_dir() / "dataset" / "mini" / "needle.yaml"
+    assert options("no such group") == {}
+
+
+def test_another_folder_adds_choices_and_takes_none_away(tmp_path: Path) -> None:
+    (tmp_path / "method" / "mine").mkdir(parents=True)
+    (tmp_path / "method" / "mine" / "foo.yaml").write_text("residual: 1\n")
+    (tmp_path / "method" / "notes.txt").write_text("no choice")
+    added = options("method", tmp_path)
+    assert set(added) - set(options("method")) == {"mine/foo"}
+    assert added["mine/foo"] == tmp_path / "method" / "mine" / "foo.yaml"
+    assert options("model", tmp_path) == options("model")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("# KIVI: keys per channel\nresidual: 128\n", "KIVI: keys per channel"),
+        ("# @package _global_\n# a preset of several groups\n", "a preset of several groups"),
+        ("residual: 128  # not the first thing in a line\n", ""),
+        ("#\n# after an empty comment\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_choice_is_described_by_its_first_comment(text: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "foo.yaml").write_text(text)
+    assert summary(tmp_path / "foo.yaml") == line
+
+
+def test_an_installation_without_configuration_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confdir, "__file__", str(tmp_path / "kvbench" / "util" / "confdir.py"))
+    with pytest.raises(KvbenchError, match="install again"):
+        conf_dir()
+    inside = tmp_path / "kvbench" / "conf"
+    inside.mkdir(parents=True)
+    (inside / "config.yaml").touch()
+    assert conf_dir() == inside
