@@ -1,6 +1,6 @@
 """Settings: a method, its quantizer and their options as one string, wherever a command line takes one.
 
-The grammar is ``METHOD[:QUANTIZER][:KEY=VALUE]...``, for example ``fp16``, ``kivi:int4_g128:residual=64`` or
+The grammar is ``METHOD[:QUANTIZER][:KEY=VALUE]...``, for example ``fp16``, ``kivi:int4:residual=64`` or
 ``cocktail:encoder=bm25``. A key is one of the method's (``residual``) or, with its prefix, one of the quantizer's
 (``quantizer.key.bits``). A value that holds a colon or a comma stands in brackets (``layers=[0-1:fp16,2-29:int4]``) or
 quotes; ``10/30/60`` is a list of numbers. Options may also be separated by commas. Imports neither torch nor Hydra.

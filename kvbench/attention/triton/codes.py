@@ -183,6 +183,7 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
         words, FORM, ASM: as for :func:`field`.
         i: the field, a scalar.
     """
+    # a shift more than a constant mask; only parts of tiles take it
     shift = (i * width(FORM)).to(tl.int16)
     if bits(FORM) == 8:
         if ASM:
@@ -283,6 +284,7 @@ def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number,
     at = tl.arange(0, KEY_DIM)
     stored = tl.load(PARTS[planes(FORM)] + number * KEY_DIM + at)
     _, least = meaning(FORM, stored, tl.load(PARTS[planes(FORM) + 1] + number * KEY_DIM + at))
+    # the minima meet the query once a group, not once a token
     if ONE_ROW:
         bias = tl.sum(alone * least, 0)
     else:

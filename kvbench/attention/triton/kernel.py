@@ -60,6 +60,7 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
         groups: rows of per-channel parameters.
         tile: the tile that the phase begins in.
     """
+    # `cell` is 64 bits wide: a batch of long sequences passes 2**31 elements
     if kind(FORM) == FULL:
         moved = (PARTS[0] + cell * extent * CHANNELS,)
     else:
@@ -67,6 +68,7 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
         for i in tl.static_range(planes(FORM)):
             moved = moved + (PARTS[i] + (cell * extent + tile) * (rows(FORM) * CHANNELS),)
         for i in tl.static_range(planes(FORM), planes(FORM) + 2):
+            # scales, then minima: by group of tokens, or by token
             if window(FORM):
                 moved = moved + (PARTS[i] + cell * groups * CHANNELS,)
             elif axis(FORM) == CHANNEL:
@@ -97,12 +99,13 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
     key_first = tl.load(table_ptr)
     value_first = tl.load(table_ptr + 1)
     count = tl.load(table_ptr + 2)
+    # a phase may begin inside a tile; where both sides are packed they agree on the place (phases.lines)
     if kind(KEY) != FULL:
         lead = key_first % 128
     elif kind(VALUE) != FULL:
         lead = value_first % 128
     else:
-        lead = key_first * 0
+        lead = key_first * 0  # a zero that is a tensor on either branch
     end = lead + count
     # whole tiles in the middle; what is ragged at either end is walked in parts, as is everything next to exact tokens
     if whole(KEY, VALUE):
@@ -135,6 +138,7 @@ def share(low, high, at, steps, cost: tl.constexpr):
         steps: steps of the run.
         cost: of one step.
     """
+    # a step belongs to the program in whose interval it begins, so none is walked twice and none left out
     first = tl.minimum(tl.maximum((low - at + cost - 1) // cost, 0), steps)
     last = tl.minimum(tl.maximum((high - at + cost - 1) // cost, 0), steps)
     return first, last
@@ -199,7 +203,9 @@ def phase(
         cap: largest score in bits, where scores are capped. CAPPED: they are.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(KEY, KEY_DIM)
+    # with one query row, biases are sums over a vector: the product's seven other columns need none
     ONE_ROW: tl.constexpr = ROWS == 1 and kind(KEY) != FULL and axis(KEY) == CHANNEL
+    # codes are fp16 whatever the model's dtype; exact keys are multiplied in their own
     dtype: tl.constexpr = KEYS[0].dtype.element_ty if kind(KEY) == FULL else tl.float16
     top, total, acc = state
     key_first, value_first, count, lead, tile, tiles, begin, before, behind, pieces = SPAN
@@ -217,6 +223,7 @@ def phase(
                 0, 0, lead, count, key_first, value_first, seen,
                 KEY_DIM, VALUE_DIM, BLOCK_ROWS, True, PART_TOKENS, STAGES, False, ONE_ROW, ASM, cap, CAPPED,
             )  # fmt: skip
+    # before and behind the whole tiles; only these need a mask
     first, last = share(low, high, at, pieces, PART_COST)
     if first < last:
         query, sums = load_query(q_ptr, row_at, valid, normal, KEY_DIM, CHANNEL_GROUPS, dtype, ONE_ROW)
@@ -298,6 +305,7 @@ def decode(
     cell = tl.program_id(2)
     sequence = cell // heads
     head = cell % heads
+    # rows of one query head are its new tokens, one after another
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     ROWS: tl.constexpr = GROUP * NEW_TOKENS
     valid = row < ROWS
@@ -316,6 +324,7 @@ def decode(
         )
         cost += price(phase_span, WHOLE_COSTS[i], PART_COSTS[i])
         spans = spans + (phase_span,)
+    # in 64 bits, as cost times the number of parts may pass 2**31
     low = (cost.to(tl.int64) * index // parts).to(tl.int32)
     high = (cost.to(tl.int64) * (index + 1) // parts).to(tl.int32)
 
@@ -323,6 +332,7 @@ def decode(
     d = tl.arange(0, KEY_DIM)
     largest = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
     exponent = tl.max(tl.abs(largest), 0).to(tl.int32, bitcast=True) >> 23
+    # bounds that keep both powers of two below representable in fp32, for rows of zeros too
     exponent = tl.minimum(tl.maximum(exponent, 64), 190)
     normal = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
     factor = ((exponent + 1) << 23).to(tl.float32, bitcast=True) * scaling

@@ -55,6 +55,7 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
         valid: query rows that exist, ``[R]``.
         BLOCK_ROWS, VALUE_DIM: R and Dv.
     """
+    # sums stay unnormalised: the division is done once, after the merge
     row = tl.arange(0, BLOCK_ROWS)
     stat = stat_ptr + index * (2 * BLOCK_ROWS)
     tl.store(stat + row, top)
@@ -119,6 +120,7 @@ def merge_row(
         total = total * shrink + tl.sum(weights * sums, 0)
         acc = acc * shrink + tl.sum(values * weights[:, None], 0)
         top = new_top
+    # the sink is counted here, once, and not by each part
     if SINKS:
         total += tl.exp2(sink - top)
     return acc / total

@@ -63,6 +63,7 @@ def exact_dot(a, b, ASM: tl.constexpr):
 @triton.jit
 def words_of(PARTS, FORM: tl.constexpr, base, at):
     """Return the words at offsets `at` from a scalar `base`: a tuple, a block for each plane."""
+    # one scalar base and constant offsets: loads of a tile then share their address arithmetic
     words = (tl.load(PARTS[0] + base + at),)
     if planes(FORM) == 2:
         words = words + (tl.load(PARTS[1] + base + at),)
@@ -125,10 +126,12 @@ def tile_scores(
     if window(FORM):
         words = words_of(PARTS, FORM, base, at)
         first = PARTS[planes(FORM) + 2] + tile * 128
+        # one query row, and a column for each group of the tile: one product a field in place of two
         ALONE: tl.constexpr = ONE_ROW and meeting(FORM) <= query[0].shape[1]
         if ALONE:
             g, _ = group_at(FORM, first)
             scaled, bias = columns_of_groups(PARTS, FORM, KEY_DIM, first, g, sums[0], query[0].shape[1])
+            # the factor of the only row, as a scalar: columns are groups now, not rows
             only = tl.sum(tl.where(tl.arange(0, query[0].shape[1]) == 0, factor, 0.0), 0)
         for i in tl.static_range(fields(FORM)):
             codes = field(words, FORM, i, ASM)
@@ -186,9 +189,11 @@ def tile_scores(
 @triton.jit
 def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
     """Return the first word row of `PART_TOKENS` tokens from `start` on, which lie inside one field."""
+    # a part is never longer than a field, and fields begin at multiples of it
     if PART_TOKENS == WORD_ROWS:
         at = 0
     else:
+        # tells the compiler that rows of words stay aligned, so that loads stay wide
         at = tl.multiple_of(start % WORD_ROWS, PART_TOKENS)
     return at
 
@@ -224,7 +229,7 @@ def part_scores(
         WORD_ROWS: tl.constexpr = rows(FORM)
         base = start // 128 * (WORD_ROWS * KEY_DIM) + within(start, WORD_ROWS, PART_TOKENS) * KEY_DIM
         at = tl.arange(0, PART_TOKENS)[:, None] * KEY_DIM + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)[None, :]
-        i = start % 128 // WORD_ROWS
+        i = start % 128 // WORD_ROWS  # the field, known at run time only
         if window(FORM):
             codes = field_at(words_of(PARTS, FORM, base, at), FORM, i, ASM)
             first = PARTS[planes(FORM) + 2] + start
@@ -261,6 +266,7 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
         CHANNEL_GROUPS: groups of channels of a token.
         COUNT: runs of tokens in `stored`.
     """
+    # the largest scale of the step's tokens bounds every product weight * scale
     for i in tl.static_range(COUNT):
         for c in tl.static_range(CHANNEL_GROUPS):
             step, _ = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
@@ -290,6 +296,7 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
     lifted, unit = room(stored, FORM, CHANNEL_GROUPS, fields(FORM))
+    # channels are rows here: [VALUE_DIM, WORD_ROWS], as the second product takes them
     base = tile * (WORD_ROWS * VALUE_DIM)
     at = tl.arange(0, VALUE_DIM // CHANNEL_GROUPS)[:, None] * WORD_ROWS + tl.arange(0, WORD_ROWS)[None, :]
     sums = ()
@@ -305,6 +312,7 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         sums = sums + (bias,)
     for c in tl.static_range(CHANNEL_GROUPS):
         words = words_of(PARTS, FORM, base + c * (VALUE_DIM // CHANNEL_GROUPS * WORD_ROWS), at)
+        # a fresh accumulator for the tile, added to the rest in fp32 by the caller
         total = tl.dot(field(words, FORM, 0, ASM), scaled[c * fields(FORM)])
         for i in tl.static_range(1, fields(FORM)):
             total = tl.dot(field(words, FORM, i, ASM), scaled[c * fields(FORM) + i], total)
@@ -339,6 +347,7 @@ def part_values(
     sums = ()
     if kind(FORM) == FULL:
         values = tl.load(PARTS[0] + tokens[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :])
+        # 2**15: the largest power of two in fp16; weights below 2**-14 would lose bits as subnormals
         lifted = weights[0] * 32768.0
         high = lifted.to(values.dtype)
         total = exact_dot(tl.trans(values), high, ASM)

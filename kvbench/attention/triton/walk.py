@@ -45,6 +45,7 @@ def load_query(
     for c in tl.static_range(CHANNEL_GROUPS):
         d = c * (KEY_DIM // CHANNEL_GROUPS) + tl.arange(0, KEY_DIM // CHANNEL_GROUPS)
         block = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
+        # normalised before it is rounded: small queries keep their bits in fp16
         block = (block * exponent[None, :]).to(dtype)
         blocks_of = blocks_of + (block,)
         sums = sums + (tl.sum(block.to(tl.float32), 1 if ONE_ROW else 0),)
@@ -54,6 +55,7 @@ def load_query(
 @triton.jit
 def cut(acc, N: tl.constexpr):
     """Return rows of ``[N * n, R]`` as a tuple of N blocks ``[n, R]``."""
+    # Triton slices no tensor: halves come from a reshape and a split, again and again
     if N == 1:
         parts = (acc,)
     else:
@@ -166,7 +168,7 @@ def walk(
         ahead = (ahead + tl.where(ahead < head, 0, tail)) * STEP
         next_k = parameters_of(KEYS, KEY, KEY_DIM, ahead, SIZE, COUNT)
         next_v = parameters_of(VALUES, VALUE, VALUE_DIM, ahead, SIZE, COUNT)
-        token = start - lead + row
+        token = start - lead + row  # counted from the phase's first
         if WHOLE:
             scores = capped(
                 tile_scores(KEYS, KEY, KEY_DIM, u, stored_k, query, sums, factor, ONE_ROW, ASM), cap, COUNT, CAPPED
@@ -178,6 +180,7 @@ def walk(
                 KEYS, KEY, KEY_DIM, start, key_first + inside, stored_k, query, sums, factor, PART_TOKENS, ONE_ROW, ASM
             )
             visible = (token >= 0)[:, None] & (token[:, None] < seen[None, :] if CAUSAL else (token < count)[:, None])
+            # finite, so that a step that is hidden as a whole leaves no NaN behind
             scores = (tl.where(visible, capped(scores, cap, 1, CAPPED)[0], NOTHING),)
         # online softmax: bring what was summed so far to the new maximum
         highest = scores[0]
@@ -192,6 +195,7 @@ def walk(
             weight = tl.exp2(scores[i] - top[None, :])
             sum_tile += weight
             weights = weights + (weight,)
+        # sums of the minima shrink with the maximum, but have no unit: they are fp32 from the start
         shrunk = ()
         for c in tl.static_range(CHANNEL_GROUPS):
             shrunk = shrunk + (biases[c] * shrink[None, :],)
@@ -207,9 +211,10 @@ def walk(
         for c in tl.static_range(CHANNEL_GROUPS):
             added = added + (accs[c] * shrink[None, :] + fresh[c],)
         accs = added
-        unit = new_unit
+        unit = new_unit  # what takes the accumulator back from this step's lift
         stored_k = readied(next_k, KEY, KEY_DIM, COUNT)
         stored_v = readied(next_v, VALUE, VALUE_DIM, COUNT)
+    # the minima of a group of channels are the same for all its channels
     ends = ()
     for c in tl.static_range(CHANNEL_GROUPS):
         ends = ends + (accs[c] * unit + tl.sum(biases[c], 0)[None, :],)

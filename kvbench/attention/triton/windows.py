@@ -52,6 +52,7 @@ def window_scores(
         N: tokens.
         ONE_ROW: the query has one row.
     """
+    # both groups that may meet in the field; where there is one, the other's columns are not taken
     g, following = group_at(FORM, token)
     scaled, bias = channel_parameters(PARTS, FORM, KEY_DIM, g, query, alone, ONE_ROW)
     next_scaled, next_bias = channel_parameters(PARTS, FORM, KEY_DIM, g + 1, query, alone, ONE_ROW)
@@ -78,6 +79,7 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
     """
     at = tl.arange(0, KEY_DIM)
     number = g + tl.arange(0, COLUMNS)
+    # columns beyond the tile's last group hold zeros: no token takes them, but the product must stay finite
     final, _ = group_at(FORM, first + 127)
     place = number[None, :] * KEY_DIM + at[:, None]
     there = (number <= final)[None, :] & (at >= 0)[:, None]
@@ -100,5 +102,7 @@ def own_column(FORM: tl.constexpr, scores, token, g):
     N: tl.constexpr = scores.shape[0]
     mine, following = group_at(FORM, token)
     column = mine - g + tl.where(token + tl.arange(0, N) < following, 0, 1)
+    # a sum over a row with one entry that is not zero: Triton gathers no column by a vector
     own = tl.arange(0, scores.shape[1])[None, :] == column[:, None]
+    # repeated, since the caller's blocks have a column for each query row, of which one is used
     return tl.broadcast_to(tl.sum(tl.where(own, scores, 0.0), 1)[:, None], scores.shape)

@@ -16,6 +16,7 @@ def copy_token(source, target, CHANNELS: tl.constexpr):
         source, target: pointers to its first channel.
         CHANNELS: how many there are.
     """
+    # ranges are powers of two in Triton; heads need not be
     BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
     channel = tl.arange(0, BLOCK)
     tl.store(target + channel, tl.load(source + channel, mask=channel < CHANNELS), mask=channel < CHANNELS)

@@ -101,6 +101,7 @@ def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
         high, _ = _affine_twin(high_half(x, True), part1, base1, r1, LEVELS)
         codes = bit_pair(low, high)
     else:
+        # 3, 15 or 255 as a pair of fp16 numbers
         top: tl.constexpr = 0x42004200 if LEVELS == 3 else (0x4B804B80 if LEVELS == 15 else 0x5BF85BF8)
         args = [x, half_pair(part0, part1), half_pair(-base0, -base1), r0, r1, tl.full(r0.shape, top, tl.int32)]
         codes = tl.inline_asm_elementwise(AFFINE, "=r,r,r,r,f,f,r", args, tl.int32, is_pure=True, pack=1)
@@ -136,7 +137,7 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
         x0, x1 = low_half(x, True), high_half(x, True)
         low, number0 = _affine_twin(x0, part0, base0, r0, 15)
         high, number1 = _affine_twin(x1, part1, base1, r1, 15)
-        upper = bit_pair(low, high)
+        upper = bit_pair(low, high)  # the lower nibble needs it as numbers, number0 and number1
         low = _lower_twin(x0, number0, part0, scale0 * part0, base0, fine0)
         lower = bit_pair(low, _lower_twin(x1, number1, part1, scale1 * part1, base1, fine1))
     else:
@@ -171,6 +172,7 @@ def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
         codes = bit_pair(low, _atom_twin(high_half(x, True), r1, zero1, LEVELS))
     else:
         top: tl.constexpr = 0x42004200 if LEVELS == 3 else (0x4B804B80 if LEVELS == 15 else 0x5BF85BF8)
+        # -LEVELS (the sign bits set), and 1024 + LEVELS
         least = tl.full(r0.shape, top - 0x80000000 + 0x8000, tl.int32)
         last = tl.full(r0.shape, 0x64006400 + LEVELS * 0x10001, tl.int32)
         args = [x, r0, r1, half_pair(zero0 - 512.0, zero1 - 512.0), least, tl.full(r0.shape, top, tl.int32), last]

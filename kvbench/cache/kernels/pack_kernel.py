@@ -237,6 +237,7 @@ def pack_tiles(
         values = values + (tl.load(where, mask=tl.broadcast_to(valid[:, None], (ROWS, PAIRS)), other=0),)
         written |= tl.where(valid, (FIELD & 0xFFFF) << (f * WIDTH), 0)
 
+    # words are put together in registers, a field after the other, and written once
     upper = tl.zeros((ROWS, PAIRS), tl.int32)
     lower = tl.zeros((ROWS, PAIRS), tl.int32)
     odd = tl.zeros((SETS, 1, PAIRS) if BY_CHANNEL else (SETS, PAIRS // WIDE, 1), tl.float32)
@@ -245,6 +246,7 @@ def pack_tiles(
         most = least
         for j in tl.static_range(1, JOINT):
             least, most = smaller(least, values[g * JOINT + j], HALF), larger(most, values[g * JOINT + j], HALF)
+        # fields of one group are compared in registers first, so that threads meet once
         least = smallest(tl.reshape(least, SHAPE), AXIS, HALF)
         most = largest(tl.reshape(most, SHAPE), AXIS, HALF)
         low0, low1 = low_half(least, HALF), high_half(least, HALF)
@@ -288,6 +290,7 @@ def pack_tiles(
                 lower |= (tl.reshape(fine, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
 
     words = (both * tiles + tile) * (WORD_ROWS * HEAD_DIM)
+    # a tile that the append covers needs no look at what is there
     whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
     put_words(upper_words, upper, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
     if BITS == 8:
@@ -332,6 +335,7 @@ def note(
         first = tl.minimum(first, tl.min(tl.min(place, 1), 0))
     # none, where all of it lies in the neighbouring tile that a window's group reaches into (`and` would do both)
     if first != 0x7FFFFFFF:  # noqa: SIM102
+        # the first program to find one records it; the host names one place, not all
         if tl.atomic_cas(record, 0, 1) == 0:
             tl.store(record + 1, tag)
             tl.store(record + 2, first_row + row)

@@ -34,6 +34,7 @@ def pack_layers(
         KIND, BITS, BY_CHANNEL, GROUP, HEAD_DIM, VALUE, ROWS, CHANNELS: likewise.
         WINDOW: tokens of a block whose groups fit no tile; 0: they do.
     """
+    # buffers are aligned as allocators align them; without the hint loads through an address are narrow
     entry = table + tl.program_id(2) * 6
     x = tl.multiple_of(tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)), 16) + offset
     upper_words = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.int16)), 16)

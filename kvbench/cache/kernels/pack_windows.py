@@ -33,6 +33,7 @@ def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
         WINDOW: tokens of a block.
         GROUP: most tokens of a group: a block has as few groups as that makes.
     """
+    # a window has as few groups as it can; the first LONGER of them have a token more than LEAST
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     LEAST: tl.constexpr = WINDOW // GROUPS
     LONGER: tl.constexpr = WINDOW % GROUPS
@@ -125,6 +126,7 @@ def pack_windows(
     upper1, lower0, lower1 = upper0, upper0, upper0
     odd = tl.zeros((1, PAIRS), tl.float32)
     begins, ends = tl.maximum(tile * 128, start), tl.minimum(tile * 128 + 128, stop)
+    # groups that reach into this tile, the first of which may begin in the tile before
     group = group_holding(begins, WINDOW, GROUP)
     last = tl.where(ends > begins, group_holding(tl.maximum(ends - 1, 0), WINDOW, GROUP) + 1, group)
     for number in range(group, last):
@@ -163,6 +165,7 @@ def pack_windows(
                 codes, fine = encode(
                     values[j], scale0, scale1, base0, base1, r0, r1, part0, part1, "affine", LEVELS, HALF
                 )  # fmt: skip
+                # the run's field, and which half of it where a field has two runs
                 place = at % (128 // RUN)
                 shift = place // SPLIT * WIDTH
                 if BITS == 8:

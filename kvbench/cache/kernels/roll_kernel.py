@@ -38,6 +38,7 @@ def write_sinks(
     old, new = tl.load(places + row * 4).to(tl.int64), tl.load(places + row * 4 + 1).to(tl.int64)
     if new >= 0:  # else this row does not move
         buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(turned.dtype.element_ty)), 16)
+        # several segments, one launch: the address of each stands in the table
         buffer += line.to(tl.int64) * room * CHANNELS
         source = buffer + old * CHANNELS
         if TURNED:
@@ -68,6 +69,7 @@ def move_to_front(
     buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(like.dtype.element_ty)), 16)
     buffer += line.to(tl.int64) * room * CHANNELS
     channel = tl.arange(0, BLOCK)[None, :]
+    # towards the front: a part's new place holds nothing that is still to be read
     for first in range(0, count, TOKENS):
         token = first + tl.arange(0, TOKENS)[:, None]
         mask = (token < count) & (channel < CHANNELS)
