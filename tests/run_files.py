@@ -7,9 +7,10 @@ from pathlib import Path
 
 import jsonschema
 
+from kvbench.results import record
 from kvbench.results.store import RunStore
 
-SCHEMA = json.loads((Path(__file__).parent / "results" / "metrics.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads(record.SCHEMA.read_text(encoding="utf-8"))
 
 
 def store_of(metrics: dict) -> RunStore:

@@ -14,14 +14,12 @@ from rich.table import Table
 
 from kvbench.errors import KvbenchError, nearest
 from kvbench.results import code as codes
-from kvbench.results import compare, ranking, tables
-from kvbench.results.points import has_points
+from kvbench.results import compare, ranking, record, tables
+from kvbench.results.columns import LIST, UNFINISHED, RunLine, columns
 from kvbench.results.store import DONE, RunStore, find_runs
 from kvbench.runner import sources
 from kvbench.util.requirements import exists
 
-#: status of a run that has no `metrics.json`
-UNFINISHED = "unfinished"
 #: samples of older code that --show names
 SHOWN = 8
 #: groups of a configuration that a line of the list is made of
@@ -114,26 +112,15 @@ def _find(stores: Sequence[RunStore], name: str) -> RunStore:
 
 
 def _list(stores: Sequence[RunStore]) -> None:
+    runs = [(marked(store, run) if (run := store.metrics()) else _begun(store)) for store in stores]
+    names = tables.labels(runs, beside=("model", "dataset"))
+    lines = [RunLine(name, record.read(run)) for name, run in zip(names, runs, strict=True)]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in ("run", "method", "model", "data", "status", "samples", "score", "KV", "code"):
-        words = name in ("method", "model", "data")  # these take another line where the screen is narrow; figures never
-        table.add_column(name, no_wrap=not words, overflow="fold")
-    shown = [(store, marked(store, run) if (run := store.metrics()) else _begun(store)) for store in stores]
-    names = tables.labels([run for _, run in shown], beside=("model", "dataset"))
-    for (store, run), name in zip(shown, names, strict=True):
-        count, score = run["samples"], run["mean"]["score"]
-        told = (name, *(str(run["config"][key] or "?") for key in ("model", "dataset")), run["status"])
-        if run["status"] == UNFINISHED:
-            table.add_row(store.run_id, *told, str(count["done"]), "-", "-", _codes(run))
-            continue
-        table.add_row(
-            store.run_id,
-            *told,
-            f"{count['done']}/{count['requested']}",
-            _unscored(run) if score is None else f"{score:.3f}",
-            tables.size(run["kv_bytes"]["used"]["total"]),
-            _codes(run),
-        )
+    chosen = columns(lines, LIST)
+    for column in chosen:  # texts take another line where the screen is narrow; figures never
+        table.add_column(column.name, no_wrap=not column.wraps, overflow="fold")
+    for line in lines:
+        table.add_row(*(column.cell(line).main for column in chosen if column.cell is not None))
     Console(highlight=False).print(table)
 
 
@@ -145,7 +132,8 @@ def marked(store: RunStore, metrics: dict[str, Any]) -> dict[str, Any]:
     config = store.config()
     if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
         return metrics
-    older = codes.older(metrics.get("code") or {}, metrics.get("sources") or {}, sources.code(config))
+    counts = metrics["code"] or ({codes.UNKNOWN: metrics["samples"]["done"]} if metrics["samples"]["done"] else {})
+    older = codes.older(counts, metrics["sources"], sources.code(config))
     status = metrics["status"]
     if status in DONE:
         status = "older" if older else "ok"
@@ -166,6 +154,7 @@ def _begun(store: RunStore) -> dict[str, Any]:
     older = codes.older(counts, parts, sources.code(config))
     return {
         **ranking.failed(config, ""),
+        "run_id": store.run_id,
         "status": UNFINISHED,
         "samples": samples,
         "code": counts,
@@ -174,28 +163,10 @@ def _begun(store: RunStore) -> dict[str, Any]:
     }
 
 
-def _codes(run: Mapping[str, Any]) -> str:
-    """Return the version of the code that made the samples, or how many there are, and a mark for older code."""
-    versions = list(run.get("code") or ())
-    text = f"{len(versions)} kinds" if len(versions) > 1 else "-"
-    if len(versions) == 1:
-        text = versions[0] if versions[0] == codes.UNKNOWN else versions[0][:6]
-    parts = [part for part in (run.get("older") or {}).get("parts", ()) if part != codes.UNKNOWN]
-    return f"{text}, older: {', '.join(parts)}" if parts else text
-
-
-def _unscored(metrics: dict[str, Any]) -> str:
-    """What a run without scores gave: perplexities, or the best throughput of its points."""
-    if has_points(metrics):
-        return "-" if metrics["tokens_per_s"] is None else f"{metrics['tokens_per_s']:.4g}/s"
-    found = [entry["perplexity"] for entry in metrics["scores"].values() if entry.get("perplexity")]
-    return ", ".join(f"ppl {entry['ppl']:.2f}" for entry in found) or "-"
-
-
 def _details(store: RunStore) -> None:
     """Where one run was made and how, below its table."""
     metrics: dict[str, Any] = store.metrics() or {}
-    found = store.samples()
+    damaged = store.samples().damaged
     print(f"\n{store.run_id}  {metrics.get('label', '')}  {metrics.get('status', 'unfinished')}")
     if not metrics:
         return
@@ -208,9 +179,9 @@ def _details(store: RunStore) -> None:
         print(f"  KV {kind:<8} " + "  ".join(f"{name} {tables.size(count)}" for name, count in parts.items()))
     for key, entry in metrics["scores"].items():
         if entry.get("perplexity"):
-            found = entry["perplexity"]
-            size = "" if found["bits_per_byte"] is None else f", {found['bits_per_byte']:.4f} bits per byte"
-            print(f"  perplexity  {key}: {found['ppl']:.4f}{size}, {found['windows']} windows, mode {found['mode']}")
+            text = entry["perplexity"]
+            bits = "" if text["bits_per_byte"] is None else f", {text['bits_per_byte']:.4f} bits per byte"
+            print(f"  perplexity  {key}: {text['ppl']:.4f}{bits}, {text['windows']} windows, mode {text['mode']}")
         elif entry["nll"]:
             pair = entry["nll"]["vs_fp16"]
             beside = f", {pair['diff']:+.4f} to fp16" if pair else ""
@@ -218,8 +189,8 @@ def _details(store: RunStore) -> None:
     _code_details(store, metrics)
     print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
     print(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
-    if found.damaged:
-        print(f"  damaged     {len(found.damaged)} lines of samples.jsonl; the same command does their samples again")
+    if damaged:
+        print(f"  damaged     {len(damaged)} lines of samples.jsonl; the same command does their samples again")
     if metrics["error"]:
         print(f"  error       {metrics['error']}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import KvbenchError
-from kvbench.results import shape
+from kvbench.results.record import problem as problem_of
 from kvbench.util import atomic
 
 #: folder of the sweeps
@@ -93,7 +93,6 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     if sweep is not None:
         return content, "" if sweep == os.environ.get(TOKEN) else "is of another sweep"
     if metrics is not None:  # of a worker that did not inherit the name, or of unknown origin
-        unmeasured = {"attention": {"reads_packed": None, "path": None}, "timings": {}}
-        problem = shape.problem({**unmeasured, **metrics} if isinstance(metrics, Mapping) else metrics)
+        problem = problem_of(metrics)
         return content, f"is no record of a job ({problem})" if problem else ""
     return content, ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvbench.results.samples import MEASURED, Row
@@ -101,8 +101,12 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
     return sorted(parts)
 
 
-def shown(older: Mapping[str, Any] | None) -> str:
-    """Return a mark for tables: ``older code: method, cache``; empty where nothing is older."""
-    if not older:
+def shown(parts: Sequence[str]) -> str:
+    """Return a mark for tables: ``older code: method, cache``; empty for no parts.
+
+    Args:
+        parts: of the code, that have changed since the samples were made (:func:`older`).
+    """
+    if not parts:
         return ""
-    return "unknown code" if older["parts"] == [UNKNOWN] else f"older code: {', '.join(older['parts'])}"
+    return "unknown code" if list(parts) == [UNKNOWN] else f"older code: {', '.join(parts)}"

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvbench.results import aggregate
 from kvbench.results.identity import short_name
 from kvbench.results.points import has_points
+from kvbench.results.record import Config, KvBytes, Mean, Metrics, Parts, PeakBytes, Samples, Tpot, Ttft
 from kvbench.results.store import DONE
+from kvbench.results.typed import plain
 
-Metrics = Mapping[str, Any]
+Run = Mapping[str, Any]
 
 
-def best_first(runs: Sequence[Metrics]) -> list[Metrics]:
+def best_first(runs: Sequence[Run]) -> list[Run]:
     """Highest mean score first, then lowest perplexity, then highest throughput (dataset=efficiency); equal ones by the
     bytes of their cache, then as they came.
 
@@ -28,7 +29,7 @@ def best_first(runs: Sequence[Metrics]) -> list[Metrics]:
     return sorted(runs, key=_rank)
 
 
-def _rank(run: Metrics) -> tuple[bool, int, float, float]:
+def _rank(run: Run) -> tuple[bool, int, float, float]:
     score = (run.get("mean") or {}).get("score")
     found = [entry["perplexity"]["ppl"] for entry in run.get("scores", {}).values() if entry.get("perplexity")]
     held = ((run.get("kv_bytes") or {}).get("used") or {}).get("total")
@@ -44,26 +45,29 @@ def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
         config: the composed configuration.
         message: why.
     """
-    return {
-        "run_id": None,
-        "status": "error",
-        "label": short_name(config),
-        "config": {
-            "model": config["model"].get("name"),
-            "method": dict(config["method"]),
-            "quantizer": (config.get("quantizer") or {}).get("name"),
-            "formats": {key: form for key, form in (config.get("quantizer") or {}).items() if key != "name"},
-            "dataset": config["dataset"].get("name"),
-            "decoding": dict(config["decoding"]),
-            "seed": config["runtime"].get("seed", 0),
-        },
-        "samples": {"requested": None, "done": 0, "truncated": 0},
-        "scores": {},
-        "mean": aggregate.overall({}),
-        "kv_bytes": aggregate.kv_bytes([]),
-        "peak_bytes": aggregate.peak_bytes([]),
-        **aggregate.no_timings(),
-        "oom": None,
-        "error": message,
-        "env": {},
-    }
+    quantizer = config.get("quantizer") or {}
+    run = Metrics(
+        run_id=None,
+        status="error",
+        label=short_name(config),
+        config=Config(
+            model=config["model"].get("name"),
+            method=dict(config["method"]),
+            quantizer=quantizer.get("name"),
+            formats={key: form for key, form in quantizer.items() if key != "name"},
+            dataset=config["dataset"].get("name"),
+            decoding=dict(config["decoding"]),
+            seed=config["runtime"].get("seed", 0),
+        ),
+        samples=Samples(requested=None, done=0),
+        scores={},
+        mean=Mean(score=None),
+        kv_bytes=KvBytes(used=Parts(), reserved=Parts()),
+        peak_bytes=PeakBytes(),
+        ttft_s=Ttft(n=0),
+        tpot_s=Tpot(),
+        tokens_per_s=None,
+        error=message,
+    )
+    content: dict[str, Any] = plain(run, complete=True)
+    return content

@@ -9,25 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from filelock import FileLock, Timeout
 
 from kvbench.errors import KvbenchError
+from kvbench.results import record
 from kvbench.results import samples as lines
-from kvbench.results import shape
 from kvbench.results.samples import DiskError, Row, Samples
+from kvbench.results.typed import ShapeError
 from kvbench.util import atomic
-
-#: raised when a key of metrics.json changes its meaning; the schema is tests/results/metrics.schema.json
-SCHEMA_VERSION = 1
 
 #: which loggers have the run, beside it
 _DELIVERED = ".delivered.json"
 
-#: ``older``: all samples are there, and not all of them were made by the code of now
-STATUSES = ("ok", "older", "oom", "error", "interrupted")
+STATUSES: tuple[str, ...] = get_args(record.Status)
 #: of runs whose samples are all there
 DONE = ("ok", "older")
 
@@ -140,16 +137,19 @@ class RunStore:
         lines.append(self.samples_path, rows)
 
     def metrics(self) -> dict[str, Any] | None:
-        """`metrics.json`, or None where there is none yet or it is not what a run writes (see :meth:`problem`)."""
+        """Return `metrics.json` with all keys of the record; None without one, or if :meth:`problem` says why."""
         content = _read_json(self.path / "metrics.json")
-        return None if shape.problem(content) else content
+        try:
+            return record.filled(content)
+        except ShapeError:
+            return None
 
     def problem(self) -> str | None:
         """What is wrong with `metrics.json`, so that no report can show the run; None where all is well."""
         path = self.path / "metrics.json"
         if path.is_symlink() or path.exists():
             content = _read_json(path)
-            found = "it is no JSON object" if content is None else shape.problem(content)
+            found = "it is no JSON object" if content is None else record.problem(content)
             if found:
                 return f"{path}: {found}; the same command writes it anew from samples.jsonl"
         return None

@@ -7,13 +7,13 @@ from contextlib import suppress
 from typing import Any
 
 from kvbench.errors import KvbenchError
-from kvbench.results import aggregate
+from kvbench.results import aggregate, record
 from kvbench.results.code import Code, changed, kinds, older, order, unlike
 from kvbench.results.identity import is_baseline, short_name
 from kvbench.results.points import headline
 from kvbench.results.samples import MEASURED, Row
 from kvbench.results.speculation import speculation, speedup
-from kvbench.results.store import SCHEMA_VERSION, RunStore
+from kvbench.results.store import RunStore
 
 
 def build(
@@ -32,7 +32,7 @@ def build(
     code: Code | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of `metrics.json` (its schema is tests/results/metrics.schema.json).
+    """Return the content of `metrics.json` (:mod:`kvbench.results.record`).
 
     Args:
         store: the run.
@@ -63,7 +63,7 @@ def build(
     counts, parts = kinds(rows)
     older = older_code(counts, parts, oom, code) if code is not None else None
     metrics: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": record.SCHEMA_VERSION,
         "run_id": store.run_id,
         "status": "older" if status == "ok" and older else status,
         "label": short_name(config),
@@ -111,7 +111,7 @@ def build(
     metrics |= headline(by_task)
     if metrics["speculation"] and pair:
         metrics["speculation"]["speedup"] = speedup(metrics, pair.metrics())
-    return metrics
+    return record.checked(metrics)
 
 
 def baseline(store: RunStore) -> RunStore | None:
@@ -150,7 +150,7 @@ def pair_siblings(store: RunStore) -> int:
                 )
                 continue
             _pair(metrics, counted, store, rows)
-            other.write_metrics(metrics)
+            other.write_metrics(record.checked({**metrics, "schema_version": record.SCHEMA_VERSION}))
             count += 1
     return count
 

@@ -23,7 +23,7 @@ def row(index: int, score: float, nll: float) -> dict:
         "scores": {"score": score},
         "scorer_version": 1,
         "nll": {"sum": 10 * nll, "n": 10},
-        "window": {"bytes": 40, "mode": "cache", "prefill": "exact", "chunk": 1},
+        "window": {"bytes": 40, "mode": "cache", "prefill": 0, "chunk": 1},
         "measured": {"device": "cpu", "warm_up": False, "ttft_s": None, "step_s": [], "batch_rows": 1, "decoded": 0},
     }
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from kvbench.errors import KvbenchError
+from kvbench.results import record
 from kvbench.results.samples import DiskError
 from kvbench.results.store import RunStore, find_runs
 from tests.results.test_tables import run as table_row
@@ -67,7 +68,7 @@ def test_what_is_written_comes_back(tmp_path):
         store.write_metrics(table_row("fp16"))
     assert store.config() == config(tmp_path)
     assert store.environment() == {"python": "3.11"}
-    assert store.metrics() == table_row("fp16")
+    assert store.metrics() == record.filled(table_row("fp16"))
     assert [found.run_id for found in find_runs(tmp_path)] == ["run"]
 
 

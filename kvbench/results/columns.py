@@ -1,0 +1,402 @@
+"""Columns of every table of runs and of points: a new one is one entry of :data:`COLUMNS` or :data:`POINT_COLUMNS`.
+
+The screen, markdown, CSV and ``kvbench.report`` read these lists. An entry's functions take the typed record
+(:mod:`kvbench.results.record`), in which keys that an older run did not write have their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from kvbench.results import code as codes
+from kvbench.results.record import Mean, Metrics, Pair, Point, Score
+from kvbench.util.cells import Cell, seconds, size
+
+Line = TypeVar("Line")
+
+#: names of the places where a column may stand: a table of runs, the list of ``kvbench.report``
+TABLE, LIST = "table", "list"
+#: status of a run that has no `metrics.json`
+UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run of a table, and the name that tells it from the others."""
+
+    name: str
+    run: Metrics
+
+
+@dataclass(frozen=True)
+class PointLine:
+    """One point of a run; None where the run has no point."""
+
+    name: str
+    run: Metrics
+    prompt: int = 0
+    batch: int = 0
+    point: Point | None = None
+
+
+@dataclass(frozen=True)
+class Column(Generic[Line]):
+    """A column.
+
+    Args:
+        name: heading.
+        unit: of the CSV's numbers, for readers of this list; empty for texts and plain numbers.
+        cell: what a table shows; None: the column is in the CSV alone.
+        csv: heading in the CSV -> plain value.
+        places: where the cell is shown.
+        wraps: the text may take several lines where the screen is narrow.
+        present: True if the column is worth its place in a table of these lines.
+    """
+
+    name: str
+    unit: str = ""
+    cell: Callable[[Line], Cell] | None = None
+    csv: Mapping[str, Callable[[Line], Any]] = field(default_factory=dict)
+    places: tuple[str, ...] = (TABLE,)
+    wraps: bool = False
+    present: Callable[[Sequence[Line]], bool] = lambda lines: True
+
+
+def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
+    """Return the columns of each task: its score with the difference to fp16, and their plain numbers."""
+    return [_of_score(name) for name in dict.fromkeys(key for line in lines for key in line.run.scores)]
+
+
+def _of_score(key: str) -> Column[RunLine]:
+    def value(read: Callable[[Score], Any]) -> Callable[[RunLine], Any]:
+        return lambda line: read(line.run.scores[key]) if key in line.run.scores else None
+
+    return Column(
+        key,
+        cell=lambda line: score_cell(line.run.scores.get(key)),
+        csv={
+            f"{key} score": value(lambda score: score.score),
+            f"{key} stderr": value(lambda score: score.stderr),
+            f"{key} n": value(lambda score: score.n),
+            f"{key} vs_fp16": value(lambda score: score.vs_fp16 and score.vs_fp16.diff),
+            f"{key} vs_fp16_stderr": value(lambda score: score.vs_fp16 and score.vs_fp16.stderr),
+            f"{key} nll": value(lambda score: score.nll and score.nll.mean),
+            f"{key} ppl": value(lambda score: score.perplexity and score.perplexity.ppl),
+            f"{key} bits_per_byte": value(lambda score: score.perplexity and score.perplexity.bits_per_byte),
+        },
+    )
+
+
+def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[RunLine]]:
+    """Return the columns of a table of runs.
+
+    Args:
+        lines: the runs.
+        place: :data:`TABLE` or :data:`LIST`; None: all (for the CSV).
+    """
+    chosen: list[Column[RunLine]] = []
+    for column in COLUMNS:
+        if column is SCORES:
+            chosen += of_scores(lines) if place != LIST else []
+        elif place is None or (column.cell is not None and place in column.places and column.present(lines)):
+            chosen.append(column)
+    return chosen
+
+
+def status(run: Metrics) -> str:
+    """Return how a run ended, where it did not end well."""
+    if run.status == "ok":
+        return ""
+    if run.status == "older":
+        return codes.shown(run.older.parts if run.older else ())
+    if run.status == "oom" and run.oom and run.oom.bytes_asked:
+        return f"oom: {size(run.oom.bytes_asked)} more"
+    return run.status
+
+
+def score_cell(entry: Score | Mean | None) -> Cell:
+    """Return a score, or a perplexity, with its standard error, and below it the difference to fp16."""
+    perplexity = entry.perplexity if isinstance(entry, Score) else None
+    if perplexity:
+        return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))
+    if entry is None or entry.score is None:
+        return Cell("-")
+    return Cell(f"{entry.score:.3f}{error(entry.stderr)}", _delta(entry.vs_fp16, 3))
+
+
+def error(stderr: float | None, digits: int = 3) -> str:
+    """Return a standard error behind its value; empty where there is none."""
+    return "" if stderr is None else f" ±{f'{stderr:.{digits}f}'.removeprefix('0')}"
+
+
+def _delta(pair: Pair | None, digits: int) -> str:
+    return f"Δ {pair.diff:+.{digits}f}{error(pair.stderr, digits)}" if pair else ""
+
+
+def _headline(run: Metrics) -> str:
+    """Return the mean score; without one the perplexities, or the best throughput of a run's points."""
+    if run.mean.score is not None:
+        return f"{run.mean.score:.3f}"
+    if run.scores and all(entry.points for entry in run.scores.values()):
+        return "-" if run.tokens_per_s is None else f"{run.tokens_per_s:.4g}/s"
+    return ", ".join(f"ppl {entry.perplexity.ppl:.2f}" for entry in run.scores.values() if entry.perplexity) or "-"
+
+
+def _code(run: Metrics) -> str:
+    """Return the version of the code that made the samples, or how many there are, and a mark for older code."""
+    versions = list(run.code)
+    text = f"{len(versions)} kinds" if len(versions) > 1 else "-"
+    if len(versions) == 1:
+        text = versions[0] if versions[0] == codes.UNKNOWN else versions[0][:6]
+    parts = [part for part in (run.older.parts if run.older else ()) if part != codes.UNKNOWN]
+    return f"{text}, older: {', '.join(parts)}" if parts else text
+
+
+def _count(run: Metrics) -> str:
+    requested = run.samples.requested
+    return str(run.samples.done) if run.status == UNFINISHED else f"{run.samples.done}/{requested}"
+
+
+def _peak(run: Metrics) -> Cell:
+    peak = run.peak_bytes
+    phases = [count for count in (peak.prefill, peak.decode) if count is not None]
+    if not phases:
+        return Cell(size(peak.rss), "RSS" if peak.rss else "")
+    return Cell(size(max(phases)), f"dec {size(peak.decode)}")
+
+
+def _tpot(run: Metrics) -> Cell:
+    p99 = run.tpot_s.p99
+    return Cell(seconds(run.tpot_s.median), f"p99 {seconds(p99)}" if p99 is not None else "")
+
+
+def _accepted(run: Metrics) -> Cell:
+    drafts = run.speculation
+    if not drafts or drafts.acceptance_rate is None:
+        return Cell("-")
+    return Cell(f"{drafts.acceptance_rate:.3f}{error(drafts.stderr)}", f"{drafts.tokens_per_round or 0:.2f} a round")
+
+
+def _ratio(ratio: float | None) -> Cell:
+    return Cell("-" if ratio is None else f"{ratio:.2f}x")
+
+
+def _drafted(lines: Sequence[RunLine]) -> bool:
+    return any(line.run.speculation for line in lines)
+
+
+def _several_scores(lines: Sequence[RunLine]) -> bool:
+    """Return True if more than one task has scores (perplexities have no mean)."""
+    names = {key for line in lines for key, entry in line.run.scores.items() if entry.score is not None}
+    return len(names) > 1
+
+
+#: stands in the list for a column of each task
+SCORES: Column[RunLine] = Column("scores")
+
+COLUMNS: list[Column[RunLine]] = [
+    Column("run", cell=lambda line: Cell(line.run.run_id or "-"), places=(LIST,)),
+    Column("", cell=lambda line: Cell(line.name, status(line.run)), csv={"run": lambda line: line.name}),
+    Column("method", cell=lambda line: Cell(line.name), places=(LIST,), wraps=True),
+    Column("model", cell=lambda line: Cell(line.run.config.model or "?"), places=(LIST,), wraps=True),
+    Column("data", cell=lambda line: Cell(line.run.config.dataset or "?"), places=(LIST,), wraps=True),
+    Column("id", csv={"run_id": lambda line: line.run.run_id}),
+    Column(
+        "status",
+        cell=lambda line: Cell(line.run.status),
+        csv={"status": lambda line: line.run.status},
+        places=(LIST,),
+    ),
+    Column("samples", cell=lambda line: Cell(_count(line.run)), places=(LIST,)),
+    SCORES,
+    Column("mean", cell=lambda line: score_cell(line.run.mean), present=_several_scores),
+    Column("score", cell=lambda line: Cell(_headline(line.run)), places=(LIST,)),
+    Column(
+        "KV",
+        "bytes",
+        lambda line: Cell(size(line.run.kv_bytes.used.total)),
+        {
+            "kv_bytes": lambda line: line.run.kv_bytes.used.total,
+            "kv_reserved": lambda line: line.run.kv_bytes.reserved.total,
+        },
+        places=(TABLE, LIST),
+    ),
+    Column(
+        "ratio",
+        "fp16's bytes to those used",
+        lambda line: _ratio(line.run.kv_bytes.ratio),
+        {"kv_ratio": lambda line: line.run.kv_bytes.ratio},
+    ),
+    Column(
+        "peak",
+        "bytes",
+        lambda line: _peak(line.run),
+        {
+            "peak_prefill": lambda line: line.run.peak_bytes.prefill,
+            "peak_decode": lambda line: line.run.peak_bytes.decode,
+            "peak_kind": lambda line: line.run.peak_bytes.kind,
+            "peak_rss": lambda line: line.run.peak_bytes.rss,
+        },
+    ),
+    Column(
+        "TTFT",
+        "seconds",
+        lambda line: Cell(seconds(line.run.ttft_s.median)),
+        {"ttft_s": lambda line: line.run.ttft_s.median},
+    ),
+    Column(
+        "TPOT",
+        "seconds",
+        lambda line: _tpot(line.run),
+        {"tpot_s": lambda line: line.run.tpot_s.median, "tpot_p99_s": lambda line: line.run.tpot_s.p99},
+    ),
+    Column("tokens/s", "tokens a second", csv={"tokens_per_s": lambda line: line.run.tokens_per_s}),
+    Column("device", csv={"device": lambda line: line.run.env.device_name}),
+    Column(
+        "accepted",
+        "share of drafts",
+        lambda line: _accepted(line.run),
+        {
+            "acceptance_rate": lambda line: line.run.speculation and line.run.speculation.acceptance_rate,
+            "acceptance_stderr": lambda line: line.run.speculation and line.run.speculation.stderr,
+            "tokens_per_round": lambda line: line.run.speculation and line.run.speculation.tokens_per_round,
+        },
+        present=_drafted,
+    ),
+    Column(
+        "speed-up",
+        "fp16's time a token to this one's",
+        lambda line: _ratio(line.run.speculation.speedup if line.run.speculation else None),
+        {"speedup": lambda line: line.run.speculation and line.run.speculation.speedup},
+        present=_drafted,
+    ),
+    Column("code", cell=lambda line: Cell(_code(line.run)), places=(LIST,)),
+]
+
+
+def _figure(cell: Callable[[Point], Cell]) -> Callable[[PointLine], Cell]:
+    """Return the cell of a measured point; a dash for what ran out of memory."""
+    return lambda line: cell(line.point) if line.point is not None and line.point.status == "ok" else Cell("-")
+
+
+def _value(read: Callable[[Point], Any]) -> Callable[[PointLine], Any]:
+    return lambda line: None if line.point is None else read(line.point)
+
+
+def _plain(*names: str) -> dict[str, Callable[[PointLine], Any]]:
+    """Return the CSV values of a point's own keys."""
+    return {name: _value(attrgetter(name)) for name in names}
+
+
+def _inner(group: str, names: Mapping[str, str]) -> dict[str, Callable[[PointLine], Any]]:
+    """Return the CSV values inside a group of a point: heading -> key."""
+
+    def reader(name: str) -> Callable[[Point], Any]:
+        def read(point: Point) -> Any:
+            inner = getattr(point, group)
+            return inner.get(name) if isinstance(inner, Mapping) else getattr(inner, name, None)
+
+        return read
+
+    return {heading: _value(reader(name)) for heading, name in names.items()}
+
+
+def _point_name(line: PointLine) -> Cell:
+    return Cell(line.name, line.run.status if line.point is None else "")
+
+
+def _point_ttft(line: PointLine) -> Cell:
+    point = line.point
+    if point is None:
+        return Cell("-")
+    if point.status != "ok":
+        return Cell("oom", "" if point.bytes_asked is None else f"{size(point.bytes_asked)} more")
+    search = f"search {seconds(point.search_s)}" if point.search_s else _roof(point, "ttft_s")
+    return Cell(seconds(point.ttft_s), search)
+
+
+def _roof(point: Point, name: str) -> str:
+    predicted = (point.predicted or {}).get(name)
+    return "" if predicted is None else f"roof {seconds(predicted)}"
+
+
+def _point_tokens(point: Point) -> Cell:
+    pair = (point.vs_fp16 or {}).get("tokens_per_s")
+    return Cell(f"{point.tokens_per_s:.4g}", "" if pair is None else f"{pair:.2f}x fp16")
+
+
+POINT_COLUMNS: list[Column[PointLine]] = [
+    Column(
+        "",
+        cell=_point_name,
+        csv={
+            "run": lambda line: line.name,
+            "run_id": lambda line: line.run.run_id,
+            "model": lambda line: line.run.config.model,
+            "device": lambda line: line.run.env.device_name,
+        },
+    ),
+    Column(
+        "prompt",
+        "tokens",
+        lambda line: Cell(str(line.prompt) if line.point else "-"),
+        {"prompt": lambda line: line.prompt},
+    ),
+    Column(
+        "batch",
+        "sequences",
+        lambda line: Cell(str(line.batch) if line.point else "-"),
+        {"batch": lambda line: line.batch} | _plain("status"),
+    ),
+    Column("TTFT", "seconds", _point_ttft, _plain("ttft_s", "search_s", "prefill_s", "first_step_s")),
+    Column(
+        "TPOT",
+        "seconds",
+        _figure(lambda point: Cell(seconds(point.tpot_s.median if point.tpot_s else None), _roof(point, "tpot_s"))),
+        _inner("tpot_s", {f"tpot_{name}_s": name for name in ("median", "mean", "p10", "p90", "p99")}),
+    ),
+    Column("tokens/s", "tokens a second", _figure(_point_tokens), _plain("tokens_per_s")),
+    Column("peaks", "bytes", csv=_plain("peak_prefill", "peak_decode", "weights")),
+    Column(
+        "KV",
+        "bytes",
+        _figure(
+            lambda point: Cell(size(point.kv_used), "" if point.kv_ratio is None else f"{point.kv_ratio:.2f}x less")
+        ),
+        _plain("kv_used", "kv_reserved", "kv_ratio"),
+    ),
+    Column(
+        "peak",
+        "bytes; share of weights and KV",
+        _figure(
+            lambda point: Cell(
+                size(point.peak_decode), "" if point.over_used is None else f"{point.over_used:.3f} of both"
+            )
+        ),
+        _plain("over_used", "over_reserved", "capture_s"),
+    ),
+    Column(
+        "steps",
+        cell=_figure(lambda point: Cell(str(point.stepping).split(" (", 1)[0])),
+        csv=_plain("stepping")
+        | _inner("speculation", {n: n for n in ("rounds", "drafted", "accepted")})
+        | _plain("path"),
+    ),
+    Column(
+        "predicted",
+        "seconds and bytes",
+        csv=_inner(
+            "predicted",
+            {f"predicted_{n}": n for n in ("ttft_s", "tpot_s", "expected_tpot_s", "peak_prefill", "peak_decode")},
+        ),
+    ),
+    Column(
+        "to fp16",
+        "ratio",
+        csv=_inner("vs_fp16", {f"{n}_vs_fp16": n for n in ("ttft_s", "tpot_s", "tokens_per_s", "peak_decode")}),
+    ),
+    Column("asked", "bytes", csv=_plain("bytes_asked")),
+]

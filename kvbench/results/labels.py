@@ -1,0 +1,50 @@
+"""Names that tell runs apart: method, quantizer, and the settings in which runs of one name differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Metrics = Mapping[str, Any]
+
+#: keys of a method's group that are no hyper-parameters
+UNSAID = ("_target_", "takes", "preset")
+
+
+def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
+    """Return names that tell the runs apart: method and quantizer, and whatever else differs between runs of one name.
+
+    Args:
+        runs: contents of `metrics.json` (of a run that has none, ``label`` and ``config`` are enough).
+        beside: settings that other columns show already: ``model``, ``dataset``.
+    """
+    alike: dict[str, list[dict[str, Any]]] = {}
+    settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
+    for run, mine in zip(runs, settings, strict=True):
+        alike.setdefault(str(run["label"]), []).append(mine)
+    differing = {
+        label: {key for one in group for key in one if any(other.get(key) != one[key] for other in group)}
+        for label, group in alike.items()
+    }
+    names = []
+    for run, mine in zip(runs, settings, strict=True):
+        label = str(run["label"])
+        settings_shown = [f"{key.rsplit('.', 1)[-1]}={_typed(mine[key])}" for key in mine if key in differing[label]]
+        names.append(" ".join([label, *settings_shown]))
+    return names
+
+
+def _typed(value: Any) -> str:
+    """Return a setting as it is typed."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"[{','.join(map(_typed, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def _settings(run: Metrics) -> dict[str, Any]:
+    config = run["config"]
+    flat = {key: config.get(key) for key in ("model", "dataset", "seed")}
+    for side, form in (config.get("formats") or {}).items():
+        flat |= {f"quantizer.{side}_{key}": value for key, value in form.items()}
+    flat |= {f"method.{key}": value for key, value in config["method"].items() if key not in UNSAID}
+    return flat | {f"decoding.{key}": value for key, value in config["decoding"].items()}

@@ -1,0 +1,100 @@
+"""Notes below a table: what its figures are, and what makes them less than they seem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvbench.results.code import shown
+from kvbench.results.labels import labels
+from kvbench.results.load import busyness
+from kvbench.results.points import each, has_points
+
+Metrics = Mapping[str, Any]
+
+#: of a table of points
+NOTE = (
+    "TTFT: search and prefill; TPOT: median of the steps but the first (mean where tokens were drafted); tokens/s:"
+    " search, prefill and decode inside; KV: of the whole batch; peak: of decoding, and to weights + KV; roof: what the"
+    " roofline predicts"
+)
+
+
+def notes(runs: Sequence[Metrics]) -> list[str]:
+    """Return what a reader must know to read the numbers."""
+    lines = ["± standard error over samples; Δ paired difference to fp16 on the same samples"]
+    if any(map(has_points, runs)):
+        devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
+        return [*_of_points(runs), "device: " + ("; ".join(devices) or "unknown")]
+    kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
+    described = {
+        "cpu_live_tensors": "live tensors, weights included, counted on the longest prompt",
+        "cuda_allocator": "CUDA allocator, weights included",
+    }
+    for kind in sorted(kinds):
+        lines.append(
+            f"KV: bytes of a sequence's cache in use; ratio: method=fp16's bytes to them; peak: {described[kind]}"
+        )
+    batches = sorted({run["config"].get("batch_size") or 1 for run in runs} - {1})
+    if batches:
+        sizes = " and ".join(map(str, batches))
+        lines.append(f"batches of {sizes} prompts: TTFT, TPOT and peak are a whole batch's, KV is one sequence's")
+    if any(run["env"].get("dtype") == "float32" for run in runs):
+        lines.append("the model runs in float32: method=fp16 holds 4 bytes an element, and ratios are to that")
+    modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
+    if modes:
+        lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")
+    if any(run.get("speculation") for run in runs):
+        lines.append("accepted: drafts accepted of those made, and tokens a round; speed-up: fp16's TPOT to this one")
+    lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
+    if any(run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
+        lines.append(
+            "TTFT, TPOT: - where the only timed sample is the warm-up (a session's first batch, which does not count):"
+            " take a larger dataset.limit, or a smaller runtime.batch_size"
+        )
+    lines += _doubts(runs)
+    truncated = {run["samples"]["truncated"] for run in runs} - {0}
+    if truncated:
+        lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
+    devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
+    return [*lines, "device: " + ("; ".join(devices) or "unknown")]
+
+
+def untouched(run: Metrics) -> str:
+    """Return the note that a method packed and dropped nothing in a run, and why."""
+    reach = run["untouched"]
+    return (
+        f"nothing was packed or dropped: the longest sample had {reach['longest']} tokens in the cache, and "
+        f"{reach['key']}={reach['value']} leaves up to {reach['exact']} exact"
+    )
+
+
+def _doubts(runs: Sequence[Metrics]) -> list[str]:
+    """Return reasons to trust figures less, and the runs that they hold for."""
+    doubts: dict[str, list[str]] = {}
+    for run, name in zip(runs, labels(runs), strict=True):
+        if len(run.get("code") or ()) > 1:
+            doubts.setdefault("samples by different versions of the code (see report --show)", []).append(name)
+        if run.get("older"):
+            older = f"{run['older']['samples']} of {run['samples']['done']} samples, {shown(run['older']['parts'])}"
+            doubts.setdefault(f"{older}: runtime.rerun=true makes them anew", []).append(name)
+        if run.get("baseline_differs"):
+            parts = ", ".join(run["baseline_differs"])
+            doubts.setdefault(f"the fp16 run it is compared with was made by other code: {parts}", []).append(name)
+        busy = busyness(run["env"].get("load"))
+        if busy:
+            doubts.setdefault(busy, []).append(name)
+    return [f"{_some(names)}: {doubt}" for doubt, names in doubts.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _of_points(runs: Sequence[Metrics]) -> list[str]:
+    """Return the notes of a table of points."""
+    beyond = {figures["beyond"] for run in runs for _, _, figures in each(run) if figures.get("beyond")}
+    if not beyond:
+        return [NOTE]
+    limits = ", ".join(map(str, sorted(beyond)))
+    return [NOTE, f"some sequences are longer than model.max_length={limits}: random weights know no positions"]

@@ -1,0 +1,445 @@
+"""The content of `metrics.json` as one dataclass tree.
+
+Reading takes defaults for what an older version did not write, so that every run can be shown; a new key is one field
+here. `metrics.schema.json` beside this file is written by ``python -m kvbench.results.record``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.results import typed
+from kvbench.results.typed import ShapeError, key
+
+#: raised when a key of metrics.json changes its meaning; version 2 records the code of every row
+SCHEMA_VERSION = 2
+SCHEMA = Path(__file__).with_name("metrics.schema.json")
+
+#: ``older``: all samples are there, and not all of them were made by the code of now
+Status = Literal["ok", "older", "oom", "error", "interrupted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A paired difference to the fp16 run over the same sample ids."""
+
+    diff: float
+    stderr: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=None, minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """A mean score."""
+
+    score: float | None
+    stderr: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+    vs_fp16: Pair | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A further score of the same samples."""
+
+    score: float | None
+    stderr: float | None = key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nll:
+    """The mean answer NLL per token, nats."""
+
+    mean: float | None
+    stderr: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+    vs_fp16: Pair | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """The perplexity of a text's spans."""
+
+    ppl: float = key(exclusiveMinimum=0)
+    stderr: float | None = key(default=None, minimum=0)
+    bits_per_byte: float | None = None
+    mode: Literal["decode", "simulated", "fp16"] | None = None
+    prefill: int | None = key(default=None, minimum=0)
+    chunk: int | None = key(default=None, minimum=1)
+    windows: int | None = key(default=None, minimum=1)
+    vs_fp16: Pair | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointTpot:
+    """Seconds of the decode steps of one point, the first left out."""
+
+    median: float | None = key(default=None, minimum=0)
+    mean: float | None = key(default=None, minimum=0)
+    p10: float | None = key(default=None, minimum=0)
+    p50: float | None = key(optional=True, minimum=0)
+    p90: float | None = key(default=None, minimum=0)
+    p99: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=None, minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Time and memory of one prompt length and batch; a point that ran out of memory has few of the keys."""
+
+    status: Literal["ok", "oom"]
+    ttft_s: float | None = key(optional=True, minimum=0)
+    search_s: float | None = key(optional=True, minimum=0)
+    prefill_s: float | None = key(optional=True, minimum=0)
+    first_step_s: float | None = key(optional=True, minimum=0)
+    tpot_s: PointTpot | None = key(optional=True)
+    tokens_per_s: float | None = key(optional=True, minimum=0)
+    capture_s: float | None = key(optional=True, minimum=0)
+    stepping: str | None = key(optional=True)
+    speculation: dict[str, int] | None = key("summed over the rows of the batch", optional=True, minimum=0)
+    path: str | None = key(optional=True)
+    weights: int | None = key(optional=True, minimum=0)
+    over_used: float | None = key(optional=True, minimum=0)
+    over_reserved: float | None = key(optional=True, minimum=0)
+    predicted: dict[str, Any] | None = key("what the roofline predicts", optional=True)
+    bytes_asked: int | None = key(optional=True, minimum=0)
+    phase: str | None = key(optional=True)
+    beyond: int | None = key(optional=True, minimum=1)
+    kv_used: int | None = key(optional=True, minimum=0)
+    kv_reserved: int | None = key(optional=True, minimum=0)
+    peak_prefill: int | None = key(optional=True, minimum=0)
+    peak_decode: int | None = key(optional=True, minimum=0)
+    kv_ratio: float | None = key(optional=True, minimum=0)
+    vs_fp16: dict[str, float | None] | None = key("ratios to the fp16 run's point", optional=True, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """The points of one prompt length by batch."""
+
+    max_batch: int | None = key(default=None, minimum=1)
+    oom_batch: int | None = key(default=None, minimum=1)
+    best_batch: int | None = key(default=None, minimum=1)
+    tokens_per_s: float | None = key(default=None, minimum=0)
+    max_batch_vs_fp16: float | None = key(default=None, minimum=0)
+    tokens_per_s_vs_fp16: float | None = key(default=None, minimum=0)
+    batches: dict[str, Point] = key(keys="^[0-9]+$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The scores of one task, or of one task at one length."""
+
+    score: float | None
+    stderr: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+    vs_fp16: Pair | None = None
+    version: int | None = None
+    scorer_version: int | None = None
+    variants: dict[str, Variant] = key("the scorer's further scores", factory=dict)
+    nll: Nll | None = None
+    perplexity: Perplexity | None = key("of a text; null for tasks with answers", default=None)
+    points: Points | None = key("time and memory (dataset=efficiency)", optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Bytes of one sequence's cache by part, averaged over samples."""
+
+    total: int | None = key(default=None, minimum=0)
+    codes: int | None = key(default=None, minimum=0)
+    scales: int | None = key(default=None, minimum=0)
+    window: int | None = key(default=None, minimum=0)
+    index: int | None = key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KvBytes:
+    """Bytes of one sequence's keys and values."""
+
+    used: Parts
+    reserved: Parts
+    fp16_equivalent: int | None = key(default=None, minimum=0)
+    ratio: float | None = key("bytes that method=fp16 holds of the same tokens, to those used", default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakBytes:
+    """The largest peak of each phase."""
+
+    prefill: int | None = key(default=None, minimum=0)
+    decode: int | None = key(default=None, minimum=0)
+    kind: Literal["cuda_allocator", "cpu_live_tensors"] | None = None
+    rss: int | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ttft:
+    """Seconds from the start of prefill to the first token; warm-up left out."""
+
+    median: float | None = key(default=None, minimum=0)
+    n: int = key(default=1, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tpot:
+    """Seconds of a decode step; the first of each sample apart."""
+
+    median: float | None = key(default=None, minimum=0)
+    p99: float | None = key(default=None, minimum=0)
+    first_step: float | None = key(default=None, minimum=0)
+    n: int | None = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Times on one device."""
+
+    ttft_s: Ttft
+    tpot_s: Tpot
+    tokens_per_s: float | None = key(minimum=0)
+    n: int | None = key(default=0, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The part of the configuration that names a run."""
+
+    model: str | None
+    method: dict[str, Any]
+    quantizer: str | None = None
+    formats: dict[str, Any] = key("packed formats of key and value; empty where nothing is packed", factory=dict)
+    dataset: str | None
+    decoding: dict[str, Any]
+    seed: int | None
+    batch_size: int = key(default=1, minimum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTokens:
+    """Lengths of the prompts."""
+
+    mean: float | None = key(default=None, minimum=0)
+    max: int | None = key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Counts of samples."""
+
+    requested: int | None = key(minimum=0)
+    done: int = key(minimum=0)
+    truncated: int = key(default=0, minimum=0)
+    left_out: list[str] = key("ids of stored rows that no figure is over (a smaller limit than before)", factory=list)
+    prompt_tokens: PromptTokens = key(factory=PromptTokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """How attention read the cache."""
+
+    reads_packed: bool | None = None
+    path: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oom:
+    """What ran out of memory."""
+
+    bytes_asked: int | None = key(minimum=0)
+    sample: str | None = None
+    message: str = ""
+    code: dict[str, str | None] | None = key("digests of the code that ran out of it", optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A sample that failed, or (null) what failed outside any."""
+
+    sample: str | None = None
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speculation:
+    """Acceptance and speed of a speculative run."""
+
+    gamma: int | None = None
+    draft: str | None = None
+    draft_weights: str | None = None
+    acceptance_rate: float | None
+    stderr: float | None = None
+    tokens_per_round: float | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    tokens: int | None = None
+    n: int | None = None
+    speedup: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untouched:
+    """What kept every sample exact, where a method packed and dropped nothing."""
+
+    key: str
+    value: Any
+    exact: int
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Older:
+    """Samples that other code than now's made."""
+
+    samples: int = key(minimum=0)
+    parts: list[str] = key("parts of the code that have changed since; unknown: the rows do not say")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How busy the machine was while samples were made: [start, end] of load average and clock."""
+
+    cpus: int = key(minimum=1)
+    average: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
+    mhz: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
+    own_cpus: float = key(default=0.0, minimum=0)
+    other_cpus: float | None = key(default=None, minimum=0)
+    held_back: float | None = key(default=None, minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """Where a run was made."""
+
+    device: str | None = None
+    device_name: str | None = None
+    dtype: str | None = None
+    cpu: str | None = None
+    cpu_count: int | None = key(default=None, minimum=0)
+    platform: str | None = None
+    python: str | None = None
+    kvbench: str | None = None
+    commit: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    tokenizers: str | None = None
+    numpy: str | None = None
+    triton: str | None = None
+    devices: list[str] | None = key(optional=True)
+    layout: Literal["one device", "device_map", "tensor_parallel"] | None = key(optional=True)
+    load: Load | None = key(optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The content of `metrics.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str | None = key(pattern="^[0-9a-f]{10}-[0-9a-f]{10}$")
+    status: Status
+    label: str
+    config: Config
+    data: dict[str, Any] | None = key(
+        "identity (checksums) and notes (scorers' back ends) of the data set", default=None
+    )
+    code: dict[str, int] = key("digest of the code (or unknown) -> samples that it made", factory=dict, minimum=1)
+    sources: dict[str, dict[str, str | None]] = key("digest of the code -> digests of its parts", factory=dict)
+    older: Older | None = key("samples that other code than that of the last command made", default=None)
+    samples: Samples
+    scores: dict[str, Score] = key(keys="^[^@]+(@[0-9][0-9k+-]*)?$")
+    mean: Mean = key("unweighted mean over the keys of scores")
+    baseline: str | None = key("id of the fp16 run that differences are to", default=None)
+    baseline_differs: list[str] = key("parts of the code in which its rows differ", factory=list)
+    kv_bytes: KvBytes
+    peak_bytes: PeakBytes
+    ttft_s: Ttft
+    tpot_s: Tpot
+    tokens_per_s: float | None = key(minimum=0)
+    timings: dict[str, Times] = key("per device", factory=dict)
+    attention: Attention = key(factory=Attention)
+    speculation: Speculation | None = None
+    oom: Oom | None = None
+    errors: list[Failure] = key(factory=list)
+    error: str | None = None
+    env: Env = key(factory=Env)
+    untouched: Untouched | None = None
+
+
+def read(content: Any) -> Metrics:
+    """Return the record of one `metrics.json`, of whichever version.
+
+    Raises:
+        ShapeError: it is not what a run writes; the message names the key.
+    """
+    metrics = typed.read(Metrics, content)
+    for name, entry in metrics.scores.items():
+        if entry.points is None:
+            continue
+        if not name.rpartition("@")[2].isdigit():
+            raise ShapeError(f"scores.{name} has points and no length")
+        for batch, point in entry.points.batches.items():
+            if not batch.isdigit():
+                raise ShapeError(f"scores.{name}.points.batches.{batch} is no batch")
+            if point.status == "ok" and point.tokens_per_s is None:
+                raise ShapeError(f"scores.{name}.points.batches.{batch}.tokens_per_s is missing")
+    if metrics.status == "oom" and metrics.oom is None:
+        raise ShapeError("oom is missing")
+    return metrics
+
+
+def checked(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content that is to be written, complete and in order.
+
+    Raises:
+        ShapeError: a key has no field here, or a value is of another type.
+    """
+    written: dict[str, Any] = typed.plain(typed.read(Metrics, content, strict=True))
+    return written
+
+
+def filled(content: Any) -> dict[str, Any]:
+    """Return the content of any version with every key of this one; raise ShapeError as :func:`read`."""
+    complete: dict[str, Any] = typed.plain(read(content), complete=True)
+    return complete
+
+
+def problem(content: Any) -> str | None:
+    """Return what keeps content from being a run's, for example ``mean.score is missing``; None for a run's."""
+    try:
+        read(content)
+    except ShapeError as error:
+        return str(error)
+    return None
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of what this version writes."""
+    written = typed.schema(Metrics, "metrics.json of a kvbench run")
+    written["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    conditions = (
+        ("oom", {"oom": {"type": "object"}}),
+        ("older", {"older": {"type": "object"}}),
+        ("error", {"errors": {"minItems": 1}, "error": {"type": "string"}}),
+    )
+    written["allOf"] = [
+        {"if": {"properties": {"status": {"const": status}}}, "then": {"properties": properties}}
+        for status, properties in conditions
+    ]
+    return written
+
+
+def schema_text() -> str:
+    """Return the text of `metrics.schema.json`."""
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(schema_text(), encoding="utf-8")

@@ -1,0 +1,210 @@
+"""Dataclass trees as JSON: reading with defaults, writing, and the JSON schema of what is written.
+
+A field of a tree is ``field(...)`` of the standard library, or :func:`key` where its values have limits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Tree = TypeVar("Tree")
+
+#: names of JSON's types in messages
+_SCALARS = {str: ("text", "string"), bool: ("true or false", "boolean"), int: ("number", "integer")}
+_SCALARS[float] = ("number", "number")
+
+
+class ShapeError(ValueError):
+    """Content that is no such tree; the message names the key."""
+
+
+def key(
+    about: str = "",
+    *,
+    default: Any = dataclasses.MISSING,
+    factory: Any = dataclasses.MISSING,
+    optional: bool = False,
+    **limits: Any,
+) -> Any:
+    """Return a field with a description and limits of its values.
+
+    Args:
+        about: description in the schema.
+        default, factory: for content that lacks the key.
+        optional: the key is left out where its value is None.
+        limits: keywords of JSON schema (``minimum``, ``pattern``, ``keys``: a pattern of a dict's keys).
+    """
+    metadata = {"about": about, "optional": optional, "limits": limits}
+    if optional and default is dataclasses.MISSING and factory is dataclasses.MISSING:
+        default = None
+    if factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
+    """Return the tree that JSON content holds; missing keys take their defaults.
+
+    Args:
+        cls: the tree's dataclass.
+        content: parsed JSON.
+        where: dotted place of the content, for messages.
+        strict: refuse keys that the tree does not have; else they are ignored.
+
+    Raises:
+        ShapeError: a key without a default is missing, or a value is of another type.
+    """
+    return _read(cls, content, where, strict)  # type: ignore[no-any-return]
+
+
+def plain(tree: Any, *, complete: bool = False) -> Any:
+    """Return a tree as JSON content.
+
+    Args:
+        tree: a dataclass tree.
+        complete: keep optional keys that are None, so that a reader may ask for any key.
+    """
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        content = {}
+        for field in dataclasses.fields(tree):
+            child = getattr(tree, field.name)
+            if complete or child is not None or not field.metadata.get("optional"):
+                content[field.name] = plain(child, complete=complete)
+        return content
+    if isinstance(tree, Mapping):
+        return {str(name): plain(child, complete=complete) for name, child in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [plain(child, complete=complete) for child in tree]
+    return tree
+
+
+def schema(cls: type, title: str) -> dict[str, Any]:
+    """Return the JSON schema (2020-12) of what :func:`plain` writes of a tree."""
+    definitions: dict[str, Any] = {}
+    root = _object(cls, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        "$defs": dict(sorted(definitions.items())),
+        **root,
+    }
+
+
+def _is_tree(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind)
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
+    """Return content as a type asks; raise ShapeError where it is of another."""
+    if kind is Any:
+        return content
+    choices = _choices(kind)
+    if type(None) in choices:
+        if content is None:
+            return None
+        choices = tuple(choice for choice in choices if choice is not type(None))
+    (kind,) = choices
+    if _is_tree(kind):
+        return _read_object(kind, content, where, strict)
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return _read_literal(get_args(kind), content, where)
+    if origin in (dict, list):
+        if not isinstance(content, Mapping if origin is dict else list):
+            raise ShapeError(f"{where or 'the whole'} is no {'object' if origin is dict else 'list'}")
+        inner = (get_args(kind) or (Any,))[-1]
+        if isinstance(content, Mapping):
+            return {str(name): _read(inner, child, f"{where}.{name}", strict) for name, child in content.items()}
+        return [_read(inner, child, f"{where}.{number}", strict) for number, child in enumerate(content)]
+    return _read_scalar(kind, content, where)
+
+
+def _read_object(cls: type, content: Any, where: str, strict: bool) -> Any:
+    if not isinstance(content, Mapping):
+        raise ShapeError(f"{where or 'the whole'} is no object")
+    values = {}
+    for field in dataclasses.fields(cls):
+        place = f"{where}.{field.name}".lstrip(".")
+        if field.name in content:
+            values[field.name] = _read(_hints(cls)[field.name], content[field.name], place, strict)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ShapeError(f"{place} is missing")
+    unknown = [name for name in content if strict and name not in _hints(cls)]
+    if unknown:
+        raise ShapeError(f"{f'{where}.{unknown[0]}'.lstrip('.')} is not in the record ({cls.__name__})")
+    return cls(**values)
+
+
+def _read_literal(choices: tuple[Any, ...], content: Any, where: str) -> Any:
+    """Return a text; one that this version does not know is kept, since another version may have written it."""
+    if content not in choices and not (isinstance(content, str) and any(isinstance(one, str) for one in choices)):
+        raise ShapeError(f"{where} is none of {', '.join(map(str, choices))}")
+    return content
+
+
+def _read_scalar(kind: Any, content: Any, where: str) -> Any:
+    good = isinstance(content, kind if kind is not float else (int, float))
+    if kind is int and isinstance(content, float):
+        good = content.is_integer()
+    if kind in (int, float):
+        good = good and not isinstance(content, bool) and math.isfinite(content)
+    if not good:
+        raise ShapeError(f"{where} is no {_SCALARS[kind][0]}")
+    return content
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a dataclass."""
+    properties, required = {}, []
+    for field in dataclasses.fields(cls):
+        limits = dict(field.metadata.get("limits", {}))
+        optional = field.metadata.get("optional", False)
+        kinds = _choices(_hints(cls)[field.name])
+        if optional:  # written where it is not None
+            kinds = tuple(kind for kind in kinds if kind is not type(None))
+        else:
+            required.append(field.name)
+        about = field.metadata.get("about")
+        properties[field.name] = _schema(kinds, limits, definitions) | ({"description": about} if about else {})
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _schema(kinds: tuple[Any, ...], limits: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a value that is of one of `kinds`."""
+    null = type(None) in kinds
+    (kind,) = (kind for kind in kinds if kind is not type(None))
+    if kind is Any:
+        return limits
+    if _is_tree(kind):
+        if kind.__name__ not in definitions:
+            definitions[kind.__name__] = {}  # the place in a tree that holds itself
+            definitions[kind.__name__] = _object(kind, definitions)
+        reference = {"$ref": f"#/$defs/{kind.__name__}"}
+        return {"anyOf": [reference, {"type": "null"}]} if null else reference
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return {"enum": [*get_args(kind), *([None] if null else [])]}
+    if origin is dict:
+        names = limits.pop("keys", None)
+        content = _schema(_choices((get_args(kind) or (Any,))[-1]), limits, definitions)
+        limits = {"additionalProperties": content} if content else {}
+        limits |= {"propertyNames": {"pattern": names}} if names else {}
+    elif origin is list:
+        lengths = {name: limits.pop(name) for name in ("minItems", "maxItems") if name in limits}
+        limits = {"items": _schema(_choices((get_args(kind) or (Any,))[-1]), limits, definitions)} | lengths
+    name = {dict: "object", list: "array"}.get(origin) or _SCALARS[kind][1]
+    return {"type": [name, "null"] if null else name, **limits}
