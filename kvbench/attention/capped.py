@@ -26,7 +26,7 @@ CHANNELS = 8
 def with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, sinks: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The same attention with one more key in front, whose score is the sink of the query's head.
+    """Extend keys by one in front, whose score is the sink of the query's head, so that SDPA serves sinks.
 
     Args:
         query: ``[B, Hq, q, D]``. keys, values: ``[B, H, n, D]``.
@@ -68,7 +68,7 @@ def attend(
     causal: bool = True,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention with capped scores, for some KV heads and queries at a time.
+    """Compute attention with capped scores, for some KV heads and queries at a time.
 
     Args:
         query: ``[B, Hq, q, D]``; the last q of the n tokens.
@@ -88,7 +88,7 @@ def attend(
     outs = []
     for head in range(0, heads, wide):
         kv, q = slice(head, head + wide), slice(head * group, (head + wide) * group)
-        held, block = keys[:, kv], max(1, most // (batch * keys[:, kv].shape[1] * group * width))
+        part_keys, block = keys[:, kv], max(1, most // (batch * keys[:, kv].shape[1] * group * width))
         parts = []
         for first in range(0, count, block):
             last = min(first + block, count)
@@ -100,7 +100,7 @@ def attend(
             parts.append(
                 _tile(
                     query[:, q, first:last],
-                    held[:, :, :stop],
+                    part_keys[:, :, :stop],
                     values[:, kv, :stop],
                     visible,
                     scaling,
@@ -115,7 +115,7 @@ def attend(
 def _tile(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, logits: Logits, dropout: float
 ) -> Tensor:
-    """Attention of a few queries ``[B, Hq, q, D]``, whose scores are made in fp32; ``[B, Hq, q, Dv]``."""
+    """Compute attention of a few queries ``[B, Hq, q, D]``, whose scores are made in fp32; ``[B, Hq, q, Dv]``."""
     batch, query_heads, count, _ = query.shape
     heads = keys.shape[1]
     rows = query.reshape(batch * heads, -1, query.shape[-1])
@@ -133,13 +133,13 @@ def _tile(
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Batched matrix product ``[N, m, k] [N, k, n]`` in fp32; half precision is multiplied by matrix instructions."""
+    """Multiply batches ``[N, m, k] [N, k, n]`` in fp32; half precision uses matrix instructions."""
     if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16) and not torch.is_grad_enabled():
         return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
 def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """True if a missing mask stands for a causal one, by the rule of transformers' ``sdpa``."""
+    """Return True if a missing mask stands for a causal one, by the rule of transformers' ``sdpa``."""
     given = kwargs.get("is_causal")
     return mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if given is None else given)

@@ -1,4 +1,4 @@
-"""Which kernel serves a decode step: CUDA, Triton, or the reference path with the reason why.
+"""The choice of the kernel that serves a decode step: CUDA, Triton, or the reference path with the reason why.
 
 A kernel serves what it can exactly: causal attention to everything in the stores, on a GPU. What it cannot serve (a
 sliding window, a method that observes attention, formats that no kernel reads) goes to
@@ -19,7 +19,7 @@ from kvbench.cache.options import Kernels
 
 
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
-    """Attention of the newest tokens to everything in the stores by a kernel.
+    """Attend from the newest tokens to everything in the stores by a kernel.
 
     Args:
         layer: holds the stores; the new tokens have been appended.
@@ -51,12 +51,12 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
 
 def label(name: str, described: Work) -> set[str]:
-    """What a layer's paths say of a step that kernel `name` served."""
+    """Return the entries of a layer's paths for a step that kernel `name` served."""
     return {name, "packed"} if any(f.kind != "full" for pair in described.signature() for f in pair) else {name}
 
 
 def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:
-    """The first kernel that serves `described`, with its name.
+    """Return the first kernel that serves `described`, with its name.
 
     Raises:
         NotServed: none does; the message has each one's reason.
@@ -73,7 +73,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
 
 
 def load(name: str) -> ModuleType | str:
-    """The module of a kernel, or why it cannot be imported."""
+    """Return the module of a kernel, or why it cannot be imported."""
     try:
         if name == "cuda":
             from kvbench.attention.cuda import decode as cuda_decode
@@ -104,7 +104,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
 
 
 def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
-    """Whether `mask` hides nothing but padding and the future; asked of the device once a step, not once a layer."""
+    """Return True if `mask` hides nothing but padding and the future; the device is asked once a step."""
     if mask is None:
         return True
     seen = (id(mask), layer.seen, count)

@@ -40,15 +40,15 @@ class Logits:
         return self.softcap is None and self.sinks is None
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Scaled scores of any shape with the cap applied."""
+        """Return scaled scores of any shape with the cap applied."""
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:
-        """The same for some of the query heads."""
+        """Return the logits of some of the query heads."""
         return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
 
     def column(self, scores: Tensor) -> Tensor | None:
-        """The sinks beside scores ``[B, Hq, q, n]``: ``[B, Hq, q, 1]`` of their dtype, or None."""
+        """Return the sinks as a column for scores ``[B, Hq, q, n]``: ``[B, Hq, q, 1]`` of their dtype, or None."""
         if self.sinks is None:
             return None
         return self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -58,7 +58,7 @@ PLAIN = Logits()
 
 
 def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Logits:
-    """The cap and the sinks among the arguments that a model hands to its attention.
+    """Return the cap and the sinks among the arguments that a model hands to its attention.
 
     Args:
         query: ``[B, Hq, q, D]``.
@@ -80,7 +80,7 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
 
 
 def hands_over(kind: type[nn.Module], name: str) -> bool:
-    """Whether the forward pass of modules of a class hands an argument `name` to what it calls."""
+    """Return True if the forward pass of a class of modules hands an argument `name` to what it calls."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants = () if code is None else code.co_consts
-    return any(name == each or (isinstance(each, tuple) and name in each) for each in constants)
+    return any(name == constant or (isinstance(constant, tuple) and name in constant) for constant in constants)

@@ -17,7 +17,7 @@ MOST_SCORES = 1 << 26
 def probabilities(
     query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int, logits: Logits = PLAIN
 ) -> Tensor:
-    """Softmax attention of some queries in fp32: what the model uses, so of capped scores, and sinks take their share.
+    """Return softmax attention of some queries in fp32, as the model computes it: with its cap and its sinks.
 
     Args:
         query: ``[B, Hq, q, D]``, queries ``first .. first + q`` of the sequence.
@@ -49,7 +49,7 @@ def probabilities(
 def extend(
     layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
 ) -> Tensor:
-    """What the method has asked to see of the prompt so far.
+    """Return the attention of the prompt so far that the method asked for.
 
     ``method.observe_prompt = n > 0``: attention of the last n queries, ``[B, Hq, n, T]``; ``-1``: the sum of each
     column over all queries, ``[B, Hq, 1, T]``. Works over chunks: earlier queries of a chunked prompt see no later key.
@@ -67,10 +67,10 @@ def extend(
     before = layer.observed
     if before is not None:
         before = torch.nn.functional.pad(before, (0, width - before.shape[-1]))
-    made = SCORES.get(query.device.type, MOST_SCORES)
+    most = SCORES.get(query.device.type, MOST_SCORES)
     heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
     # KV heads whose keys are in fp32 at a time: all of them would be twice what the layer's keys are
-    wide = min(max(1, made // (keys.shape[0] * width * keys.shape[-1])), heads)
+    wide = min(max(1, most // (keys.shape[0] * width * keys.shape[-1])), heads)
     parts = [(slice(h, h + wide), slice(h * group, (h + wide) * group)) for h in range(0, heads, wide)]
     if wanted > 0:
         new = min(wanted, count)
@@ -85,7 +85,7 @@ def extend(
     sums = torch.zeros(*query.shape[:2], 1, width, device=query.device) if before is None else before.clone()
     for kv, q in parts:
         own = keys[:, kv].float()
-        block = max(1, made // (own.shape[0] * own.shape[1] * group * width))
+        block = max(1, most // (own.shape[0] * own.shape[1] * group * width))
         for first in range(0, count, block):
             last = min(first + block, count)
             stop = width - count + last  # no query of the block sees a later key

@@ -1,4 +1,4 @@
-"""What a fused kernel is told about a layer: runs of slots with one format of keys and one of values.
+"""The description of a layer for a fused kernel: runs of slots with one format of keys and one of values.
 
 Keys and values of a layer agree on slots but not on where formats change (KIVI: n mod R exact keys, min(n, R) exact
 values), so a walk over both stores passes *phases*: (packed, packed), (packed, exact), (exact, exact), ... A kernel is
@@ -37,7 +37,7 @@ FIELDS = 3
 
 @dataclass(frozen=True)
 class Format:
-    """What a kernel is compiled for.
+    """A storage format that a kernel is compiled for.
 
     Args:
         kind: ``full``; ``affine``: code * scale + minimum; ``atom``: (code - zero) * scale; ``hierarchical``:
@@ -95,16 +95,16 @@ class Work:
     logits: Logits = PLAIN
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
-        """Formats of the phases: what a kernel is compiled for."""
+        """Return the formats of the phases, for which a kernel is compiled."""
         return tuple((key.format, value.format) for key, value in self.phases)
 
     def tiles(self) -> int:
-        """Tiles of 128 tokens of the longest row: those that there is room for, where that is known."""
-        held = max(sum(-(-count // TILE) for _, _, count in row) for row in self.counts)
-        return held if self.room is None else max(held, -(-self.room // TILE))
+        """Return the tiles of 128 tokens of the longest row: those that there is room for, where that is known."""
+        filled = max(sum(-(-count // TILE) for _, _, count in row) for row in self.counts)
+        return filled if self.room is None else max(filled, -(-self.room // TILE))
 
     def longest(self) -> list[int]:
-        """Most tokens that a row has in each phase."""
+        """Return the most tokens that a row has in each phase."""
         return [max(row[i][2] for row in self.counts) for i in range(len(self.phases))]
 
 
@@ -113,7 +113,7 @@ class NotServed(Exception):
 
 
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:
-    """`segment` as kernels read it.
+    """Return `segment` as kernels read it.
 
     Args:
         channels: of a head: what ``group_size=None`` means.
@@ -143,7 +143,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:
-    """:attr:`Format.kind` of a quantizer."""
+    """Return :attr:`Format.kind` of a quantizer."""
     if isinstance(quantizer, WindowedQuantizer):
         return "affine"
     kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
@@ -153,7 +153,7 @@ def kind_of(quantizer: AffineQuantizer) -> str:
 
 
 def window_of(quantizer: AffineQuantizer) -> int:
-    """:attr:`Format.window` of a quantizer.
+    """Return :attr:`Format.window` of a quantizer.
 
     Raises:
         NotServed: more than two groups may meet in the tokens of one field of a word, or a number is too large.
@@ -171,23 +171,23 @@ def window_of(quantizer: AffineQuantizer) -> int:
 
 
 def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Phases of one row from the lengths of its key and value segments.
+    """Return the phases of one row from the lengths of its key and value segments.
 
     Returns:
         (key segment, value segment) -> (first token in the key segment, in the value segment, tokens), in slot order.
     """
     ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
-    found, slot = {}, 0
+    phases, slot = {}, 0
     for cut in sorted({*ends_k, *ends_v} - {0}):
         k = next(i for i, end in enumerate(ends_k) if end > slot)
         v = next(i for i, end in enumerate(ends_v) if end > slot)
-        found[k, v] = (slot - ends_k[k] + keys[k], slot - ends_v[v] + values[v], cut - slot)
+        phases[k, v] = (slot - ends_k[k] + keys[k], slot - ends_v[v] + values[v], cut - slot)
         slot = cut
-    return found
+    return phases
 
 
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
-    """Pairs of (key segment, value segment) in slot order, and each row's line for every pair (:class:`Work`).
+    """Return pairs of (key segment, value segment) in slot order, and each row's line for every pair (:class:`Work`).
 
     Raises:
         NotServed: packed keys and values are not aligned.
@@ -196,18 +196,18 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
     rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
     alike: dict[Any, dict[tuple[int, int], tuple[int, int, int]]] = {}
     for row in range(layer.batch):
-        held = (keys.signature(row), values.signature(row))
+        lengths = (keys.signature(row), values.signature(row))
         begun = tuple(
             segment.starts[row]
             for store in (keys, values)
             for segment in store.segments
             if isinstance(segment, FullSegment)
         )
-        if (held, begun) in alike:
-            rows.append(alike[held, begun])
+        if (lengths, begun) in alike:
+            rows.append(alike[lengths, begun])
             continue
-        found = alike[held, begun] = pairs_of_row(*held)
-        for (k, v), (first_k, first_v, count) in found.items():
+        phases = alike[lengths, begun] = pairs_of_row(*lengths)
+        for (k, v), (first_k, first_v, count) in phases.items():
             left, right = keys.segments[k], values.segments[v]
             if isinstance(left, FullSegment):
                 first_k += left.starts[row]
@@ -215,17 +215,17 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
                 first_v += right.starts[row]
             if left.packed and right.packed and (first_k - first_v) % TILE:
                 raise NotServed("packed keys and values do not share tiles")
-            found[k, v] = (first_k, first_v, count)
-        rows.append(found)
+            phases[k, v] = (first_k, first_v, count)
+        rows.append(phases)
     # Pairs once seen stay in the list, so that a kernel is not compiled anew whenever a window happens to be empty.
     layer.pairs.add((len(keys.segments) - 1, len(values.segments) - 1))
-    layer.pairs.update(pair for found in rows for pair in found)
+    layer.pairs.update(pair for phases in rows for pair in phases)
     order = sorted(layer.pairs)
-    return order, [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
+    return order, [[phases.get(pair, (0, 0, 0)) for pair in order] for phases in rows]
 
 
 def work(layer: KVLayer, upper: bool = False) -> Work:
-    """The phases of `layer`.
+    """Return the phases of `layer`.
 
     Raises:
         NotServed: a segment has a format that no kernel reads, or packed keys and values are not aligned.
@@ -243,7 +243,7 @@ def assembled(
     table: Tensor,
     upper: bool = False,
 ) -> Work:
-    """The work of pairs of segments (:func:`lines`) whose lines stand in `table`.
+    """Return the work of pairs of segments (:func:`lines`) whose lines stand in `table`.
 
     Raises:
         NotServed: a segment has a format that no kernel reads.
@@ -263,7 +263,7 @@ def assembled(
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
-    """The table on the layer's device; layers of one cache that agree share it, so a step copies it once."""
+    """Return the table on the layer's device; layers of a cache that agree share it, so a step copies it once."""
     device = layer.device
     key = (device, tuple(tuple(row) for row in counts))
     tables = layer.progress.tables

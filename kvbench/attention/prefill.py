@@ -45,7 +45,7 @@ def attend(
     kwargs: dict[str, Any],
     backend: Backend = "auto",
 ) -> tuple[Tensor, str]:
-    """Attention over all tokens so far, as transformers' ``sdpa`` does it, beside sinks and with capped scores too.
+    """Attend to all tokens so far as transformers' ``sdpa`` does, also with sinks and capped scores.
 
     Args:
         query: ``[B, Hq, q, D]``.
@@ -86,7 +86,7 @@ def exact(
     logits: Logits = PLAIN,
     kwargs: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Attention to exact keys and values; as :func:`attend`, with a mask ``[B or 1, 1, q, n]`` or None: causal."""
+    """Attend to exact keys and values; as :func:`attend`, with a mask ``[B or 1, 1, q, n]`` or None: causal."""
     kwargs = kwargs or {}
     if logits.plain:
         return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
@@ -106,7 +106,7 @@ def exact(
 def order(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, backend: Backend = "auto"
 ) -> AbstractContextManager[str]:
-    """Context in which SDPA asks the fastest back end first; gives the name of what will serve.
+    """Return a context in which SDPA asks the fastest back end first; it yields the name of the one that will serve.
 
     On Hopper and newer cuDNN's kernel is the faster one for long causal prompts (experiments.kernels.prefill times
     both); newer torch asks it first there by itself.
@@ -146,13 +146,13 @@ class _Named(AbstractContextManager[str]):
 
 @cache
 def _prefers(device: torch.device) -> bool:
-    """Whether cuDNN's back end is the faster one on `device`, and this torch can be told so."""
+    """Return True if cuDNN's back end is the faster one on `device`, and this torch can give it priority."""
     can_order = "set_priority" in signature(sdpa_kernel).parameters
     return can_order and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Whether cuDNN takes these tensors (dtype, head dimension, strides), as torch sees it."""
+    """Return True if cuDNN takes these tensors (dtype, head dimension, strides), as torch sees it."""
     if query.dtype not in (torch.float16, torch.bfloat16) or max(query.shape[-1], values.shape[-1]) > 128:
         return False
     grouped = query.shape[1] != keys.shape[1]
@@ -161,7 +161,7 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def padding(request: dict[str, Any]) -> Tensor | None:
-    """The padding ``[B, T]`` (False where a token is padding) where it can stand for the mask that is asked for.
+    """Return the padding ``[B, T]`` (False at padding) if it can stand for the mask that is asked for, else None.
 
     Args:
         request: keyword arguments of transformers' mask interface.
@@ -185,7 +185,7 @@ def padding(request: dict[str, Any]) -> Tensor | None:
 
 
 def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | None:
-    """The mask of queries ``first .. last`` of ``T = width`` columns, ``[B or 1, 1, last - first, T]``.
+    """Return the mask of queries ``first .. last`` of ``T = width`` columns, ``[B or 1, 1, last - first, T]``.
 
     Args:
         mask: of the prompt's new queries, as :func:`attend` takes it; only padding is cut by columns.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,7 +26,9 @@ NAME = "kvbench_recorded"
 
 #: what serves the layers of the step under way: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
 Serve = Callable[[Tensor, Tensor, Tensor, float, Logits], Tensor]
-_serving: list[Serve] = []
+#: transformers and torch.compile hand a step nothing but tensors, so the serving function is found by the running
+#: context: recordings of other threads have their own
+_serving: ContextVar[Serve] = ContextVar("kvbench_recorded_step")
 
 
 class PassThrough(Cache):
@@ -37,11 +40,11 @@ class PassThrough(Cache):
         super().__init__(layers=[])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values as they came."""
+        """Return keys and values as they came."""
         return key_states, value_states
 
     def get_seq_length(self, *args: Any) -> int:
-        """Nothing that a step depends on: positions are given."""
+        """Return 0: positions are given, so no step depends on it."""
         return 0
 
     def __len__(self) -> int:
@@ -57,7 +60,7 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface while a step is recorded.
+    """Serve transformers' attention interface while a step is recorded.
 
     Raises:
         NotServed: the model asks for something that a recorded step does not have.
@@ -73,15 +76,15 @@ def attention(
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-    """Attention of the next layer of the step under way."""
-    return _serving[-1](query, key, value, scaling, logits)
+    """Attend in the next layer of the step under way."""
+    return _serving.get()(query, key, value, scaling, logits)
 
 
 @library.custom_op("kvbench::recorded_attention", mutates_args=())
 def recorded_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """:func:`serve` as one operation that a compiler does not look into."""
+    """Run :func:`serve` as one operation that a compiler does not look into."""
     return serve(query, key, value, scaling, Logits(softcap, None if sinks is None else sinks.reshape(-1)))
 
 
@@ -98,9 +101,9 @@ def recording(model: Any, serving: Serve) -> Iterator[None]:
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     model.set_attn_implementation(NAME)
-    _serving.append(serving)
+    token = _serving.set(serving)
     try:
         yield
     finally:
-        _serving.pop()
+        _serving.reset(token)
         model.set_attn_implementation(before)

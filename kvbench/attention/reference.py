@@ -32,7 +32,7 @@ def attend(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Attention of the newest tokens to everything in the stores.
+    """Attend from the newest tokens to everything in the stores.
 
     Args:
         module: the model's attention module (for torch's SDPA where nothing is packed).
@@ -64,7 +64,7 @@ def attend_rows(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """:func:`attend` for rows that hold equally many tokens in every segment; `mask` is over their slots."""
+    """Run :func:`attend` for rows that hold equally many tokens in every segment; `mask` is over their slots."""
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
     observed = layer.method.observe_steps
@@ -90,7 +90,7 @@ def merge_blocks(
     *,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Online softmax over blocks of slots; a sink is the first logit of all, with a value of zeros.
+    """Merge blocks of slots by online softmax; a sink is the first logit of all, with a value of zeros.
 
     Returns:
         fp32 output ``[rows, Hq, q, Dv]`` and, where `keep`, the probabilities ``[rows, Hq, q, slots]``.
@@ -106,7 +106,7 @@ def merge_blocks(
     if logits.sinks is not None:
         top = logits.sinks.float().view(1, layer.heads, group, 1).expand(batch, -1, -1, count).reshape(*q.shape[:3], 1)
         total = torch.ones_like(top)
-    kept: list[Tensor] = []
+    observed: list[Tensor] = []
     upper = layer.progress.upper
     for start, stop in blocks(layer, rows):
         parts = [
@@ -123,7 +123,7 @@ def merge_blocks(
             else:
                 scores = (grid + visible.float().clamp(min=MASKED)).view_as(scores)
         if keep:
-            kept.append(scores)
+            observed.append(scores)
         block_top = scores.amax(-1, keepdim=True)
         new_top = block_top if top is None else torch.maximum(top, block_top)
         weights = torch.exp(scores - new_top)
@@ -144,12 +144,12 @@ def merge_blocks(
     out = (acc / total).view(batch, query_heads, count, layer.value_dim)
     if not keep:
         return out, None
-    probabilities = torch.exp(torch.cat(kept, -1) - top) / total
+    probabilities = torch.exp(torch.cat(observed, -1) - top) / total
     return out, probabilities.view(batch, query_heads, count, -1)
 
 
 def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """SDPA of one token a row, ``[B, 1, Hq, Dv]``, with the query heads of a KV head as its queries.
+    """Run SDPA of one token a row, ``[B, 1, Hq, Dv]``, with the query heads of a KV head as its queries.
 
     The same sums as stock transformers' call with grouped heads, which reads keys and values once for every query head
     (in bf16 on a CPU it takes seven times as long).
@@ -161,7 +161,7 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
 
 
 def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Slot ranges to visit, of at most :data:`BLOCK` tokens or :data:`ELEMENTS` elements of keys or of values."""
+    """Return slot ranges to visit, of at most :data:`BLOCK` tokens or :data:`ELEMENTS` elements of a side."""
     keys, _ = layer.stores()
     count = len(range(*rows.indices(layer.batch)))
     most = max(BLOCK, ELEMENTS // (count * layer.heads * max(layer.key_dim, layer.value_dim)))
@@ -170,7 +170,7 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The mask of `rows` gathered by the positions of their slots, ``[rows or 1, 1 or Hq, q, slots]``, or None."""
+    """Return the mask of `rows` by the positions of their slots, ``[rows or 1, 1 or Hq, q, slots]``, or None."""
     keys, _ = layer.stores()
     slots, count, device = keys.length(rows), query.shape[2], query.device
     if mask is None:

@@ -44,7 +44,7 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for any Hugging Face model.
+    """Compute attention for any Hugging Face model.
 
     Args:
         query: ``[B, Hq, q, D]``, after RoPE.
@@ -87,9 +87,9 @@ def attention(
 
 def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     """Learn the padding of `count` new prompt tokens, once for all layers."""
-    for each in layer.chain():
-        if each.index == 0:
-            each.progress.see(mask, layer.batch, count)
+    for member in layer.chain():
+        if member.index == 0:
+            member.progress.see(mask, layer.batch, count)
 
 
 def prompt(
@@ -103,21 +103,21 @@ def prompt(
     scaling: float,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Exact attention over the open prompt; the layer is placed when its last token is here.
+    """Attend exactly over the open prompt, and place the layer after its last token.
 
     Args:
         stored: the new keys as the layer stores them: `keys` themselves, or what they were before RoPE.
     """
-    held, values = layer.extend_prompt(stored, values)
-    if held is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
-        keys = rotated_prompt(layer, held)
+    prompt_keys, values = layer.extend_prompt(stored, values)
+    if prompt_keys is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
+        keys = rotated_prompt(layer, prompt_keys)
     out, layer.progress.prefill.path = prefill.attend(
         module, query, keys, values, mask, scaling, kwargs, layer.progress.options.prefill
     )
-    for each in layer.chain():
-        if each.method.observe_prompt:
-            each.observed = observe.extend(each, query, keys, mask, scaling, logits_of(module, query, kwargs))
-    layer.end_chunk(held, values)
+    for member in layer.chain():
+        if member.method.observe_prompt:
+            member.observed = observe.extend(member, query, keys, mask, scaling, logits_of(module, query, kwargs))
+    layer.end_chunk(prompt_keys, values)
     return out
 
 
@@ -131,7 +131,7 @@ def stored_prompt(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Attention of prompt tokens to what the method stores of the prompt so far, themselves included."""
+    """Attend from prompt tokens to what the method stores of the prompt so far, themselves included."""
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
     count, outs = query.shape[2], []
@@ -196,7 +196,7 @@ def append_and_attend(
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Boolean masks in logical coordinates, as for ``sdpa``; attention gathers them by each slot's position."""
+    """Return a boolean mask in logical coordinates, as for ``sdpa``; attention gathers it by each slot's position."""
     padding = prefill.padding(kwargs)
     return sdpa_mask(*args, **kwargs) if padding is None else padding
 
@@ -222,7 +222,7 @@ def check_served(model: PreTrainedModel) -> None:
     if not reason and not one_size(config):
         reason = f"{name} has heads of different sizes or numbers in its layers: {INSTEAD}"
     classes = {type(module) for module in model.modules()} if not reason else ()
-    asked = {each for kind in classes for each in UNSERVED if hands_over(kind, each)}
+    asked = {argument for kind in classes for argument in UNSERVED if hands_over(kind, argument)}
     if asked:
         reason = f"{name} hands '{min(asked)}' to its attention, which kvbench's stores cannot serve: {INSTEAD}"
     if reason:
@@ -230,12 +230,12 @@ def check_served(model: PreTrainedModel) -> None:
 
 
 def sees_later_tokens(module: torch.nn.Module) -> bool:
-    """Whether a layer's attention is not causal (BERT and its kin, unless they are told to be decoders)."""
+    """Return True if a layer's attention is not causal (BERT and its kin, unless set up as decoders)."""
     return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
 
 
 def one_size(config: Any) -> bool:
-    """Whether all layers have as many heads of one size: a configuration by layers refuses to say one for all."""
+    """Return True if all layers have heads of one number and size; a configuration by layers raises for others."""
     try:
         return isinstance(getattr(config, "head_dim", None) or 1, int) and isinstance(config.num_attention_heads, int)
     except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError

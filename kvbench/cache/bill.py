@@ -31,13 +31,13 @@ class Parts:
         setattr(self, part, getattr(self, part) + count)
 
     def as_dict(self) -> dict[str, int]:
-        """``{"total", "codes", "scales", "window", "index"}``."""
+        """Return ``{"total", "codes", "scales", "window", "index"}``."""
         return {"total": self.total, **asdict(self)}
 
 
 @dataclass
 class Bill:
-    """What a cache costs.
+    """The bytes of a cache.
 
     Args:
         used: bytes of the tokens that are held: the formulas of each method, to the byte.
@@ -58,7 +58,7 @@ class Bill:
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:
-        """JSON form, as in ``metrics.json``."""
+        """Return the JSON form, as in ``metrics.json``."""
         return {
             "used": self.used.as_dict(),
             "reserved": self.reserved.as_dict(),

@@ -93,7 +93,7 @@ class KVCache(Cache):
     # -- prefill in chunks ------------------------------------------------------------------------------------------
 
     def open_prefill(self) -> None:
-        """The prompt will come in chunks: keep every layer exact until :meth:`finalize`.
+        """Keep every layer exact until :meth:`finalize`: the prompt will come in chunks.
 
         Not needed where the cache was made with `prompts`: their length says when the prompt is complete.
         """
@@ -101,7 +101,7 @@ class KVCache(Cache):
 
     @contextmanager
     def only(self, rows: slice, batch: int) -> Iterator[None]:
-        """The prompts of these `rows` of a batch are run inside, whole; the other rows' come before or after.
+        """Run the prompts of these `rows` of a batch inside, whole; the other rows' come before or after.
 
         Only where :meth:`takes_groups` says so, and with padding that the cache was told of (:class:`Prompts`).
         """
@@ -117,11 +117,11 @@ class KVCache(Cache):
                 progress.prefill.group = None
 
     def takes_groups(self) -> bool:
-        """Whether prompts may come some rows at a time (:meth:`only`)."""
+        """Return True if prompts may come some rows at a time (:meth:`only`)."""
         caches = [self, *([self.follower] if self.follower is not None else [])]
         return all(
-            not each.method.quantized_prefill and all(layer.rotation is None for layer in each.layers)
-            for each in caches
+            not cache.method.quantized_prefill and all(layer.rotation is None for layer in cache.layers)
+            for cache in caches
         )
 
     def finalize(self) -> None:
@@ -148,7 +148,7 @@ class KVCache(Cache):
         return False
 
     def crop(self, max_length: int) -> None:
-        """``crop(-k)`` takes back the newest k tokens (``crop(n)`` keeps n, as transformers 5.17 has it)."""
+        """Take back the newest k tokens for ``crop(-k)``; keep n for ``crop(n)``, as transformers 5.17 has it."""
         for layer in self.layers:
             layer.crop(max_length)
 
@@ -184,14 +184,14 @@ class KVCache(Cache):
                 f"the draft's cache has seen {self.get_seq_length()} tokens and cannot follow one of "
                 f"{leader.get_seq_length()} by {most}: use both in the speculative loop alone, from the prompt on"
             )
-        for mine, theirs in zip(self.layers, leader.layers, strict=True):
-            for store, source in zip(mine.stores(), theirs.stores(), strict=True):
+        for mine, source_layer in zip(self.layers, leader.layers, strict=True):
+            for store, source in zip(mine.stores(), source_layer.stores(), strict=True):
                 for row, count in enumerate(counts):
                     one = slice(row, row + 1)
                     newest = source.tail.view(one)
                     newest = newest[:, :, newest.shape[2] - count :]
                     if store is mine.keys_store:
-                        newest = rope.handed_on(theirs, one, newest, theirs.seen - count)
+                        newest = rope.handed_on(source_layer, one, newest, source_layer.seen - count)
                     store.tail.append(one, newest)
             mine.seen += most
             for row, order in enumerate(mine.order):
@@ -202,11 +202,11 @@ class KVCache(Cache):
         self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Rows `beam_idx` become the batch (beam search)."""
+        """Make the rows `beam_idx` the batch (beam search)."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Rows `indices` become the batch."""
+        """Make the rows `indices` the batch."""
         for layer in self.layers:
             layer.batch_select_indices(indices)
         self.progress.select(indices)
@@ -214,7 +214,7 @@ class KVCache(Cache):
             self.follower.batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times in a run."""
+        """Repeat each row `repeats` times in a run."""
         if self.layers and self.layers[0].is_initialized:
             self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
 
@@ -234,7 +234,7 @@ class KVCache(Cache):
         self.progress.watches.check()
 
     def settle_layers(self) -> None:
-        """:meth:`settle` without a look at what was noted of NaN and Inf; windows of all layers roll at once."""
+        """Settle all layers, alike windows in one launch, without a check for NaN and Inf (:meth:`settle` checks)."""
         if self.method.packs_together:
             together.settle(self.layers, self.progress.rolls)
             return
@@ -242,7 +242,7 @@ class KVCache(Cache):
             layer.settle()
 
     def bill(self, row: int | None = None) -> Bill:
-        """Bytes held by part, for the whole batch or for one row (`reserved` is always the whole batch's).
+        """Return the bytes held by part, for the whole batch or for one row (`reserved` is always the whole batch's).
 
         Settles the cache first, so the newest tokens may no longer be taken back afterwards.
         """
@@ -262,14 +262,14 @@ class KVCache(Cache):
                 equivalent += 2 * layer.heads * layer.visible_tokens(r) * (layer.key_dim + layer.value_dim)
         if self.follower is not None:
             other = self.follower.bill(row)
-            for mine, theirs in ((used, other.used), (reserved, other.reserved)):
-                for part, count in asdict(theirs).items():
+            for mine, others in ((used, other.used), (reserved, other.reserved)):
+                for part, count in asdict(others).items():
                     mine.add(part, count)
         widths = [layer.dtype.itemsize for layer in self.layers if layer.is_initialized]
         return Bill(used, reserved, equivalent, max(widths, default=2))
 
     def clone(self) -> KVCache:
-        """An independent copy: the same prompt continued in two ways."""
+        """Return an independent copy, to continue the same prompt in two ways."""
         twin = copy(self)
         twin.progress = self.progress.clone()
         twin.layers = [layer.clone(twin.progress) for layer in self.layers]

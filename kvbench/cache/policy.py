@@ -1,4 +1,4 @@
-"""What a cache and attention ask of a method; :class:`kvbench.methods.base.Method` answers all of it.
+"""The members of a method that the cache and attention call; :class:`kvbench.methods.base.Method` answers all of it.
 
 Declared here, below the methods, so that imports run one way: the cache knows a rule by these members alone.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MethodState(Protocol):
-    """What a method knows of one cache besides its stores (:class:`kvbench.methods.state.CacheState`).
+    """The state of a method for one cache besides its stores (:class:`kvbench.methods.state.CacheState`).
 
     It fills the slot :attr:`kvbench.cache.progress.Progress.method_state`; ``new_cache`` puts it there.
     """
@@ -95,7 +95,7 @@ class Policy(Protocol[L]):
         ...
 
     def make_store(self, layer: L, side: Side) -> Store:
-        """The empty store of one side of `layer`."""
+        """Return the empty store of one side of `layer`."""
         ...
 
     def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
@@ -111,11 +111,11 @@ class Policy(Protocol[L]):
         ...
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Positions of a row's slots; None where they are in order without a gap."""
+        """Return the positions of a row's slots; None: they are in order without a gap."""
         ...
 
     def forgotten(self, layer: L, hidden: int) -> int:
-        """How many of the oldest `hidden` tokens of a sliding-window layer are dropped."""
+        """Return how many of the oldest `hidden` tokens of a sliding-window layer are dropped."""
         ...
 
     def forget(self, layer: L, rows: slice, hidden: int) -> None:
@@ -123,5 +123,5 @@ class Policy(Protocol[L]):
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Slot ranges in the order in which attention visits them; None: all, block by block."""
+        """Return slot ranges in the order in which attention visits them; None: all, block by block."""
         ...

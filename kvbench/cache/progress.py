@@ -1,4 +1,4 @@
-"""What the layers of one cache share: the prompt and its padding, how attention reads it, the method's own state."""
+"""State that the layers of one cache share: the prompt, its padding, how attention reads it, the method's own."""
 
 from __future__ import annotations
 

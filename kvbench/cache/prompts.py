@@ -1,4 +1,4 @@
-"""What a cache may be told about the prompts before they are run."""
+"""Facts about the prompts that a cache may need before they are run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Prompts:
         queries: Sequence[str] | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> Prompts:
-        """From a tokenizer's output: ``input_ids`` and ``attention_mask`` ``[B, T]``, padded on the left.
+        """Make prompts from a tokenizer's output: ``input_ids`` and ``attention_mask`` ``[B, T]``, padded on the left.
 
         Raises:
             CacheError: padding on the right or holes in the mask.
@@ -79,7 +79,7 @@ class Prompts:
         return cls(starts, [width - s for s in starts], context_spans, queries, input_ids, decode)
 
     def repeat(self, times: int) -> Prompts:
-        """Each row `times` times in a run, as beam search and ``num_return_sequences`` expand a batch."""
+        """Repeat each row `times` times in a run, as beam search and ``num_return_sequences`` expand a batch."""
 
         def rows(values: Sequence | None) -> list | None:
             return None if values is None else [v for v in values for _ in range(times)]
@@ -90,6 +90,6 @@ class Prompts:
         return Prompts(starts, lengths, spans, queries, ids, self.decode, sources)
 
     def row_ids(self, row: int) -> list[int]:
-        """Token ids of one row without its padding (needs `input_ids`)."""
+        """Return the token ids of one row without its padding (needs `input_ids`)."""
         assert self.input_ids is not None
         return self.input_ids[row, self.starts[row] :].tolist()

@@ -12,7 +12,7 @@ from kvbench.errors import CacheError
 
 
 def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
-    """The open prompt's keys ``[B, H, T, D]``, padding and all, as attention takes them: after RoPE."""
+    """Return the open prompt's keys ``[B, H, T, D]``, with padding, as attention takes them: after RoPE."""
     if layer.rotation is None:
         return keys
     columns = torch.arange(keys.shape[2])
@@ -20,7 +20,7 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
 
 
 def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
-    """Keys ``[rows, H, stop - start, D]`` of the slots ``[start, stop)`` after RoPE.
+    """Return keys ``[rows, H, stop - start, D]`` of the slots ``[start, stop)`` after RoPE.
 
     Raises:
         CacheError: heads keep different tokens.
@@ -38,7 +38,7 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 
 
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
-    """Keys ``[rows, H, n, D]`` of the columns ``first, first + 1, ...`` as the layer's follower stores them."""
+    """Return keys ``[rows, H, n, D]`` of columns from `first` on in the form that the layer's follower stores."""
     assert layer.follower is not None
     mine, other = layer.rotation, layer.follower.rotation
     if (mine is None) == (other is None):

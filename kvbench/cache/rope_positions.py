@@ -25,7 +25,7 @@ class RopePositions:
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
-        """Columns ``first, first + 1, ...`` have the positions ``ids`` ``[B or 1, q]``; what stood there is forgotten.
+        """Record the positions ``ids`` ``[B or 1, q]`` of columns from `first` on, in place of earlier ones.
 
         Args:
             starts: columns of each row's first real token: padding has no position.
@@ -47,7 +47,7 @@ class RopePositions:
                     runs.append((column, position))
 
     def at(self, row: int, columns: Tensor) -> Tensor:
-        """Positions of ``columns`` (int64 ``[n]``, CPU); 0 for padding."""
+        """Return the positions of ``columns`` (int64 ``[n]``, CPU); 0 for padding."""
         runs = self.runs[row]
         if len(runs) == 1:
             return (columns + (runs[0][1] - runs[0][0])).clamp_(min=0)
@@ -57,14 +57,14 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Rows move to the right by so many columns."""
+        """Move rows to the right by so many columns."""
         self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
 
     def select(self, order: Sequence[int]) -> None:
-        """Rows `order` become the batch."""
+        """Make the rows `order` the batch."""
         if self.runs:
             self.runs = [list(self.runs[i]) for i in order]
 
     def clone(self) -> RopePositions:
-        """An independent copy."""
+        """Return an independent copy."""
         return RopePositions([list(runs) for runs in self.runs])

@@ -19,11 +19,11 @@ SLACK = 96
 
 
 def windows(config: Any) -> list[int | None]:
-    """For each layer of a model its sliding window, as transformers' own cache has it; None: it sees everything."""
+    """Return for each layer its sliding window, as transformers' own cache has it; None: it sees everything."""
     layers = DynamicCache(config=config).layers
     return [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
 
 
 def room(window: int) -> int:
-    """Tokens that the buffers of a sliding layer have room for: the window, and some slack."""
+    """Return the tokens that the buffers of a sliding layer have room for: the window, and some slack."""
     return window - 1 + max(SLACK, window // 8)

@@ -45,7 +45,7 @@ class Store:
         return packed
 
     def length(self, rows: slice) -> int:
-        """Slots of `rows`, which agree."""
+        """Return the slots of `rows`, which agree."""
         return sum(segment.length(rows) for segment in self.segments)
 
     def fill_sinks(self, rows: slice, count: int, seen: int) -> None:
@@ -62,16 +62,16 @@ class Store:
             self.tail.drop_front(rows, missing)
 
     def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
-        """`start`, the borders between segments inside ``(start, stop)``, and `stop`."""
-        found, last = [start], 0
+        """Return `start`, the borders between segments inside ``(start, stop)``, and `stop`."""
+        borders, last = [start], 0
         for segment in self.segments:
             last += segment.length(rows)
-            if start < last < stop and last != found[-1]:
-                found.append(last)
-        return [*found, stop]
+            if start < last < stop and last != borders[-1]:
+                borders.append(last)
+        return [*borders, stop]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
-        """Values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``.
+        """Return the values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``.
 
         Args:
             upper: read the upper nibbles alone of codes that have two (QuantSpec's draft).
@@ -86,10 +86,10 @@ class Store:
         raise IndexError(f"slot {start} is past the {first} slots of the store")
 
     def only_full(self, rows: slice) -> Tensor | None:
-        """The tokens ``[rows, H, n, D]`` without a copy where one full-precision segment holds them all, else None."""
-        held = [segment for segment in self.segments if segment.length(rows)]
-        if len(held) == 1 and isinstance(held[0], FullSegment):
-            return held[0].view(rows)
+        """Return the tokens ``[rows, H, n, D]``, uncopied, if one full-precision segment holds them all; else None."""
+        filled = [segment for segment in self.segments if segment.length(rows)]
+        if len(filled) == 1 and isinstance(filled[0], FullSegment):
+            return filled[0].view(rows)
         return None
 
     def drop_back(self, row: int, count: int) -> None:
@@ -109,9 +109,9 @@ class Store:
             count -= here
 
     def signature(self, row: int) -> tuple[int, ...]:
-        """Tokens of a row in each segment: rows with equal signatures are handled together."""
+        """Return the tokens of a row in each segment: rows with equal signatures are handled together."""
         return tuple(segment.lengths[row] for segment in self.segments)
 
     def clone(self) -> Store:
-        """An independent copy."""
+        """Return an independent copy."""
         return Store([segment.clone() for segment in self.segments])

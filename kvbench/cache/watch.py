@@ -23,7 +23,7 @@ FIELDS = 6
 
 @dataclass(frozen=True)
 class Place:
-    """Where a NaN or Inf was found: row of the batch, KV head, token of the segment, channel."""
+    """The place of a NaN or Inf: row of the batch, KV head, token of the segment, channel."""
 
     row: int
     head: int
@@ -52,7 +52,7 @@ class Watch:
         self.fresh = False
 
     def tag(self, words: Words) -> int:
-        """A number for a segment; `words` is asked when something was found in it."""
+        """Return the number of a segment; `words` makes the message if something is found in it."""
         self._words.append(words)
         return len(self._words) - 1
 
@@ -87,15 +87,15 @@ class Watch:
         return None
 
     def _report(self, record: Tensor) -> None:
-        found, tag, *place = record.tolist()
-        if found:
+        noted, tag, *place = record.tolist()
+        if noted:
             self.record.zero_()
             self._event = None
             raise NonFiniteError(self._words[tag](Place(*place)))
 
 
 def words(place: Place) -> str:
-    """For a segment that belongs to no layer."""
+    """Return the message for a segment that belongs to no layer."""
     index = (place.row, place.head, place.token, place.channel)
     return f"NaN or Inf at index {index} of a segment"
 

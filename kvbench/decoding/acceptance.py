@@ -1,4 +1,4 @@
-"""Which drafted tokens are accepted, and what the next token is drawn from.
+"""Acceptance of drafted tokens, and the distribution of the token that follows them.
 
 Greedy: the longest prefix that the target would have chosen itself. Sampled: Leviathan et al., "Fast Inference from
 Transformers via Speculative Decoding" (2023), Algorithm 1: draft g of q is accepted with probability min(1, p(g)/q(g));
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Longest prefix that equals the target's own choices.
+    """Accept the longest prefix that equals the target's own choices.
 
     Args:
         drafts: ``[B, gamma]``.
@@ -59,5 +59,5 @@ def accept_sampled(
 
 
 def leading(good: Tensor, limits: Tensor) -> Tensor:
-    """How many of ``good`` ``[B, gamma]`` are True before the first that is not, ``limits`` ``[B]`` at the most."""
+    """Return how many of ``good`` ``[B, gamma]`` are True before the first False, at most ``limits`` ``[B]``."""
     return torch.minimum(good.long().cumprod(1).sum(1), limits)

@@ -30,13 +30,13 @@ class Observer(Protocol):
     """Told when a phase begins: ``prefill``, ``likelihood`` (only with answers), ``decode``, ``end``."""
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
+        """Begin a phase."""
         ...
 
 
 @dataclass
 class Generation:
-    """What a batch gave.
+    """The output of a batch.
 
     Args:
         tokens: new tokens of each row, the end-of-sequence token left out.
@@ -140,7 +140,7 @@ def generate(
 
     tell(observer, "decode")
     lengths = mask.sum(-1) if mask is not None else torch.full((batch,), width, device=input_ids.device)
-    made = continued(
+    decoded = continued(
         model,
         cache,
         token,
@@ -163,7 +163,7 @@ def generate(
         ttft_s=ttft,
         prompt_tokens=[int(n) for n in lengths.tolist()],
         answer_nll=nll,
-        **made,
+        **decoded,
     )
 
 
@@ -204,17 +204,17 @@ def continued(
         reason = str(error)
     if speculation is not None:
         rounds = speculative.decode(model, cache, token, *rest, speculation, drafter)
-        steps = [each.seconds for each in rounds]
+        steps = [turn.seconds for turn in rounds]
     elif captured is not None:
         steps = captured_decoding.decode(captured, token, stopping, max_new_tokens)
     else:
         steps = decode(model, cache, token, mask, lengths, *rest)
-    made = drafter or captured
+    recorded = drafter or captured
     return {
         "step_s": steps,
         "rounds": rounds,
-        "stepping": f"eager ({reason})" if made is None else made.stepping,
-        "capture_s": 0.0 if made is None else made.seconds,
+        "stepping": f"eager ({reason})" if recorded is None else recorded.stepping,
+        "capture_s": 0.0 if recorded is None else recorded.seconds,
     }
 
 
@@ -228,7 +228,7 @@ def capture(
     steps: int,
     compile: bool = False,
 ) -> captured_decoding.Captured:
-    """A captured decode step whose first bookkeeping is done.
+    """Capture a decode step and do its first bookkeeping.
 
     Raises:
         NotCaptured: it cannot be; cache and generators are as they were.
@@ -289,7 +289,7 @@ def decode(
 
 
 def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Logits ``[B, V]`` with some tokens made impossible (``min_length`` of transformers' generate)."""
+    """Return logits ``[B, V]`` with some tokens made impossible (``min_length`` of transformers' generate)."""
     if not tokens:
         return logits
     return logits.index_fill(-1, torch.tensor(list(tokens), device=logits.device), float("-inf"))

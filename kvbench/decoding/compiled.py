@@ -1,4 +1,4 @@
-"""What lies around attention in a captured step, through ``torch.compile``: norms, RoPE, activations, linear layers.
+"""Everything around attention in a captured step through ``torch.compile``: norms, RoPE, activations, linear layers.
 
 A stock forward pass spends a third of a step at batch 1 in dozens of small kernels a layer. Each decoder layer is
 compiled by itself, attention being one opaque operation in it, so that all layers share one compilation of seconds.
@@ -48,17 +48,17 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
         with torch._dynamo.config.patch(recompile_limit=LIMIT, accumulated_recompile_limit=4 * LIMIT):
             yield
     finally:
-        for each in reversed(undo):
-            each()
+        for restore in reversed(undo):
+            restore()
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module]:
-    """The decoder layers of a Hugging Face causal language model; none where they are not in a list ``layers``."""
-    found = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
-    return list(found) if isinstance(found, nn.ModuleList) else []
+    """Return the decoder layers of a Hugging Face causal language model; none if they are not in a list ``layers``."""
+    layers = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
+    return list(layers) if isinstance(layers, nn.ModuleList) else []
 
 
-class Made:
+class Product:
     """A product that the first of several linear layers makes and the others take their slices of."""
 
     # an object: torch 2.11 compiles a list that several functions share as if each had its own
@@ -75,11 +75,11 @@ def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
     for module in layer.modules():
         if isinstance(module, nn.Linear) and plain(module):
             bias = None if module.bias is None else module.bias.detach()
-            undo.append(replaced(module, sliced(module.weight.detach(), bias, 0, module.out_features, Made())))
+            undo.append(replaced(module, sliced(module.weight.detach(), bias, 0, module.out_features, Product())))
 
 
 def plain(module: Any) -> bool:
-    """Whether it is a linear layer and nothing else: no subclass or forward pass of its own, no weight over GPUs."""
+    """Return True for a plain linear layer: no subclass or forward pass of its own, no weight over GPUs."""
     return (
         type(module) is nn.Linear
         and "forward" not in module.__dict__
@@ -94,30 +94,30 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     The first of them makes the product, and the others take their slices of it: only where the module's forward pass
     calls them in this order. Nothing may change their input in between.
     """
-    found = [getattr(module, name, None) for name in names]
-    linears: list[nn.Linear] = [one for one in found if plain(one)]  # type: ignore[misc]
+    members = [getattr(module, name, None) for name in names]
+    linears: list[nn.Linear] = [one for one in members if plain(one)]  # type: ignore[misc]
     if len(linears) < len(names) or order_of_calls(module, names) != list(names):
         return
-    alike = {(each.in_features, each.weight.dtype, each.weight.device, type(each.weight)) for each in linears}
-    biases = [each.bias for each in linears]
+    alike = {(linear.in_features, linear.weight.dtype, linear.weight.device, type(linear.weight)) for linear in linears}
+    biases = [linear.bias for linear in linears]
     if len(alike) > 1 or len({bias is None for bias in biases}) > 1:
         return
-    whole, first, made = whole_weight(linears), 0, Made()
-    bias = None if biases[0] is None else torch.cat([each.detach() for each in biases])
-    for each in linears:
-        undo.append(replaced(each, sliced(whole, bias, first, first + each.out_features, made)))
-        first += each.out_features
+    whole, first, product = whole_weight(linears), 0, Product()
+    bias = None if biases[0] is None else torch.cat([each_bias.detach() for each_bias in biases])
+    for linear in linears:
+        undo.append(replaced(linear, sliced(whole, bias, first, first + linear.out_features, product)))
+        first += linear.out_features
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Those of `names` that the forward pass of a module names, in the order in which it does."""
+    """Return those of `names` that the forward pass of a module names, in the order in which it does."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
-    """One weight ``[sum of out_features, in_features]`` of which those of `linears` are views; made once."""
-    weights = [each.weight for each in linears]
+    """Return one weight ``[sum of out_features, in_features]`` of which those of `linears` are views; made once."""
+    weights = [linear.weight for linear in linears]
     size, width = sum(len(w) for w in weights), weights[0].shape[1]
     first, storage = weights[0], weights[0].untyped_storage()
     begins = accumulate((w.numel() for w in weights), initial=0)
@@ -129,17 +129,17 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
         return first.detach().as_strided((size, width), (width, 1))
     with torch.inference_mode(False), torch.no_grad():
         whole, start = torch.cat([w.detach() for w in weights]), 0
-        for each in linears:
-            each.weight.data = whole[start : start + each.out_features]
-            start += each.out_features
+        for linear in linears:
+            linear.weight.data = whole[start : start + linear.out_features]
+            start += linear.out_features
     return whole
 
 
-def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, made: Made) -> Callable[[Tensor], Tensor]:
-    """A forward pass: the outputs ``[first, last)`` of a product with `whole`.
+def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: Product) -> Callable[[Tensor], Tensor]:
+    """Return a forward pass: the outputs ``[first, last)`` of a product with `whole`.
 
     Args:
-        made: the product, from its first slice to its last; those of one product share it.
+        product: the product, from its first slice to its last; those of one product share it.
     """
 
     # as defaults, so that layers differ in what the compiled code is given, not in the code
@@ -149,15 +149,15 @@ def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, made: Made
         bias: Tensor | None = bias,
         first: int = first,
         last: int = last,
-        made: Made = made,
+        product: Product = product,
     ) -> Tensor:
         if first == 0:
-            made.x, made.out = x, matvec.matvec(x, whole, bias)
-        elif made.out is None or made.x is not x:
+            product.x, product.out = x, matvec.matvec(x, whole, bias)
+        elif product.out is None or product.x is not x:
             return matvec.matvec(x, whole[first:last], None if bias is None else bias[first:last])
-        out = made.out
+        out = product.out
         if last == whole.shape[0]:
-            made.x = made.out = None
+            product.x = product.out = None
         return out[..., first:last]
 
     return forward

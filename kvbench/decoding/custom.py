@@ -35,7 +35,7 @@ def custom_generate(
     report: list[Generation] | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """What ``generate`` calls.
+    """Generate with kvbench's loops, called by transformers' ``generate``.
 
     Args:
         input_ids: prompts ``[B, T]``, padded on the left.
@@ -91,7 +91,7 @@ def custom_generate(
 
 
 def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad: int) -> Tensor:
-    """Prompts and answers as ``generate`` returns them; the end-of-sequence token is put back where a row met it."""
+    """Return prompts and answers as ``generate`` does, with the end-of-sequence token where a row met it."""
     answers = [
         [*tokens, *(ends[:1] if finish == "eos" else [])]
         for tokens, finish in zip(generation.tokens, generation.finish, strict=True)

@@ -1,4 +1,4 @@
-"""Who drafts: a view of the target's own cache, or a second cache that follows it; with the same weights or others."""
+"""Drafters: a view of the target's own cache, or a second cache that follows it; with the same weights or others."""
 
 from __future__ import annotations
 
@@ -98,16 +98,16 @@ class Drafter:
         return torch.stack(drafts, 1), torch.stack(chances, 1) if chances else None
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Tokens to draft in a round whose rows may accept `limits`."""
+        """Return the tokens to draft in a round whose rows may accept `limits`."""
         return max(limits)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """The target's logits ``[B, n + 1, V]`` after the pending token and each draft, ``[B, n + 1]``."""
+        """Return the target's logits ``[B, n + 1, V]`` after the pending token and each draft, ``[B, n + 1]``."""
         positions = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         return forward(self.model, self.target, tokens, mask, positions, all_logits=True)
 
     def confirm(self, counts: Sequence[int]) -> None:
-        """The newest ``counts[row]`` tokens of the target are confirmed: a cache of the draft's own takes them over.
+        """Confirm the target's newest ``counts[row]`` tokens; a cache of the draft's own takes them over.
 
         They are the target's keys and values, computed with its weights, not the draft's (as in the authors' code).
         """
@@ -116,7 +116,7 @@ class Drafter:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """The draft's view of its cache, its weights, and nothing demoted inside."""
+        """Use the draft's view of its cache and its weights inside, and demote nothing."""
         progress, on = self.cache.progress, self.switch.on if self.switch else False
         before = progress.frozen, progress.upper
         progress.frozen, progress.upper = True, self.speculation.draft == "upper"
@@ -131,12 +131,12 @@ class Drafter:
 
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """A token of each row ``[B]`` from ``probs`` ``[B, V]``; rows that want none get the likeliest, without a draw."""
+    """Draw a token of each row ``[B]`` from ``probs`` ``[B, V]``; unwanted rows get the likeliest, without a draw."""
     uniform = uniforms(generators, wanted).to(probs.device)
     return torch.where(torch.tensor(wanted, device=probs.device), sampling.draw(probs, uniform), probs.argmax(-1))
 
 
 def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """A uniform number of each row's generator ``[B]``; 0 for rows that want none, whose generators are left alone."""
+    """Draw a uniform number from each row's generator ``[B]``; 0, without a draw, for rows that want none."""
     none = torch.zeros(1)
     return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

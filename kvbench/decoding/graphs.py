@@ -53,7 +53,7 @@ def refuses(
     device: torch.device,
     speculation: Speculation | None = None,
 ) -> str | None:
-    """Why `steps` decode steps are not to be captured, as far as that is known beforehand; None where they may be."""
+    """Return why `steps` decode steps are not to be captured, as far as known beforehand; None if they may be."""
     if graphs == "never":
         return "runtime.graphs=never"
     if device.type != "cuda":
@@ -92,11 +92,11 @@ class Captured:
         """How it runs, for the result row: ``graph``, ``graph, compiled``, or why it is not compiled."""
         if not self.compile:
             return "graph"
-        found = compiled.decoder_layers(self.step.model)
-        return "graph, compiled" if found else "graph (not compiled: no list of decoder layers)"
+        layers = compiled.decoder_layers(self.step.model)
+        return "graph, compiled" if layers else "graph (not compiled: no list of decoder layers)"
 
     def first(self) -> None:
-        """Bookkeeping of the first step, and the recording; the step itself is yet to be replayed.
+        """Do the bookkeeping of the first step and record it; the step itself is yet to be replayed.
 
         Raises:
             NotCaptured: with the cache as it was before.
@@ -119,7 +119,7 @@ class Captured:
             raise NotCaptured(reason(error)) from error
 
     def next(self) -> None:
-        """Bookkeeping of the next step; it is recorded anew where a buffer has moved or a new format has come up.
+        """Do the bookkeeping of the next step, and record anew if a buffer has moved or a new format has come up.
 
         Raises:
             CacheError: that did not succeed.
@@ -175,20 +175,20 @@ def rehearse(step: Recorded) -> None:
     Between any two runs, not after the last: for a step after the last one there is nothing to draw with and no place
     to write a draft to, and a GPU ends the process where an index is out of bounds.
     """
-    held = [x.clone() for x in step.changed()]
+    copies = [x.clone() for x in step.changed()]
     step.run()
-    for x, kept in zip(step.changed(), held, strict=True):
-        x.copy_(kept)
+    for x, before in zip(step.changed(), copies, strict=True):
+        x.copy_(before)
 
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which a device's passes are recorded: one, as kernels keep work space for each stream."""
+    """Return the stream on which a device's passes are recorded: one, as kernels keep work space for each stream."""
     return torch.cuda.Stream(device)
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what went wrong."""
+    """Return the first line of an error's message."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
 
@@ -216,7 +216,7 @@ class Tokens:
         self._waiting.append((room, event))
 
     def wait(self) -> list[int]:
-        """The tokens that were asked for first, once they are here."""
+        """Return the tokens that were asked for first, once they are here."""
         room, event = self._waiting.popleft()
         if event is not None:
             event.synchronize()
@@ -269,7 +269,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
 
 def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
-    """What `steps` tokens of each row are drawn with, fp32 ``[steps, B]``; None where greedy."""
+    """Return the numbers that `steps` tokens of each row are drawn with, fp32 ``[steps, B]``; None if greedy."""
     if sampling.temperature == 0.0:
         return None
     return torch.stack([torch.cat([torch.rand(1, generator=g) for g in generators]) for _ in range(steps)])

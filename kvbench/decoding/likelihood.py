@@ -1,4 +1,4 @@
-"""How likely the reference answer is on the cached prompt: graded where exact match is saturated."""
+"""The likelihood of the reference answer on the cached prompt: graded where exact match is saturated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answer_nll(
     mask: Tensor | None = None,
     pad_token_id: int = 0,
 ) -> list[tuple[float, int]]:
-    """Negative log-likelihood of each row's answer, teacher-forced on a copy of the cache.
+    """Return the negative log-likelihood of each row's answer, teacher-forced on a copy of the cache.
 
     The answer runs in one forward pass on the state that the prompt left, so its tokens see each other exact.
 

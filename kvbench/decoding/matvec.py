@@ -24,7 +24,7 @@ UNROLLED = 16384
 
 @library.custom_op("kvbench::matvec", mutates_args=())
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x`` ``[..., K]`` times ``weight`` ``[N, K]``, plus ``bias`` ``[N]``: ``[..., N]``. Has no gradient."""
+    """Multiply ``x`` ``[..., K]`` by ``weight`` ``[N, K]`` and add ``bias`` ``[N]``: ``[..., N]``. Has no gradient."""
     return launch(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
 
 
@@ -35,7 +35,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether the kernel computes it: a single row on a GPU in 16 bits, in memory as it reads it."""
+    """Return True if the kernel computes it: a single row on a GPU in 16 bits, in memory as it reads it."""
     rows, columns = weight.shape
     return (
         x.is_cuda
@@ -55,7 +55,7 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 @cache
 def kernels(device: torch.device) -> bool:
-    """Whether Triton is there, and compiles for this GPU."""
+    """Return True if Triton is installed and compiles for this GPU."""
     try:
         import triton
     except ImportError:
@@ -65,28 +65,28 @@ def kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=256)
 def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
-    """Whether the kernel can be had for such a matrix; if not, a warning says why, once."""
+    """Return True if the kernel compiles for such a matrix; if not, warn once with the reason."""
     x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
     try:
         launch(x, weight.expand(rows, columns).as_strided((rows, columns), (0, 1)), x.new_empty(rows) if bias else None)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:200]
-        warnings.warn(f"products of {rows} x {columns} go to torch's library: {said}", stacklevel=2)
+        message = " ".join(str(error).split())[:200]
+        warnings.warn(f"products of {rows} x {columns} go to torch's library: {message}", stacklevel=2)
         return False
     return True
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The kernel, for what :func:`served` lets pass."""
+    """Launch the kernel for arguments that :func:`served` accepts."""
     from kvbench.decoding.matvec_kernel import product
 
     rows, columns = weight.shape
-    each, block, warps = shape(columns)
+    own_rows, block, warps = shape(columns)
     out = x.new_empty(*x.shape[:-1], rows)
     with torch.cuda.device_of(x):
-        product[(-(-rows // each),)](
+        product[(-(-rows // own_rows),)](
             x,
             weight,
             x if bias is None else bias,
@@ -94,10 +94,10 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             rows,
             weight.stride(0),
             columns,
-            each,
+            own_rows,
             block,
             columns % block == 0,
-            rows % each == 0,
+            rows % own_rows == 0,
             bias is not None,
             columns <= UNROLLED,
             num_warps=warps,
@@ -106,5 +106,5 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shape(columns: int) -> tuple[int, int, int]:
-    """Rows and columns that a program has under way, and its warps, for a matrix of so many columns."""
-    return next(found for most, found in SHAPES if columns <= most)
+    """Return rows and columns that a program processes at a time, and its warps, for so many columns."""
+    return next(shape for most, shape in SHAPES if columns <= most)

@@ -12,7 +12,7 @@ import triton.language as tl
 def part(
     total, x, begin, first, column, row, rows, K: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr
 ):  # fmt: skip
-    """`total` plus the products of the columns ``first + column``."""
+    """Add the products of the columns ``first + column`` to `total`."""
     if WHOLE and EXACT:
         w = tl.load(begin + first, eviction_policy="evict_first")
     else:
@@ -28,7 +28,7 @@ def product(
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     BIAS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """``out[n] = sum_k weight[n, k] x[k] + bias[n]``, summed in fp32; a program takes ROWS rows.
+    """Compute ``out[n] = sum_k weight[n, k] x[k] + bias[n]`` in fp32; a program takes ROWS rows.
 
     Args:
         x: ``[K]``. weight: ``[rows, K]`` with `stride` elements from row to row. bias (``BIAS``), out: ``[rows]``.

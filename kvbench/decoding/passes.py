@@ -68,14 +68,14 @@ def _prompt(
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
     parts = [slice(0, batch)] if chunk is not None and chunk < width else groups(cache, batch, width, mask, rows)
     if len(parts) > 1:
-        found = []
+        last_logits = []
         for part in parts:
             with cache.only(part, batch), sliced(model, (part.stop - part.start) * width, slice_size):
                 own = None if mask is None else mask[part]
-                found.append(forward(model, cache, input_ids[part], own, positions[part])[:, -1])
+                last_logits.append(forward(model, cache, input_ids[part], own, positions[part])[:, -1])
         cache.finalize()
         check_cache(cache, width)
-        return torch.cat(found)
+        return torch.cat(last_logits)
     chunk = chunk or width
     if chunk < width:
         cache.open_prefill()
@@ -91,7 +91,7 @@ def _prompt(
 
 
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
-    """Rows whose prompts are run together.
+    """Return the rows whose prompts are run together.
 
     Args:
         rows: so many at a time; ``auto``: as many as make :data:`TOGETHER` tokens; None: all of them. All at once where
@@ -119,7 +119,7 @@ def forward(
     *,
     all_logits: bool = False,
 ) -> Tensor:
-    """One forward pass of new tokens ``[B, q]``; logits ``[B, q, V]`` (``[B, 1, V]`` unless `all_logits`)."""
+    """Run one forward pass of new tokens ``[B, q]``; logits ``[B, q, V]`` (``[B, 1, V]`` unless `all_logits`)."""
     keep = {} if all_logits else {"logits_to_keep": 1}
     return model(
         input_ids=input_ids,
@@ -141,7 +141,7 @@ def check_cache(cache: KVCache, expected: int) -> None:
 
 
 def now(tensor: Tensor) -> float:
-    """Host clock once everything queued on the tensor's device is done."""
+    """Return the host's clock once everything queued on the tensor's device is done."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""How likely a text is under a cache: read through it token by token, in one simulated pass, or without one."""
+"""The likelihood of a text under a cache: token by token through it, in one simulated pass, or without one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PASS = 128
 
 
 def pass_tokens(chunk: int | Literal["auto"]) -> int:
-    """Tokens of a pass of the model: `chunk`, or :data:`PASS`."""
+    """Return the tokens of a pass of the model: `chunk`, or :data:`PASS`."""
     return PASS if chunk == "auto" else chunk
 
 
 def exact_chunk(method: Policy[Any], chunk: int) -> int:
-    """Tokens that attention may take at a time: `chunk` where nothing moves while decoding, else 1.
+    """Return the tokens that attention may take at a time: `chunk` if nothing moves while decoding, else 1.
 
     A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a
     longer chunk would see some that it should not see exact any more. Methods that store tokens before these are seen
@@ -51,7 +51,7 @@ def decode_nll(
     chunk: int | Literal["auto"] = "auto",
     report: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Negative log-likelihood of tokens ``first..T-1``, teacher-forced through the cache.
+    """Return the negative log-likelihood of tokens ``first..T-1``, teacher-forced through the cache.
 
     Every token is predicted from what the cache holds in the method's formats, as if the tokens came one by one: the
     model runs over a chunk of them at once, and in each layer attention takes as many of them at a time as leave every
@@ -106,7 +106,7 @@ def decode_nll(
 
 @torch.inference_mode()
 def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
-    """The same sums from one forward pass without a cache, ``[B]`` fp32.
+    """Return the same sums from one forward pass without a cache, ``[B]`` fp32.
 
     Raises:
         ValueError: the first token was to be scored, which nothing predicts, or more than there are.
@@ -118,7 +118,7 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
 
 @torch.inference_mode()
 def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int) -> Tensor:
-    """The same sums from one forward pass in which all keys and values of the window are in the method's formats.
+    """Return the same sums from one forward pass with all keys and values in the method's formats.
 
     Each layer's keys and values are placed as a prompt is, and every token attends to what was placed, causally, itself
     included (as KVQuant, Atom and QuaRot simulate it). ``[B]`` fp32.
@@ -151,7 +151,7 @@ def _simulated(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the window's own keys and values after they were placed; ``[B, q, Hq, D]``."""
+    """Attend to the window's own keys and values after they were placed; ``[B, q, Hq, D]``."""
     if not isinstance(key, Handle):
         return attention(module, query, key, value, attention_mask, scaling, **kwargs)
     layer = key.layer
@@ -173,7 +173,7 @@ def _check_first(ids: Tensor, first: int) -> None:
 
 
 def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:
-    """Sums over targets ``[B, n]`` from ``skip`` on, fp32."""
+    """Return sums over targets ``[B, n]`` from ``skip`` on, fp32."""
     skip = max(skip, 0)
     if skip >= target.shape[1]:
         return torch.zeros(target.shape[0], device=target.device)

@@ -79,7 +79,7 @@ def ask(
             rounds = speculative.decode(
                 model, twin, token, stopping, sampling, generators, max_new_tokens, 0, speculation
             )
-            steps = [each.seconds for each in rounds]
+            steps = [turn.seconds for turn in rounds]
         results.append(
             Generation(
                 tokens=stopping.tokens,

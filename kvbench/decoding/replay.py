@@ -20,7 +20,7 @@ from kvbench.decoding.passes import forward, prefill
 def replay(
     model: PreTrainedModel, cache: KVCache, input_ids: Tensor, settled: Collection[int], max_new_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Greedy tokens of the target alone, one a step.
+    """Decode greedily with the target alone, one token a step.
 
     Args:
         cache: fresh.

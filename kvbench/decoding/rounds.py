@@ -58,16 +58,16 @@ class Draft(Recorded):
             self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
 
     def changed(self) -> list[Tensor]:
-        """Also the number of the draft."""
+        """Return also the number of the draft."""
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """A new round."""
+        """Begin a new round."""
         super().begin(token, lengths)
         self.number.zero_()
 
     def run(self) -> None:
-        """The next draft."""
+        """Draft the next token."""
         logits = self.forward(logits_to_keep=1)[:, -1]
         token = logits.argmax(-1)
         if self.chances is not None:
@@ -87,7 +87,7 @@ class Verification(Recorded):
     logits: Tensor
 
     def run(self) -> None:
-        """The pass."""
+        """Run the pass."""
         self.logits = self.forward()
 
 
@@ -151,7 +151,7 @@ class CapturedDrafter(Drafter):
             step.cache.take_back([tokens] * len(step.tokens))
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Always as many: what was recorded."""
+        """Return the number of recorded drafts, whatever the limits."""
         return self.speculation.gamma
 
     def propose(
@@ -163,7 +163,7 @@ class CapturedDrafter(Drafter):
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """As :meth:`Drafter.propose`, from the recorded pass."""
+        """Propose as :meth:`Drafter.propose` does, from the recorded pass."""
         draft = self.draft.step
         assert isinstance(draft, Draft)
         draft.begin(pending, lengths)
@@ -179,7 +179,7 @@ class CapturedDrafter(Drafter):
         return draft.drafts.T, None if draft.chances is None else draft.chances.transpose(0, 1)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """As :meth:`Drafter.verify`, from the recorded pass."""
+        """Verify as :meth:`Drafter.verify` does, from the recorded pass."""
         target = self.target_pass.step
         assert isinstance(target, Verification)
         target.begin(tokens[:, 0], lengths)
@@ -192,7 +192,7 @@ class CapturedDrafter(Drafter):
 def captured_drafter(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedDrafter:
-    """A drafter whose passes are recorded.
+    """Return a drafter whose passes are recorded.
 
     Raises:
         NotCaptured: they cannot be; the caches are as they were.

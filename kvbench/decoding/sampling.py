@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """The choice of the next token.
 
     Args:
         temperature: 0 is greedy; above, logits are divided by it and a token is drawn.
@@ -27,7 +27,7 @@ class Sampling:
     top_k: int | None = None
 
     def generators(self, batch: int) -> list[torch.Generator]:
-        """One CPU generator a row (draws do not depend on the device)."""
+        """Return one CPU generator a row (draws do not depend on the device)."""
         seeds = [self.seed + row for row in range(batch)] if isinstance(self.seed, int) else list(self.seed)
         if len(seeds) != batch:
             raise ValueError(f"{len(seeds)} seeds for a batch of {batch}")
@@ -35,7 +35,7 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Distribution that tokens are drawn from, fp32 ``[B, V]``; a point mass where greedy.
+    """Return the distribution that tokens are drawn from, fp32 ``[B, V]``; a point mass if greedy.
 
     Args:
         logits: ``[B, V]``.
@@ -57,7 +57,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
-    """Next tokens ``[B]`` from logits ``[B, V]``."""
+    """Choose the next tokens ``[B]`` from logits ``[B, V]``."""
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
     uniform = torch.cat([torch.rand(1, generator=generator) for generator in generators])
@@ -65,7 +65,7 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Tokens ``[B]`` from distributions ``[B, V]`` and uniform numbers ``[B]`` in [0, 1): where their sums pass them.
+    """Draw tokens ``[B]`` from distributions ``[B, V]`` by uniform numbers ``[B]`` in [0, 1).
 
     Nothing here waits for the device, so a captured step draws like an eager one. Of NaN comes token 0.
     """

@@ -30,7 +30,7 @@ ROUTED = ("expert", "router", "moe")
 
 @contextmanager
 def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | None = "auto") -> Iterator[int]:
-    """Within it the feed-forward layers of `model` and its RoPE work on slices, if a pass of `tokens` is long enough.
+    """Run the feed-forward layers of `model` and its RoPE on slices inside, if a pass of `tokens` is long enough.
 
     Args:
         model: its modules named ``mlp`` are meant, those that are made of linear layers alone, and what the files of
@@ -45,38 +45,38 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
     if size is None or tokens <= (LONG if chunk == "auto" else size):
         yield 0
         return
-    found = [each for name, each in model.named_modules() if name.rpartition(".")[2] == "mlp" and plain(each)]
-    before = [each.__dict__.get("forward") for each in found]
+    modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] == "mlp" and plain(module)]
+    before = [module.__dict__.get("forward") for module in modules]
     rotations = {file: getattr(file, ROPE) for file in files(model) if callable(getattr(file, ROPE, None))}
     try:
         for file, rotate in rotations.items():
             setattr(file, ROPE, _rotated_by_slices(rotate, size))
-        for each in found:
-            each.forward = _by_slices(each.forward, size)  # type: ignore[method-assign]
-        yield len(found)
+        for module in modules:
+            module.forward = _by_slices(module.forward, size)  # type: ignore[method-assign]
+        yield len(modules)
     finally:
         for file, rotate in rotations.items():
             setattr(file, ROPE, rotate)
-        for each, forward in zip(found, before, strict=True):
+        for module, forward in zip(modules, before, strict=True):
             if forward is None:
-                each.__dict__.pop("forward", None)
+                module.__dict__.pop("forward", None)
             else:  # others wrap modules in the same way (accelerate's hooks)
-                each.forward = forward  # type: ignore[method-assign]
+                module.forward = forward  # type: ignore[method-assign]
 
 
 def files(model: nn.Module) -> set[ModuleType]:
-    """The Python modules in which the classes of a model's parts are defined."""
-    names = {type(each).__module__ for each in model.modules()}
+    """Return the Python modules in which the classes of a model's parts are defined."""
+    names = {type(module).__module__ for module in model.modules()}
     return {sys.modules[name] for name in names if name in sys.modules}
 
 
 def plain(module: nn.Module) -> bool:
-    """Whether a module is a feed-forward layer, whose tokens do not see each other: linear layers and activations."""
-    for name, each in module.named_modules():
-        if any(word in part for word in ROUTED for part in (name.lower(), type(each).__name__.lower())):
+    """Return True for a feed-forward layer, whose tokens do not see each other: linear layers and activations."""
+    for name, child in module.named_modules():
+        if any(word in part for word in ROUTED for part in (name.lower(), type(child).__name__.lower())):
             return False
-        linear = hasattr(each, "in_features") and hasattr(each, "out_features")
-        own = any(True for _ in each.parameters(recurse=False)) or any(True for _ in each.buffers(recurse=False))
+        linear = hasattr(child, "in_features") and hasattr(child, "out_features")
+        own = any(True for _ in child.parameters(recurse=False)) or any(True for _ in child.buffers(recurse=False))
         if own and not linear:
             return False
     return True

@@ -136,7 +136,7 @@ def _round(
 
 
 def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Tensor | None:
-    """Attention mask ``[B, width]`` of rows that begin at ``starts``; None where nothing is padding."""
+    """Return the attention mask ``[B, width]`` of rows that begin at ``starts``; None if nothing is padding."""
     if not any(starts):
         return None
     first = torch.tensor(starts, device=device)
@@ -144,7 +144,7 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
 
 
 def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
-    """What a row's rounds gave: ``rounds``, ``drafted``, ``accepted``, ``tokens``.
+    """Return the counts of a row's rounds: ``rounds``, ``drafted``, ``accepted``, ``tokens``.
 
     The acceptance rate is ``accepted / drafted`` (the paper's accepted / (gamma x rounds)); tokens a round is
     ``tokens / rounds``. A round that ended by a drafted end-of-sequence token counts the drafts up to it.
@@ -160,7 +160,7 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
 
 def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
-    """Seconds of each token of a row: the first round's mean for its tokens, the mean of all later rounds for theirs.
+    """Return seconds of each token of a row: the first round's mean, then the mean of all later rounds.
 
     Rounds give several tokens at once, so times of single tokens mean nothing; their sum and their mean do.
     """

@@ -90,11 +90,11 @@ class Recorded:
         self._turn = self._sent = 0
 
     def run(self) -> None:
-        """The pass: only work for the device, on the same memory each time."""
+        """Run the pass: only work for the device, on the same memory each time."""
         raise NotImplementedError(f"{type(self).__name__} must say what a pass does")
 
     def changed(self) -> list[Tensor]:
-        """What a pass changes and a warm-up must not."""
+        """Return what a pass changes and a warm-up must not."""
         return [self.tokens, self.positions]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
@@ -103,7 +103,7 @@ class Recorded:
         self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
 
     def forward(self, **keep: int) -> Tensor:
-        """Logits ``[B, n, V]`` of the tokens.
+        """Run the model and return logits ``[B, n, V]`` of the tokens.
 
         Raises:
             NotServed: the model did not run attention once a layer.
@@ -270,11 +270,11 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Also the number of the step."""
+        """Return also the number of the step."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:
-        """The forward pass, the next token, its position."""
+        """Run the forward pass and update the next token and its position."""
         logits = self.forward(logits_to_keep=1)[:, -1]
         if self.uniforms is None:
             token = logits.argmax(-1)
@@ -287,7 +287,7 @@ class Step(Recorded):
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Lengths and starts of all segments of a layer: what its table is made of."""
+    """Return lengths and starts of all segments of a layer, from which its table is made."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()
@@ -296,7 +296,7 @@ def state(layer: KVLayer) -> tuple[Any, ...]:
 
 
 def pointers(layer: KVLayer) -> tuple[int, ...]:
-    """Addresses of all buffers of a layer."""
+    """Return the addresses of all buffers of a layer."""
     return tuple(
         buffer.data_ptr() for store in layer.stores() for segment in store.segments for _, buffer in segment.buffers()
     )

@@ -1,4 +1,4 @@
-"""When a row of a batch has ended."""
+"""The end of each row of a batch."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Stopping:
         return all(self.ended)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """One new token for each row; ignored where the row has ended."""
+        """Take one new token for each row; it is ignored if the row has ended."""
         for row, token in enumerate(tokens):
             self.take_row(row, token)
 
     def take_row(self, row: int, token: int) -> None:
-        """One new token for a row; ignored where it has ended."""
+        """Take one new token for a row; it is ignored if the row has ended."""
         if self.ended[row]:
             return
         if token in self.eos:
@@ -53,7 +53,7 @@ class Stopping:
         self.ended[row], self.finish[row] = True, why
 
     def texts(self) -> list[str]:
-        """Text of each row, cut before the first stop string; empty without a tokenizer."""
+        """Return the text of each row, cut before the first stop string; empty without a tokenizer."""
         if self.tokenizer is None:
             return [""] * len(self.tokens)
         texts = []

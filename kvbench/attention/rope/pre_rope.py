@@ -93,7 +93,7 @@ def take(module: nn.Module) -> Tensor | None:
 def stored(
     layer: KVLayer, keys: Tensor, before: Tensor | None, module: nn.Module, position_ids: Tensor | None
 ) -> Tensor:
-    """The new keys in the form that `layer` stores, ``[B, H, q, D]``, and their positions noted.
+    """Return the new keys in the form that `layer` stores, ``[B, H, q, D]``, and note their positions.
 
     Args:
         keys: after RoPE.
@@ -104,7 +104,7 @@ def stored(
         CacheError: the hooks are gone.
         ModelError: the model gives no position ids, or does more to its keys than RoPE.
     """
-    if all(each.rotation is None for each in layer.chain()):
+    if all(member.rotation is None for member in layer.chain()):
         return keys
     count, name = keys.shape[2], type(module).__name__
     if position_ids is None or position_ids.ndim != 2:

@@ -49,7 +49,7 @@ class Rotary:
 
     @torch.no_grad()
     def rotate(self, keys: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
-        """Keys ``[B, H, n, D]`` rotated for ``positions`` ``[B, n]`` in their dtype, as the model does it.
+        """Rotate keys ``[B, H, n, D]`` for ``positions`` ``[B, n]`` in their dtype, as the model does it.
 
         Args:
             inverse: from after RoPE to before it.
@@ -61,12 +61,12 @@ class Rotary:
         return self._applied(keys, cos, sin)
 
     def turn(self, keys: Tensor, by: int | Sequence[int]) -> Tensor:
-        """Keys ``[B, H, n, D]`` moved on by `by` positions (or each row by its own number), in their dtype."""
+        """Move keys ``[B, H, n, D]`` on by `by` positions (or each row by its own number), in their dtype."""
         cos, sin = self._angles(by if isinstance(by, int) else tuple(by), keys.device)
         return self._applied(keys.float(), cos, sin).to(keys.dtype)
 
     def _applied(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Keys ``[B, H, n, D]`` rotated by cosines and sines."""
+        """Rotate keys ``[B, H, n, D]`` by cosines and sines."""
         if self.channels is None:
             return self.apply(x[:, :0], x, cos, sin)[1]
         part = x[..., : self.channels]
@@ -74,14 +74,14 @@ class Rotary:
 
     @torch.no_grad()
     def _angles(self, by: int | tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Cosines and sines ``[1, 1, R]`` fp32 of one position, or ``[B, 1, R]``; all layers of a step ask for them."""
+        """Return fp32 cosines and sines ``[1, 1, R]`` of one position, or ``[B, 1, R]``; the last ones are kept."""
         # longrope switches frequencies in place: what was computed before may be of the other ones
         key = (by, device, self.module.inv_freq.data_ptr())
         if self._last is None or self._last[0] != key or getattr(self.module, "rope_type", "") == "longrope":
             if isinstance(by, int):
                 position = torch.full((1, 1), by, device=device)  # filled, not sent: the host does not wait
             else:
-                position = upload([[each] for each in by], torch.int64, device)
+                position = upload([[turn] for turn in by], torch.int64, device)
             cos, sin = self._forward(self.module, torch.empty(1, device=device), position)
             # YaRN and its like scale q and k through cosine and sine; a key that is turned has been scaled already
             scale = float(getattr(self.module, "attention_scaling", 1.0))
@@ -90,7 +90,7 @@ class Rotary:
 
 
 def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = "method.position=original") -> Rotary:
-    """The rotation of `model`, made once and checked to compose.
+    """Return the rotation of `model`, made once and checked to compose.
 
     Args:
         what, instead: who asks and what could be done without it, for the message.
@@ -120,29 +120,31 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
         raise ModelError(f"{what}: {type(module).__module__} has no apply_rotary_pos_emb.{hint}")
-    found = Rotary(module, apply)
+    rotation = Rotary(module, apply)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     probe = torch.randn(1, 1, 1, size, generator=torch.Generator().manual_seed(0)).to(module.inv_freq.device)
-    rotated = found._angles(0, probe.device)[0].shape[-1]
-    if rotated < size and not _takes(found, probe):
-        found = Rotary(module, apply, rotated)  # attention itself cuts a head where only a part of it is rotated
-    if not _takes(found, probe):
+    rotated = rotation._angles(0, probe.device)[0].shape[-1]
+    if rotated < size and not _takes(rotation, probe):
+        rotation = Rotary(module, apply, rotated)  # attention itself cuts a head where only a part of it is rotated
+    if not _takes(rotation, probe):
         raise ModelError(f"{what}: {name}'s rotary embedding takes no heads of {size} channels.{hint}")
-    if not torch.allclose(found.turn(found.turn(probe, 3), 4), found.turn(probe, 7), atol=1e-4):
+    if not torch.allclose(rotation.turn(rotation.turn(probe, 3), 4), rotation.turn(probe, 7), atol=1e-4):
         raise ModelError(f"{what}: {name}'s rotary embedding does not compose: it is no rotation.{hint}")
-    others = [layer for layer, (keys, _) in probed(model).items() if not alike(found.turn(keys[:1], PROBED), keys[1:])]
+    others = [
+        layer for layer, (keys, _) in probed(model).items() if not alike(rotation.turn(keys[:1], PROBED), keys[1:])
+    ]
     if others:
         raise ModelError(
             f"{what}: {name}'s layers {', '.join(map(str, others))} do not rotate their keys as its rotary embedding "
             f"says: they have none, or another one.{hint}"
         )
-    return found
+    return rotation
 
 
-def _takes(found: Rotary, keys: Tensor) -> bool:
-    """Whether keys ``[1, 1, 1, D]`` can be turned, all of their channels."""
+def _takes(rotation: Rotary, keys: Tensor) -> bool:
+    """Return True if keys ``[1, 1, 1, D]`` can be turned, all of their channels."""
     try:
-        return found.turn(keys, 1).shape == keys.shape
+        return rotation.turn(keys, 1).shape == keys.shape
     except RuntimeError:  # of a shape
         return False
 
@@ -164,7 +166,7 @@ class _Spy(DynamicCache):
 def probed(
     model: PreTrainedModel, before: Callable[[int], Tensor | None] = lambda layer: None
 ) -> dict[int, tuple[Tensor, Tensor | None]]:
-    """Keys ``[2, H, 1, D]`` that each layer of `model` makes of one token at positions 0 and :data:`PROBED`.
+    """Return keys ``[2, H, 1, D]`` that each layer of `model` makes of one token at positions 0 and :data:`PROBED`.
 
     A token alone attends to itself alone, so all that its position changes is the rotation.
 
@@ -182,7 +184,7 @@ def probed(
     return spy.seen
 
 
-def alike(found: Tensor, expected: Tensor) -> bool:
-    """Whether keys are equal but for the arithmetic of their dtype."""
+def alike(keys: Tensor, expected: Tensor) -> bool:
+    """Return True if keys are equal but for the arithmetic of their dtype."""
     allowed = TOLERANCE.get(expected.dtype, 1e-4) * float(expected.float().abs().amax())
-    return found.shape == expected.shape and bool(((found.float() - expected.float()).abs() <= allowed).all())
+    return keys.shape == expected.shape and bool(((keys.float() - expected.float()).abs() <= allowed).all())

@@ -39,7 +39,7 @@ class Segment(ABC):
         self.lengths = [0] * batch
 
     def length(self, rows: slice) -> int:
-        """Tokens held by each of `rows`, which agree."""
+        """Return the tokens held by each of `rows`, which agree."""
         return self.lengths[rows][0]
 
     @abstractmethod
@@ -53,10 +53,10 @@ class Segment(ABC):
 
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Values of tokens ``[start, stop)`` in `dtype`, ``[rows, H, stop - start, D]``."""
+        """Return the values of tokens ``[start, stop)`` in `dtype`, ``[rows, H, stop - start, D]``."""
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """:meth:`read` from the upper nibbles alone, where codes have two."""
+        """Return what :meth:`read` does, from the upper nibbles alone where codes have two."""
         return self.read(rows, start, stop, dtype)
 
     def drop_back(self, row: int, count: int) -> None:
@@ -69,24 +69,24 @@ class Segment(ABC):
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Every tensor that is held, with its part of the bill: ``codes``, ``scales``, ``window`` or ``index``."""
+        """Return every tensor with its part of the bill: ``codes``, ``scales``, ``window`` or ``index``."""
 
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
-        """Bytes of the tokens of one row, by part."""
+        """Return the bytes of the tokens of one row, by part."""
 
     @abstractmethod
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
         """Replace every buffer by ``change(buffer)`` (beam reordering, cloning); dimension 0 is the batch."""
 
     def select(self, index: Tensor) -> None:
-        """Rows ``index`` (of the batch) become the batch, in that order, repeats allowed."""
+        """Make the rows ``index`` the batch, in that order, repeats allowed."""
         self.lengths = [self.lengths[i] for i in index.tolist()]
         with torch.inference_mode(False), torch.no_grad():
             self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device).clone()))
 
     def clone(self) -> Segment:
-        """An independent copy."""
+        """Return an independent copy."""
         twin = copy(self)
         twin.lengths = list(self.lengths)
         with torch.inference_mode(False), torch.no_grad():
@@ -148,7 +148,7 @@ class FullSegment(Segment):
         super().append_chosen(rows, x, index)
 
     def advance(self, count: int) -> list[int]:
-        """:meth:`reserve` for all rows: each one's place."""
+        """Call :meth:`reserve` for all rows and return the place of each."""
         places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
         if max(places, default=0) + count > self.capacity:
             # room for every row before a place is named: a buffer that grows moves the rows that had room, too
@@ -169,8 +169,8 @@ class FullSegment(Segment):
         # Half as much again beside what is needed, so that a growing cache copies each token O(1) times.
         old, room = self.buffer, length + count + max(self.slack, (length + count) // 2 if length else 0)
         self.buffer = allocate((*old.shape[:2], room, self.channels), self.dtype, self.device)
-        for row, (begin, held) in enumerate(zip(self.starts, self.lengths, strict=True)):
-            self.buffer[row, :, :held].copy_(old[row, :, begin : begin + held])
+        for row, (begin, tokens) in enumerate(zip(self.starts, self.lengths, strict=True)):
+            self.buffer[row, :, :tokens].copy_(old[row, :, begin : begin + tokens])
             self.starts[row] = 0
 
     def _set(self, rows: slice, start: int, length: int) -> None:
@@ -178,7 +178,7 @@ class FullSegment(Segment):
         self.starts[rows], self.lengths[rows] = [start] * count, [length] * count
 
     def view(self, rows: slice) -> Tensor:
-        """The tokens of `rows`, ``[rows, H, length, D]``, without a copy."""
+        """Return the tokens of `rows`, ``[rows, H, length, D]``, without a copy."""
         start = self.starts[rows][0]
         return self.buffer[rows, :, start : start + self.lengths[rows][0]]
 
@@ -202,9 +202,9 @@ class FullSegment(Segment):
         """
         live = self.view(rows)
         index = index.to(self.device).expand(*live.shape[:2], index.shape[-1])
-        kept = live.gather(2, index[..., None].expand(*index.shape, self.channels))
+        chosen = live.gather(2, index[..., None].expand(*index.shape, self.channels))
         self._set(rows, 0, 0)
-        self.append(rows, kept)
+        self.append(rows, chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         return [("window", self.buffer)]
@@ -227,13 +227,13 @@ class FullSegment(Segment):
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised buffer that may be written inside and outside of ``torch.inference_mode``."""
+    """Return an uninitialised buffer that may be written inside and outside of ``torch.inference_mode``."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
 
 
 def same(counts: Sequence[int]) -> bool:
-    """Whether all rows have the same count."""
+    """Return True if all rows have the same count."""
     return not counts or counts.count(counts[0]) == len(counts)
 
 

@@ -152,7 +152,7 @@ class NuqSegment(Segment):
             self.exact.append(rows, start, exact, outliers)
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        """Return the codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return join_planes(planes, self.bits)
 
@@ -195,11 +195,11 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        held = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
-        held += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
+        buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
+        buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
         if self.exact is not None:
-            held += [("window", self.exact.values), ("index", self.exact.indices)]
-        return held
+            buffers += [("window", self.exact.values), ("index", self.exact.indices)]
+        return buffers
 
     def used(self, row: int) -> dict[str, int]:
         count = self.lengths[row]

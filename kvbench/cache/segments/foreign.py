@@ -55,9 +55,9 @@ class HFSegment(Segment):
             new = x[number : number + 1]
             if not new.shape[2]:
                 continue
-            held = self.rows[row]
-            if held is not None:
-                past = self.backend._dequantize(held)[:, :, : self.lengths[row]].to(self.dtype)
+            quantized = self.rows[row]
+            if quantized is not None:
+                past = self.backend._dequantize(quantized)[:, :, : self.lengths[row]].to(self.dtype)
                 new = torch.cat([past, new], 2)
             self.lengths[row] = new.shape[2]
             filling = new[:, :, -1:].expand(-1, -1, -new.shape[2] % self.multiple, -1)
@@ -70,11 +70,11 @@ class HFSegment(Segment):
                 ) from error
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        parts = [self.backend._dequantize(held)[:, :, start:stop] for held in self.rows[rows]]
+        parts = [self.backend._dequantize(quantized)[:, :, start:stop] for quantized in self.rows[rows]]
         return torch.cat(parts).to(dtype)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        return [item for held in self.rows if held is not None for item in tensors(held)]
+        return [item for quantized in self.rows if quantized is not None for item in tensors(quantized)]
 
     def used(self, row: int) -> dict[str, int]:
         used = {"codes": 0, "scales": 0}
@@ -83,7 +83,7 @@ class HFSegment(Segment):
         return used
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Nothing to do: the tensors are never written in place, so copies may share them."""
+        """Do nothing: the tensors are never written in place, so copies may share them."""
 
     def select(self, index: Tensor) -> None:
         order = index.tolist()
@@ -97,9 +97,9 @@ class HFSegment(Segment):
         return twin
 
 
-def tensors(held: Any) -> list[tuple[str, Tensor]]:
-    """The plain tensors inside what a backend's ``_quantize`` returned, as codes or scales."""
-    if isinstance(held, tuple):  # hqq: packed weights and a dict of parameters
-        codes, meta = held
+def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
+    """Yield the plain tensors in the result of a backend's ``_quantize``, as codes or scales."""
+    if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters
+        codes, meta = quantized
         return [("codes", codes), *(("scales", meta[name]) for name in ("scale", "zero"))]
-    return [("codes", held._data._data), ("scales", held._scale), ("scales", held._shift)]
+    return [("codes", quantized._data._data), ("scales", quantized._scale), ("scales", quantized._shift)]

@@ -1,4 +1,4 @@
-"""Where a code lies: tiles of 128 tokens, codes strided over int16 words.
+"""The layout of codes: tiles of 128 tokens, codes strided over int16 words.
 
 A tile holds 128 tokens of one (sequence, KV head). A plane of width w has ``F = 16 / w`` fields a word and
 ``N = 128 / F`` word rows; field i of word ``(r, d)`` is the code of token ``i * N + r``, channel d, at bits
@@ -45,11 +45,11 @@ class TileLayout:
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
-        """Last three dimensions of a buffer of `tiles` tiles."""
+        """Return the last three dimensions of a buffer of `tiles` tiles."""
         return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
 
     def read(self, words: Tensor, start: int, stop: int) -> Tensor:
-        """Codes of tokens ``[start, stop)`` of ``words`` (:meth:`shape`), int16 ``[..., stop - start, D]``."""
+        """Return codes of tokens ``[start, stop)`` of ``words`` (:meth:`shape`), int16 ``[..., stop - start, D]``."""
         first, last = start // TILE, -(-stop // TILE)
         codes = self.unpack(words.narrow(-3, first, last - first))
         return codes.narrow(-2, start - first * TILE, stop - start)
@@ -85,17 +85,17 @@ class TileLayout:
             codes = codes.transpose(-1, -2)
         target = tile.narrow(-2 if self.order == "key" else -1, row, codes.shape[-2 if self.order == "key" else -1])
         shift, mask = field * self.width, (1 << self.width) - 1
-        kept = target.to(torch.int32) & (0xFFFF ^ (mask << shift))
-        target.copy_(to_int16(kept | (codes.to(torch.int32) << shift)))
+        other_fields = target.to(torch.int32) & (0xFFFF ^ (mask << shift))
+        target.copy_(to_int16(other_fields | (codes.to(torch.int32) << shift)))
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Words (int16, :meth:`shape`) of whole tiles of codes ``[..., tiles * 128, D]``."""
+        """Return the words (int16, :meth:`shape`) of whole tiles of codes ``[..., tiles * 128, D]``."""
         grid = codes.unflatten(-2, (-1, self.fields, self.rows)).to(torch.int32)
         words = to_int16((grid << self.shifts(torch.int32, codes.device)).sum(-3, dtype=torch.int32))
         return words if self.order == "key" else words.transpose(-1, -2)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """Codes (int16, ``[..., tiles * 128, D]``) of whole tiles."""
+        """Return the codes (int16, ``[..., tiles * 128, D]``) of whole tiles."""
         if self.order == "value":
             words = words.transpose(-1, -2)
         grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)
@@ -113,5 +113,5 @@ def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def to_int16(words: Tensor) -> Tensor:
-    """Low 16 bits of int32 words as int16 (two's complement), without relying on overflow."""
+    """Return the low 16 bits of int32 words as int16 (two's complement), without relying on overflow."""
     return (((words & 0xFFFF) ^ 0x8000) - 0x8000).to(torch.int16)

@@ -22,7 +22,11 @@ INDICES = 1 << 16
 
 
 def block_of(width: int) -> int:
-    """Tokens of a block, where a token has `width` channels: a power of two, so that blocks divide tiles."""
+    """Return the tokens of a block, a power of two so that blocks divide tiles.
+
+    Args:
+        width: channels of a token.
+    """
     return min(1 << ((INDICES // width).bit_length() - 1), TILE)
 
 
@@ -55,7 +59,7 @@ class Outliers:
             self.indices = torch.empty(batch, capacity, dtype=torch.int16, device=device)
 
     def count(self, row: int) -> int:
-        """Entries of a row."""
+        """Return the number of entries of a row."""
         return self.ends[row][-1] if self.ends[row] else 0
 
     def append(self, rows: slice, start: int, x: Tensor, mask: Tensor) -> None:
@@ -72,11 +76,11 @@ class Outliers:
         values = x[mask].to(self.values.dtype)
         done = 0
         for row, new in zip(range(*rows.indices(len(self.ends))), counts, strict=True):
-            held, total = self.count(row), sum(new)
-            if held + total > self.values.shape[1]:
-                self._grow(held + total)
-            self.values[row, held : held + total] = values[done : done + total]
-            self.indices[row, held : held + total] = indices[done : done + total]
+            before, total = self.count(row), sum(new)
+            if before + total > self.values.shape[1]:
+                self._grow(before + total)
+            self.values[row, before : before + total] = values[done : done + total]
+            self.indices[row, before : before + total] = indices[done : done + total]
             done += total
             ends = self.ends[row]
             base = ends[first - 1] if first else 0
@@ -116,32 +120,32 @@ class Outliers:
         if whole >= len(ends):
             return
         low = ends[whole - 1] if whole else 0
-        kept = 0
+        entries = 0
         if part:
             index = self.indices[row, low : ends[whole]].to(torch.int64) & (INDICES - 1)
-            kept = int((index < part * self.width).sum())
-        self.ends[row] = [*ends[:whole], *([low + kept] if part else [])]
+            entries = int((index < part * self.width).sum())
+        self.ends[row] = [*ends[:whole], *([low + entries] if part else [])]
 
     def drop_first(self, row: int, blocks: int) -> None:
         """Forget the entries of a row's first `blocks` blocks; the others move to the front."""
         ends = self.ends[row]
         low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
-        for held in (self.values, self.indices):
-            held[row, : total - low] = held[row, low:total].clone()
+        for buffer in (self.values, self.indices):
+            buffer[row, : total - low] = buffer[row, low:total].clone()
         self.ends[row] = [end - low for end in ends[blocks:]]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
-        """The same entries with both buffers replaced by ``change(buffer)``; dimension 0 is the batch."""
+        """Return the same entries with both buffers replaced by ``change(buffer)``; dimension 0 is the batch."""
         twin = copy(self)
         twin.values, twin.indices = change(self.values), change(self.indices)
         twin.ends = [list(ends) for ends in self.ends]
         return twin
 
     def select(self, order: list[int]) -> None:
-        """The ends of rows `order` become the batch's (the buffers move by :meth:`mapped`)."""
+        """Make the ends of rows `order` the batch's (the buffers move by :meth:`mapped`)."""
         self.ends = [list(self.ends[i]) for i in order]
 
     def used(self, row: int) -> tuple[int, int]:
-        """Bytes of a row's values and of their indices."""
+        """Return the bytes of a row's values and of their indices."""
         count = self.count(row)
         return count * self.values.element_size(), count * self.indices.element_size()

@@ -24,7 +24,7 @@ ENCODED = 2048
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
-    """Whether each group of tokens lies in one tile of 128, or holds whole ones, wherever its window stands."""
+    """Return True if each group of tokens lies in one tile of 128, or holds whole ones, wherever its window stands."""
     if not isinstance(quantizer, WindowedQuantizer):
         return True
     window = quantizer.window
@@ -129,7 +129,7 @@ class PackedSegment(Segment):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        """Return the codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return join_planes(planes, self.quantizer.bits)
 
@@ -137,7 +137,7 @@ class PackedSegment(Segment):
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Values of the upper nibbles; the words of the lower ones are not touched (QuantSpec's draft)."""
+        """Return the values of the upper nibbles, without a look at the words of the lower ones (QuantSpec's draft)."""
         if not isinstance(self.quantizer, HierarchicalQuantizer):
             return self.read(rows, start, stop, dtype)
         return self._decoded(self.quantizer.upper, self._upper_codes, rows, start, stop, dtype)
@@ -154,7 +154,7 @@ class PackedSegment(Segment):
         stop: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Whole groups decoded, and of them the tokens ``[start, stop)``."""
+        """Decode whole groups and return the tokens ``[start, stop)`` of them."""
         per, wide = quantizer.block_tokens, quantizer.block_params
         first, last = start // per, -(-stop // per)
         params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)

@@ -77,7 +77,7 @@ class RollingSegment(FullSegment):
                     self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
 
     def state(self) -> tuple[Any, ...]:
-        """What the host decides by: segments of equal states roll alike."""
+        """Return what the host decides by: segments of equal states roll alike."""
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
     def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:

@@ -31,20 +31,20 @@ class ScoredSegment(FullSegment):
         self.scores.append(rows, self.scores.view(rows).new_zeros(*x.shape[:3], self.scores.channels))
 
     def begin(self, rows: slice, scores: Tensor) -> None:
-        """Scores of the tokens that were just appended, ``[rows, H, slots, scores]``.
+        """Set the scores of the tokens that were just appended, ``[rows, H, slots, scores]``.
 
         ``scores`` is 1, or the query heads of a group where each has its own; the same for all rows.
         """
         if scores.shape[-1] != self.scores.channels:
-            made = FullSegment(
+            segment = FullSegment(
                 len(self.lengths), self.heads, scores.shape[-1], torch.float32, self.device, capacity=self.capacity
             )
-            made.starts, made.lengths = self.scores.starts, self.scores.lengths
-            self.scores = made
+            segment.starts, segment.lengths = self.scores.starts, self.scores.lengths
+            self.scores = segment
         self.scores.view(rows).copy_(scores)
 
     def observe(self, rows: slice, received: Tensor) -> None:
-        """Attention of new queries to all slots, ``[rows, H, scores, q, slots]``, to be added by :meth:`commit`."""
+        """Take attention of new queries to all slots, ``[rows, H, scores, q, slots]``, for :meth:`commit` to add."""
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             self.pending[row].append(received[number])
 
@@ -76,10 +76,10 @@ class ScoredSegment(FullSegment):
     def keep(self, rows: slice, index: Tensor) -> None:
         scores = self.commit(rows)
         index = index.to(self.device).expand(*scores.shape[:2], index.shape[-1])
-        kept = scores.gather(2, index[..., None].expand(*index.shape, scores.shape[-1]))
+        chosen = scores.gather(2, index[..., None].expand(*index.shape, scores.shape[-1]))
         self.scores._set(rows, 0, 0)
         super().keep(rows, index)  # appends the tokens, with scores of 0
-        self.scores.view(rows).copy_(kept)
+        self.scores.view(rows).copy_(chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
         return [*super().buffers(), ("index", self.scores.buffer)]
@@ -88,7 +88,7 @@ class ScoredSegment(FullSegment):
         return {**super().used(row), "index": self.scores.used(row)["window"]}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """The tokens alone: :meth:`select` and :meth:`clone` see to the scores."""
+        """Replace the buffer of the tokens alone; :meth:`select` and :meth:`clone` see to the scores."""
         super().map_buffers(change)
 
     def select(self, index: Tensor) -> None:
