@@ -1,4 +1,4 @@
-"""Attention of a prompt to itself where scores are capped, or beside sinks; never all scores at once.
+"""Attention of a prompt to itself where scores are capped or heads have sinks; never all scores at once.
 
 Torch's SDPA has neither. A sink, though, is one more key: every query has a few channels more, which hold its head's
 sink, the keys have zeros there, and one key has ones there and nothing else, and a value of zeros. So sinks run on

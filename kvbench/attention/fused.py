@@ -89,7 +89,7 @@ def load(name: str) -> ModuleType | str:
 
 
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed where a step is not plain causal attention over the stores as they lie."""
+    """Raise NotServed if a step is not plain causal attention over the stores as they lie."""
     method = layer.method
     if method.observe_steps:
         raise NotServed(f"{type(method).__name__.lower()} observes attention")

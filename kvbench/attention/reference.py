@@ -2,7 +2,7 @@
 
 It walks both stores a block of slots at a time, whatever formats lie in it, and merges the blocks by log-sum-exp in
 fp32 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more of a store than
-one segment's part of a block is ever in full precision beside the window, and no keys or values are concatenated.
+one segment's part of a block is ever in full precision in addition to the window, and no keys or values are concatenated.
 """
 
 from __future__ import annotations

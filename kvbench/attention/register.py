@@ -63,7 +63,7 @@ def attention(
     before = pre_rope.take(module)
     if kwargs.get("output_attentions"):
         raise CacheError(
-            "output_attentions=True: kvbench's attention makes no matrix of weights that it could return.\n"
+            "output_attentions=True: kvbench's attention computes no matrix of weights to return.\n"
             "  hint: method.detach(model), then model.set_attn_implementation('eager') and a cache of transformers"
         )
     if not isinstance(key, Handle):
@@ -155,7 +155,7 @@ def step(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens to the stores and attend to everything in them; a span at a time where the cache is told so."""
+    """Append new tokens to the stores and attend to everything in them; a span at a time if the cache has one."""
     count, span = query.shape[2], layer.progress.span
     if layer.index == 0:
         layer.progress.check_step(mask, layer.batch, count)

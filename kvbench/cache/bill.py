@@ -13,7 +13,7 @@ class Parts:
         codes: packed codes.
         scales: scales with minima or zero points (and whatever a code needs to be decoded).
         window: tokens in full precision, and single elements of others (KVQuant's outliers).
-        index: positions and permutations kept beside the tokens on the device, and the places of such elements.
+        index: positions and permutations that lie on the device with the tokens, and the places of such elements.
     """
 
     codes: int = 0

@@ -103,7 +103,7 @@ class KVCache(Cache):
     def only(self, rows: slice, batch: int) -> Iterator[None]:
         """Run the prompts of these `rows` of a batch inside, whole; the other rows' come before or after.
 
-        Only where :meth:`takes_groups` says so, and with padding that the cache was told of (:class:`Prompts`).
+        Only where :meth:`takes_groups` says so, and where the cache was made with the padding (:class:`Prompts`).
         """
         followed = [] if self.follower is None else [self.follower.progress]
         for progress in (self.progress, *followed):
@@ -134,7 +134,7 @@ class KVCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """No: the stores grow. Transformers' own loops ask this step by step, and know nothing of speculation."""
+        """False, as the stores grow. Transformers' own loops ask this step by step, and know nothing of speculation."""
         speculation = self.method.speculation
         asking = sys._getframe(1).f_globals.get("__name__") if speculation is not None else None
         if speculation is not None and asking == "transformers.generation.utils" and not self.said_slow:
@@ -219,7 +219,7 @@ class KVCache(Cache):
             self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        """Forget everything but the method and what was told of the prompts (make a new cache for other prompts)."""
+        """Forget everything but the method and its prompts (make a new cache for other prompts)."""
         self.progress.reset()
         for layer in self.layers:
             layer.reset()
@@ -280,10 +280,10 @@ class KVCache(Cache):
 
     @property
     def reads_packed(self) -> bool:
-        """Whether attention has read packed codes."""
+        """True if attention has read packed codes."""
         return any("packed" in layer.paths for layer in self.layers)
 
     @property
     def path(self) -> str:
-        """Which attention code has served the decode steps so far: ``sdpa``, ``reference`` or both."""
+        """The attention paths that have served the decode steps so far, joined by ``+``, such as ``sdpa``."""
         return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"

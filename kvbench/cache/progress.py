@@ -115,7 +115,7 @@ class Progress:
         options: kernels and back ends that serve the cache.
         padding: left padding of the rows.
         positions: rotary positions of the columns, where keys are stored before RoPE.
-        method_state: what the method knows of this cache besides its stores (Cocktail's plans, KVQuant's calibration
+        method_state: the method's own state for this cache, besides its stores (Cocktail's plans, KVQuant's calibration
             file, ...); None: nothing.
         frozen: True while nothing is demoted, because the newest tokens may still be taken back (speculative decoding).
         upper: True while attention reads only the upper nibble of codes that have two (QuantSpec's draft).

@@ -3,7 +3,7 @@
 The kernel that packs finds NaN and Inf on its way, but an answer to the host at every call would stall the device. It
 notes the first place in a record in device memory instead. The host reads the record once a prefill, at the first step
 after it (by then it has waited for the first token); when a cache is settled as a whole (``bill()``); and during
-decoding from a copy that is made beside the steps: an error then shows one or two steps late. Nothing is lost by that,
+decoding from a copy that is made while steps run: an error then shows one or two steps late. Nothing is lost by that,
 as the token that held it spoils its own step already.
 """
 

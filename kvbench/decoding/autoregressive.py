@@ -27,7 +27,7 @@ from kvbench.methods.speculation import Speculation
 
 
 class Observer(Protocol):
-    """Told when a phase begins: ``prefill``, ``likelihood`` (only with answers), ``decode``, ``end``."""
+    """An observer of the phases of a generation: ``prefill``, ``likelihood`` (only with answers), ``decode``, ``end``."""
 
     def phase(self, name: str) -> None:
         """Begin a phase."""
@@ -97,11 +97,11 @@ def generate(
         sampling: greedy where None.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row; needs `tokenizer`.
-        say_something: the first token is none of `eos_token_ids` (``min_length`` one above the prompt).
+        say_something: the first token is not one of `eos_token_ids` (``min_length`` one above the prompt).
         prefill_chunk: prompt tokens a forward pass; None: all at once. The result does not depend on it.
         pad_token_id: fed to rows that have ended while others go on.
         answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of it.
-        observer: told when a phase begins (memory meters hook on it).
+        observer: receives each phase as it begins (memory meters are observers).
         speculate: decode by speculation where the cache's method has one (``Method.speculation``); or say how: any
             method's cache may be the target, and lead any other's as the draft (:meth:`kvbench.cache.KVCache.lead`).
         graphs: capture a decode step and replay it: ``auto`` (where it serves and is worth it), ``always`` (where it

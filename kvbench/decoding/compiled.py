@@ -121,11 +121,11 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
     size, width = sum(len(w) for w in weights), weights[0].shape[1]
     first, storage = weights[0], weights[0].untyped_storage()
     begins = accumulate((w.numel() for w in weights), initial=0)
-    beside = [
+    adjacent = [
         w.untyped_storage().data_ptr() == storage.data_ptr() and w.is_contiguous() and w.storage_offset() == begin
         for w, begin in zip(weights, begins, strict=False)
     ]
-    if all(beside) and storage.nbytes() == size * width * first.element_size():
+    if all(adjacent) and storage.nbytes() == size * width * first.element_size():
         return first.detach().as_strided((size, width), (width, 1))
     with torch.inference_mode(False), torch.no_grad():
         whole, start = torch.cat([w.detach() for w in weights]), 0

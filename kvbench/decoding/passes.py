@@ -35,7 +35,7 @@ def prefill(
 
     Args:
         chunk: tokens a forward pass; None: the whole prompt at once.
-        rows: prompts a forward pass (:func:`groups`): what a pass needs beside the packed cache grows with them.
+        rows: prompts a forward pass (:func:`groups`): the memory of a pass, packed cache apart, grows with them.
 
     Raises:
         CacheError: the cache was used before, or the model used another one.
@@ -96,7 +96,7 @@ def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Ro
     Args:
         rows: so many at a time; ``auto``: as many as make :data:`TOGETHER` tokens; None: all of them. All at once where
             the cache cannot take them in groups: keys before RoPE, prompts read through what is stored, padding that
-            it was not told of.
+            it does not know.
     """
     if rows == "auto":
         rows = max(1, TOGETHER // width)

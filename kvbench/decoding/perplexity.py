@@ -63,7 +63,7 @@ def decode_nll(
         first: first scored token, at least 1 and at least `prompt`.
         prompt: tokens that are a prompt (prefilled at once); at least 1 are.
         chunk: tokens of a pass of the model (:func:`pass_tokens`). The sums do not depend on it but for rounding.
-        report: told after each pass how many of the T tokens are done.
+        report: called after each pass with the number of the T tokens that are done.
 
     Returns:
         Sums in nats, ``[B]`` fp32.

@@ -29,7 +29,7 @@ class Draft(Recorded):
         cache: the one that the draft reads.
         batch, gamma: rows, and drafts of a round.
         how: tokens are chosen.
-        vocabulary: tokens that there are.
+        vocabulary: vocabulary size.
         upper: as :class:`Recorded`.
 
     Attributes:
@@ -99,7 +99,7 @@ class CapturedDrafter(Drafter):
         batch: rows.
         compile: compile what lies around attention, unless the draft has weights of its own.
         capture: as :class:`kvbench.decoding.graphs.Captured`.
-        others: as :class:`Drafter`.
+        others: as :class:`Drafter` has them.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Stopping:
 
     @property
     def all_ended(self) -> bool:
-        """Whether no row goes on."""
+        """True if every row has ended."""
         return all(self.ended)
 
     def take(self, tokens: Sequence[int]) -> None:

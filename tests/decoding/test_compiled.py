@@ -95,8 +95,8 @@ def test_any_module_s_products_are_its_own(kind: type[Attention], monkeypatch: p
     """Whatever the order, whatever is read; nothing is left behind."""
     module, x = kind(), torch.randn(1, 1, 8)
     wanted = module(x)
-    made: list[compiled.Made] = []
-    monkeypatch.setattr(compiled, "Made", lambda known=compiled.Made: made.append(known()) or made[-1])
+    made: list[compiled.Product] = []
+    monkeypatch.setattr(compiled, "Product", lambda known=compiled.Product: made.append(known()) or made[-1])
     compiled.products(module, [])
     for _ in range(2):
         torch.testing.assert_close(module(x), wanted)

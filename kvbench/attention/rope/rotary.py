@@ -129,7 +129,7 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     if not _takes(rotation, probe):
         raise ModelError(f"{what}: {name}'s rotary embedding takes no heads of {size} channels.{hint}")
     if not torch.allclose(rotation.turn(rotation.turn(probe, 3), 4), rotation.turn(probe, 7), atol=1e-4):
-        raise ModelError(f"{what}: {name}'s rotary embedding does not compose: it is no rotation.{hint}")
+        raise ModelError(f"{what}: {name}'s rotary embedding does not compose: it is not a rotation.{hint}")
     others = [
         layer for layer, (keys, _) in probed(model).items() if not alike(rotation.turn(keys[:1], PROBED), keys[1:])
     ]

@@ -166,7 +166,7 @@ class FullSegment(Segment):
             self.buffer[rows, :, :length].copy_(live.clone() if start < length else live)  # clone: they overlap
             self._set(rows, 0, length)
             return
-        # Half as much again beside what is needed, so that a growing cache copies each token O(1) times.
+        # Half as much again as is needed, so that a growing cache copies each token O(1) times.
         old, room = self.buffer, length + count + max(self.slack, (length + count) // 2 if length else 0)
         self.buffer = allocate((*old.shape[:2], room, self.channels), self.dtype, self.device)
         for row, (begin, tokens) in enumerate(zip(self.starts, self.lengths, strict=True)):

@@ -1,4 +1,4 @@
-"""Elements kept exact beside codes: a value and a 16-bit index each, in the order of the tokens.
+"""Elements that stay exact while their tokens are coded: a value and a 16-bit index each, in the order of the tokens.
 
 An index counts within a block of tokens, ``token of the block * C + channel`` over all C = heads * head_dim channels; a
 block has as many tokens as 16 bits can number (16 for C = 4096). Where each block's entries end is kept on the host,

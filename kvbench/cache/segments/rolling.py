@@ -26,7 +26,7 @@ class RollingSegment(FullSegment):
         sinks: first tokens that stay.
         turn: for keys whose positions are re-assigned inside the cache: the sinks are turned from the keys that came,
             never from ones that were turned before, so rounding does not add up. The keys that came are kept for it
-            (reserved beside the window; the bill's used bytes count every token once).
+            (reserved in addition to the window; the bill's used bytes count every token once).
         others: as :class:`FullSegment`.
     """
 

@@ -1,4 +1,4 @@
-"""Tokens that carry the attention they have received (H2O): fp32 beside each slot."""
+"""Tokens that carry the attention they have received (H2O): an fp32 score with each slot."""
 
 from __future__ import annotations
 
