@@ -1,8 +1,8 @@
 """Attention over the stores in plain torch: the oracle of every kernel, and what serves a CPU.
 
 It walks both stores a block of slots at a time, whatever formats lie in it, and merges the blocks by log-sum-exp in
-fp32 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). No more of a store than
-one segment's part of a block is ever in full precision in addition to the window, and no keys or values are concatenated.
+fp32 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). At most one segment's
+part of a block is decoded to full precision at a time, and no keys or values are concatenated.
 """
 
 from __future__ import annotations

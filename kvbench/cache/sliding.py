@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
-#: tokens in addition to its window that the buffers of a sliding layer have room for, at least: live tokens are moved to the
-#: front of a buffer only once in so many steps, and some are dropped late
+#: least room of a sliding layer's buffers in addition to its window: live tokens are moved to the front of a buffer
+#: only once in so many steps, and some are dropped late
 SLACK = 96
 
 

@@ -27,7 +27,7 @@ from kvbench.methods.speculation import Speculation
 
 
 class Observer(Protocol):
-    """An observer of the phases of a generation: ``prefill``, ``likelihood`` (only with answers), ``decode``, ``end``."""
+    """Observer of a generation's phases: ``prefill``, ``likelihood`` (only with answers), ``decode``, ``end``."""
 
     def phase(self, name: str) -> None:
         """Begin a phase."""
