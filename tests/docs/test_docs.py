@@ -198,3 +198,22 @@ def test_the_citation_names_the_version() -> None:
     assert citation["authors"] == [{"name": "The kvbench developers"}]
     assert citation["version"] == kvbench.__version__
     assert citation["license"] == "Apache-2.0"
+
+
+def test_the_page_of_kernels_draws_what_the_code_does() -> None:
+    """Launches stand in the files that are named; words, and KIVI's phases, are as drawn."""
+    from kvbench.attention.phases import pairs_of_row
+    from kvbench.cache.segments.layout import TileLayout
+
+    page = text(ROOT / "docs" / "kernels.md")
+    table = page.partition("## Launches")[2].partition("## ")[0]
+    launches = re.findall(r"^\| ((?:`\w+`(?: \(\w+\))?(?:, )?)+) \|.*\| `([^`]+)` \|$", table, re.MULTILINE)
+    assert len(launches) == 8
+    for names, file in launches:
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"(?:def|void\b.*) {name}\(", text(ROOT / file)), f"{name} in {file}"
+    for width, fields, rows in ((4, 4, 32), (2, 8, 16)):
+        assert (TileLayout(width, "key").fields, TileLayout(width, "key").rows) == (fields, rows)
+        assert f"int{width}: F = {fields} fields, N = {rows} word rows" in page
+    assert "slots   0 ............ 172 ............. 256 ......... 300" in page
+    assert pairs_of_row([256, 44], [172, 128]) == {(0, 0): (0, 0, 172), (0, 1): (172, 0, 84), (1, 1): (0, 84, 44)}
