@@ -155,7 +155,7 @@ def _bits(text: str) -> tuple[int, ...]:
     try:
         widths = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise ConfigError("--bits", text, "is no list of widths", allowed="2,3,4") from error
+        raise ConfigError("--bits", text, "is not a list of widths", allowed="2,3,4") from error
     if not set(widths) <= {2, 3, 4}:
         raise ConfigError("--bits", text, "no codebook is made of this width", allowed="2,3,4")
     return widths
@@ -180,10 +180,12 @@ def _check(arguments: argparse.Namespace) -> None:
                 f"--{name.replace('_', '-')}", value, "is too few or too many", allowed=f"{least} to {most}"
             )
     if not 0 <= arguments.outliers <= 0.5:
-        raise ConfigError("--outliers", arguments.outliers, "is no share of outliers", allowed="0 to 0.5, such as 0.01")
+        raise ConfigError(
+            "--outliers", arguments.outliers, "is not a share of outliers", allowed="0 to 0.5, such as 0.01"
+        )
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
         raise ConfigError(
-            "--device", arguments.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+            "--device", arguments.device, "is not a device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
         )
     if arguments.device.startswith("cuda") and not has_gpu():
         raise ConfigError("--device", arguments.device, "this machine shows no GPU", hint="--device cpu")

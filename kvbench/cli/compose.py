@@ -212,7 +212,7 @@ class Composer:
             group, _, option = key.partition("/")
             if group in self.groups:
                 near = nearest(option, self.groups[group])
-                raise ConfigError(key, shown, "is no group", hint=f"{group}={near or self.groups[group][0]}")
+                raise ConfigError(key, shown, "is not a group", hint=f"{group}={near or self.groups[group][0]}")
         if not dot and top in GROUPS:  # a block of keys without choices, as `decoding`
             raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
         if top in GROUPS and rest:
@@ -270,7 +270,7 @@ class Composer:
             for override in leaves:
                 self._check_path(config, override, " ".join(choice))
 
-    def _check_path(self, config: Mapping[str, Any], override: Override, said: str) -> None:
+    def _check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
         key, shown = override.key_or_group, value(override)
         node: Any = config
         path: list[str] = []
@@ -282,7 +282,7 @@ class Composer:
             if part not in node:
                 names = [str(name) for name in node if name not in ("_target_", "takes", "name")]
                 hint = "" if nearest(part, names) else self._elsewhere(path, part, shown)
-                with_choice = f" with {said}" if said else ""
+                with_choice = f" with {choices}" if choices else ""
                 raise unknown(key, shown, f"no such key in {where}{with_choice}", names, hint)
             node = node[part]
             path.append(part)

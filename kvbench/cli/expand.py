@@ -73,7 +73,7 @@ def _count(override: Override, groups: Collection[str]) -> int:
         start, stop, step = (float(number) for number in (sweep.start or 0, sweep.stop or 0, sweep.step))
         if not step or not all(map(math.isfinite, (start, stop, step))):
             raise ConfigError(
-                f"{override.key_or_group}={text(override)}", None, "is no range", hint="range(START, STOP, STEP)"
+                f"{override.key_or_group}={text(override)}", None, "is not a range", hint="range(START, STOP, STEP)"
             )
         return max(0, math.ceil((stop - start) / step))
     if isinstance(sweep, Glob):

@@ -36,7 +36,7 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise ConfigError(OPTION, folder, f"cannot be read ({error.strerror})", hint="another folder") from error
     if not is_folder:
-        raise ConfigError(OPTION, folder, "is no folder", hint="a folder with method/foo.yaml in it")
+        raise ConfigError(OPTION, folder, "is not a folder", hint="a folder with method/foo.yaml in it")
     known = groups()
     if not any((folder / group).is_dir() for group in known):
         raise ConfigError(
@@ -81,7 +81,7 @@ def check_file(path: Path, group: str) -> None:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         problem = cut(getattr(error, "problem", None) or str(error).splitlines()[0])
-        raise _refusal(path, f"is no YAML{where}: {problem}", "KEY: VALUE, indented by blanks, not tabs") from error
+        raise _refusal(path, f"is not YAML{where}: {problem}", "KEY: VALUE, indented by blanks, not tabs") from error
     except (OSError, ValueError) as error:
         raise _refusal(path, f"cannot be read: {cut(str(error))}", "see the file") from error
     if not isinstance(data, Mapping):
@@ -89,7 +89,7 @@ def check_file(path: Path, group: str) -> None:
         raise _refusal(path, f"{what}, not keys with values", "KEY: VALUE on each line")
     for key in data:
         if not isinstance(key, str):
-            raise _refusal(path, f"has the key {key!r}, which is no text", "KEY: VALUE")
+            raise _refusal(path, f"has the key {key!r}, which is not text", "KEY: VALUE")
     _check_scope(path, group, text, data)
 
 

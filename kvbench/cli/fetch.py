@@ -115,9 +115,9 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
         return
     count = 0
     for source, part in task.files():
-        found = data.find(source, part, None, f"dataset {name}", remedy=REMEDY)
+        file = data.find(source, part, None, f"dataset {name}", remedy=REMEDY)
         count += 1
-        yield f"dataset {name}: {found}"
+        yield f"dataset {name}: {file}"
     if not count:
         yield f"dataset {name}: generated, nothing to fetch"
     else:

@@ -119,7 +119,7 @@ def _main(argv: list[str]) -> int:
     arguments = arguments_of(argv)
     extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
     composer = Composer(extra)
-    if extra is not None:  # a method from outside is one YAML in here, and one module beside the groups' folders
+    if extra is not None:  # a method from outside is a YAML in this folder, and a module next to the groups' folders
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:

@@ -85,14 +85,14 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     except OSError as error:
         return {}, f"cannot be read ({error.strerror or error})"
     except (ValueError, RecursionError):
-        return {}, "is no JSON"
+        return {}, "is not JSON"
     kinds = {"status": str, "number": int, "overrides": list, "message": str}
     if not isinstance(content, dict) or not all(isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        return {}, "is no record of a job"
+        return {}, "is not a record of a job"
     sweep, metrics = content.get("sweep"), content.get("metrics")
     if sweep is not None:
         return content, "" if sweep == os.environ.get(TOKEN) else "is of another sweep"
     if metrics is not None:  # of a worker that did not inherit the name, or of unknown origin
         problem = problem_of(metrics)
-        return content, f"is no record of a job ({problem})" if problem else ""
+        return content, f"is not a record of a job ({problem})" if problem else ""
     return content, ""

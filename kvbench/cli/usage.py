@@ -49,7 +49,7 @@ Options
   --cfg job, -c job  show the whole configuration of a run, and do nothing
   --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo; its `_target_` may be a class in DIR/foo.py;
                      KVBENCH_MAX_YAML_VALUES=N allows a file of more values than 5000
-  --hydra-help       what Hydra, which composes the configuration, can do beside
+  --hydra-help       what Hydra, which composes the configuration, can do besides
   --version          print the version
 
 Exit status: 0 all runs ok, 1 one failed or ran out of memory, 2 the command line is wrong, 130 interrupted.

@@ -84,7 +84,7 @@ def logger_of(group: Mapping[str, Any]) -> AnyLogger:
     """
     name = group.get("name")
     if name not in LOGGERS:
-        raise ConfigError("logger.name", name, "is no logger", allowed=LOGGERS)
+        raise ConfigError("logger.name", name, "is not a logger", allowed=LOGGERS)
     logger: AnyLogger = build(LOGGERS[name], group, "logger")
     if not isinstance(logger, NoLogger):
         logger.check()

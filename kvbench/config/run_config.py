@@ -114,7 +114,7 @@ class RuntimeConfig:
         """Raise ConfigError for an unknown device, a device map over one device, or an unusable folder."""
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise ConfigError(
-                "runtime.device", self.device, "is no device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+                "runtime.device", self.device, "is not a device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
             )
         if self.device_map and self.device not in ("auto", "cuda"):
             raise ConfigError(

@@ -146,7 +146,7 @@ def _folder(name: str, source: str, revision: str | None, presets: Collection[st
         assert folder is not None
         if (folder / "config.json").is_file():
             return folder
-        problem = "has no config.json, so it is no checkpoint" if folder.is_dir() else "there is no such folder"
+        problem = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "there is no such folder"
         remedy = "a folder with config.json, *.safetensors and tokenizer files"
     else:
         cached = checkpoint.snapshot(name, revision)

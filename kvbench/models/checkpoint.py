@@ -18,7 +18,7 @@ from typing import Any
 from kvbench.errors import ModelError
 from kvbench.util.schema import MOST_TOKENS
 
-#: files beside the weights that loading reads; each is one JSON object
+#: files that loading reads besides the weights; each is one JSON object
 OBJECTS = (
     "config.json",
     "generation_config.json",
@@ -50,7 +50,7 @@ BITS = {
 }
 #: bytes of a safetensors header that the library itself takes
 HEADER_LIMIT = 100_000_000
-#: bytes of a JSON file beside the weights; the largest vocabularies have some tens of MB
+#: most bytes of a JSON file; the largest vocabularies have some tens of MB
 JSON_LIMIT = 1 << 30
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
@@ -103,7 +103,7 @@ def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
         if value is None or isinstance(value, list):  # a list: one number for each layer, as few architectures have it
             continue
         if isinstance(value, bool) or not isinstance(value, int):
-            raise DamagedFile(file, f"says {name}={str(value)[:40]}, {_kind(value)} and no whole number", _MEND)
+            raise DamagedFile(file, f"says {name}={str(value)[:40]}, {_kind(value)}, not a whole number", _MEND)
         if not 1 <= value <= most:
             raise DamagedFile(file, f"says {name}={str(value)[:40]}, which is not between 1 and {most}", _MEND)
     heads, groups = numbers.get("num_attention_heads"), numbers.get("num_key_value_heads")
@@ -177,7 +177,7 @@ def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: 
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (vocabulary or math.inf):
             limit = f" of vocab_size={vocabulary}" if vocabulary else ""
             raise DamagedFile(
-                file, f"says eos_token_id={str(ends)[:60]}, which is no token{limit}", "the file of this model"
+                file, f"says eos_token_id={str(ends)[:60]}, which is not a token{limit}", "the file of this model"
             )
 
 
@@ -223,7 +223,7 @@ def tensor_names(file: Path) -> list[str]:
             start = handle.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8 or not 2 <= length <= min(size - 8, HEADER_LIMIT):
-                raise DamagedFile(file, f"is no safetensors file: {size} bytes with a header of {length}")
+                raise DamagedFile(file, f"is not a safetensors file: {size} bytes with a header of {length}")
             header = json.loads(handle.read(length))
     except RecursionError:
         raise DamagedFile(file, "has a header that is nested too deeply to be read") from None
@@ -257,7 +257,7 @@ def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> 
     if isinstance(count, int) and stored and max(stored) + 1 < count:
         raise DamagedFile(
             folder / "config.json",
-            f"says num_hidden_layers={count}, and the weights beside it have {max(stored) + 1} layers: "
+            f"says num_hidden_layers={count}, and its weights have {max(stored) + 1} layers: "
             "the others would be random numbers",
             "all of the weights that belong to it, or the config.json that belongs to these weights",
         )

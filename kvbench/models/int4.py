@@ -32,7 +32,7 @@ class Int4Linear(nn.Module):
         linear: its weights ``[out, in]`` are rounded to nearest; its bias is shared.
 
     Raises:
-        ModelError: no group divides the input channels, or `out` is no multiple of 16.
+        ModelError: no group divides the input channels, or `out` is not a multiple of 16.
     """
 
     packed: Tensor

@@ -68,7 +68,7 @@ def locate(model: ModelConfig) -> Source:
 def _check_folder(model: ModelConfig, folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(
-            f"model {model.name}: {folder} has no config.json, so it is no checkpoint.\n"
+            f"model {model.name}: {folder} has no config.json, so it is not a checkpoint.\n"
             "  hint: model.path=DIR names a folder with config.json, *.safetensors and the tokenizer's files"
         )
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):

@@ -16,7 +16,7 @@ from kvbench.util.schema import MOST_TOKENS, bounded
 
 #: a repository: an owner and a name, or a name alone, as the hub has them
 _HUB_ID = re.compile(r"(?![.-])[\w.-]{1,96}(?:/(?![.-])[\w.-]{1,96})?")
-#: `model.path=kvbench:NAME` is the folder NAME beside this file
+#: `model.path=kvbench:NAME` is the folder NAME next to this file
 BUNDLED = "kvbench:"
 
 
@@ -131,7 +131,10 @@ class ModelConfig:
             )
         if self.chat not in ("none", "template") and self.chat.count("{prompt}") != 1:
             raise ConfigError(
-                "model.chat", self.chat, "is no wrapper", allowed=("none", "template", "text with {prompt} in it once")
+                "model.chat",
+                self.chat,
+                "is not a wrapper",
+                allowed=("none", "template", "text with {prompt} in it once"),
             )
         if self.path is not None:
             if not self.path.strip():
@@ -140,7 +143,7 @@ class ModelConfig:
                 exists(self.path, "model.path")
         folder = self.folder()
         if folder is not None and not (folder / "config.json").is_file():
-            missing = "has no config.json, so it is no checkpoint" if folder.is_dir() else "is no folder"
+            missing = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "is not a folder"
             raise ConfigError(
                 "model.path",
                 without_secrets(str(self.path)),
@@ -151,7 +154,7 @@ class ModelConfig:
             raise ConfigError(
                 "model.hub_id",
                 without_secrets(self.hub_id),
-                "is no repository of the hub",
+                "is not a repository of the hub",
                 allowed="OWNER/NAME",
                 hint="an address or a token has no place here: model.hub_id=Qwen/Qwen3-8B, and `hf auth login`",
             )

@@ -107,7 +107,7 @@ def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> 
         return damaged
     hint = "model.path=DIR, model.weights=random, or model=tiny"
     if type(error).__name__ == "UnpicklingError" or "weights_only" in message:
-        message = f"{file} is damaged, or holds code beside its tensors, which is never run"
+        message = f"{file} is damaged, or holds code next to its tensors, which is never run"
         hint = "a checkpoint in safetensors"
     elif model.gated and any(word in message.lower() for word in ("gated", "401", "403", "access")):
         hint = f"the model is gated: {model.gated}"

@@ -17,7 +17,9 @@ def conf_dir() -> Path:
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise KvbenchError(f"kvbench's configuration is missing beside {package}.\n  hint: install again: pip install -e .")
+    raise KvbenchError(
+        f"kvbench's configuration is missing next to {package}.\n  hint: install again: pip install -e ."
+    )
 
 
 def groups() -> list[str]:

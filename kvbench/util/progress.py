@@ -36,7 +36,7 @@ def silence(stream: IO[str]) -> None:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-#: seconds before the first line about a long sample, with an estimate, where there is no terminal
+#: seconds before the first line about a long sample, with an estimate, without a terminal
 FIRST_S = 3.0
 
 
@@ -54,7 +54,7 @@ class Progress:
         title: what is being done.
         total: number of samples.
         done: samples that are done already (a resumed run).
-        every_s: seconds between plain lines where there is no terminal.
+        every_s: seconds between plain lines without a terminal.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, every_s: float = 20.0) -> None:

@@ -38,7 +38,7 @@ def installed(module: str) -> bool:
     """Return True if `module` could be imported, without importing it."""
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or is no package
+    except (ImportError, ValueError):  # its parent is missing, or is not a package
         return False
 
 

@@ -111,7 +111,7 @@ def load_class(key: str, target: Any, example: str) -> type:
         reason = cut(f"{type(error).__name__}: {error}")
         raise ConfigError(key, target, f"its module fails when it is imported ({reason})", hint=hint) from error
     if not isinstance(cls, type):
-        raise ConfigError(key, target, "is no class", hint=hint)
+        raise ConfigError(key, target, "is not a class", hint=hint)
     return cls
 
 

@@ -176,10 +176,10 @@ def test_texts_that_need_no_file_leave_the_measured_ones_out():
         (["--model", "tiny", "--text", "/dev/zero"], "--text /dev/zero is no regular file but a device"),
         (["--model", "tiny", "--text", "."], "calibration: . holds no text"),
         (["--model", "tinny", "--text", "mini"], "did you mean 'tiny'"),
-        (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is no list of widths"),
+        (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is not a list of widths"),
         (["--model", "tiny", "--text", "mini", "python", "--sequences", "1"], "--sequences=1: is too few"),
         (["--model", "tiny", "--text", "mini", "--length", "1"], "--length=1: is too few"),
-        (["--model", "llama2-7b", "--path", "empty", "--text", "mini"], "is no folder"),
+        (["--model", "llama2-7b", "--path", "empty", "--text", "mini"], "is not a folder"),
     ],
 )
 def test_the_command_names_what_is_wrong(arguments, message, tmp_path, monkeypatch, capsys):

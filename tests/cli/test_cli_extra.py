@@ -19,8 +19,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 WRONG: list[tuple[str, str | bytes, str]] = [
-    ("no YAML", "a: [b\n: ]", "is no YAML, line"),
-    ("tabs", "a:\n\t- b: 1\n", "is no YAML, line 2"),
+    ("no YAML", "a: [b\n: ]", "is not YAML, line"),
+    ("tabs", "a:\n\t- b: 1\n", "is not YAML, line 2"),
     ("a key twice", KIVI + "residual: 64\n", "has the key residual twice, again on line 5"),
     ("a nested key twice", KIVI + "deep: {a: 1, a: 2}\n", "has the key a twice"),
     ("not UTF-8", "# k\xfc\n".encode("latin1"), "is not UTF-8 text (byte 3)"),
@@ -35,9 +35,9 @@ WRONG: list[tuple[str, str | bytes, str]] = [
     ("deep", "a: " + "[" * 40 + "]" * 40, "more than 32 groups within groups"),
     ("very deep", "a: " + "[" * 5000 + "]" * 5000, "groups within groups"),
     ("its own alias", "a: &a [*a]\n", "alias that stands for a group around it"),
-    ("a NUL", b"a: \x00b\n", "is no YAML"),
-    ("two documents", KIVI + "---\n" + KIVI, "is no YAML"),
-    ("an object", "a: !!python/name:os.system\n", "is no YAML"),
+    ("a NUL", b"a: \x00b\n", "is not YAML"),
+    ("two documents", KIVI + "---\n" + KIVI, "is not YAML"),
+    ("an object", "a: !!python/name:os.system\n", "is not YAML"),
     ("global", "# @package _global_\ndecoding:\n  temperature: 1.0\n", "writes to _global_"),
     ("another group", "# @package model\nname: x\n", "writes to model"),
     ("another group's choice", "defaults:\n  - override /dataset: pg19\n" + KIVI, "chooses dataset in its defaults"),
@@ -79,7 +79,7 @@ def test_a_wrong_file_is_named(
     ("content", "said"),
     [
         ("_target_: nowhere.X\n", "cannot be imported"),
-        ("_target_: os.system\n", "is no class"),
+        ("_target_: os.system\n", "is not a class"),
         ("_target_: kvbench.methods.base.Method\n", "is no subclass"),
         ("_target_: builtins.dict\n", "is no subclass"),
         ("_target_: kvbench.methods.kivi.Kivi\ntakes: [none]\n", "Kivi packs keys and values"),

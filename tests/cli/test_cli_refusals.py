@@ -112,7 +112,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["--multirn", "method=kivi"], ["--multirn", "'--multirun'"]),
     (["--method", "kivi"], ["--method", "method=..."]),
     (["--cfg"], ["--cfg", "lacks its value"]),
-    (["--config-dir", "/no/such/folder", "method=kivi"], ["--config-dir", "is no folder"]),
+    (["--config-dir", "/no/such/folder", "method=kivi"], ["--config-dir", "is not a folder"]),
     (["--config-name", "other"], ["--config-name", "--config-dir"]),
 ]
 

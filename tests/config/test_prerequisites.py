@@ -162,7 +162,7 @@ def test_paths_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.Monk
         ("dataset=gsm8k dataset.max_new_tokens=4096", "dataset.max_new_tokens=4096: leaves no room for a prompt"),
         ("model.path=bare", "model.weights=random builds the architecture"),
         ("model.path=", "must name a folder"),
-        ("model.hub_id=a/b/c model.path=null", "is no repository"),
+        ("model.hub_id=a/b/c model.path=null", "is not a repository"),
         ("runtime.device=cuda", "this machine shows no GPU"),
         ("runtime=fast", "this machine shows no GPU"),
     ],

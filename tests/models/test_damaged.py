@@ -129,9 +129,9 @@ def with_length(data: bytes, length: int) -> bytes:
 WEIGHT_WAYS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "cut": (lambda data: data[: len(data) // 2], "it is cut"),
     "longer": (lambda data: data + b"\0" * 8, "bytes of tensors where its header says"),
-    "empty": (lambda data: b"", "is no safetensors file"),
-    "nul": (lambda data: b"\0" * len(data), "is no safetensors file"),
-    "long header": (lambda data: with_length(data, 2**62), "is no safetensors file"),
+    "empty": (lambda data: b"", "is not a safetensors file"),
+    "nul": (lambda data: b"\0" * len(data), "is not a safetensors file"),
+    "long header": (lambda data: with_length(data, 2**62), "is not a safetensors file"),
     "garbled header": (lambda data: data[:8] + b"x" * 50 + data[58:], "has a header that cannot be read"),
     "deep header": (lambda data: with_length(b"\0" * 8 + b"[" * 100_000, 100_000), "nested too deeply"),
     "list": (lambda data: with_length(b"\0" * 8 + b"[1]", 3), "is a list, not a JSON object"),
@@ -159,8 +159,8 @@ def test_damaged_weights_are_named(folder: Path, file: str, way: str) -> None:
         (lambda folder: drop(folder, "layers.1."), r"lacks 9 tensors .*model\.layers\.1\.input_layernorm\.weight"),
         (lambda folder: drop(folder, "layers.2.mlp.up_proj"), r"lacks 1 tensor .*layers\.2\.mlp\.up_proj\.weight\."),
         (lambda folder: drop(folder, "lm_head"), r"lacks 1 tensor .*lm_head"),
-        (lambda folder: drop(folder, "layers.2."), r"num_hidden_layers=3, and the weights beside it have 2 layers"),
-        (lambda folder: edit(folder / "config.json", num_hidden_layers=6), r"=6, and the weights beside it have 3"),
+        (lambda folder: drop(folder, "layers.2."), r"num_hidden_layers=3, and its weights have 2 layers"),
+        (lambda folder: edit(folder / "config.json", num_hidden_layers=6), r"=6, and its weights have 3"),
         (
             lambda folder: edit(folder / "config.json", num_hidden_layers=2),
             r"9 tensors of more layers .*\(2\).*layers\.2",

@@ -153,7 +153,7 @@ def test_a_class_is_named_and_not_called(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(tmp_path))
     assert load_class("k", "kvbench.methods.kivi.Kivi", "a.B").__name__ == "Kivi"
     for target, said in (
-        ("os.system", "is no class"),
+        ("os.system", "is not a class"),
         ("....", "must name a class with its module"),
         ("Kivi", "must name a class with its module"),
         (None, "must name a class with its module"),
