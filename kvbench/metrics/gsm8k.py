@@ -1,4 +1,4 @@
-"""GSM8K: which number an answer gives, as lm-evaluation-harness reads it, and as LogQuant's script does.
+"""GSM8K: the number that an answer gives, as lm-evaluation-harness reads it, and as LogQuant's script does.
 
 Source: lm-evaluation-harness, tasks/gsm8k/gsm8k.yaml (version 3.0): filters strict-match and flexible-extract, and
 exact_match with its regexes to ignore. Stop strings act before.
@@ -18,28 +18,28 @@ _IGNORED = tuple(re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### "
 
 
 def strict(response: str) -> str:
-    """The number after the first ``#### `` (strict-match), or ``[invalid]``."""
+    """Return the number after the first ``#### `` (strict-match), or ``[invalid]``."""
     match = _STRICT.search(response)
     return match[1].strip() if match else INVALID
 
 
 def gold(answer: str) -> str | None:
-    """The number after the last ``#### `` of a reference, or None where there is none."""
+    """Return the number after the last ``#### `` of a reference, or None where there is none."""
     match = _GOLD.search(answer)
     return match[1] if match else None
 
 
 def flexible(response: str) -> str:
-    """The last thing that looks like a number (flexible-extract), or ``[invalid]``.
+    """Return the last thing that looks like a number (flexible-extract), or ``[invalid]``.
 
     One digit alone is taken too ("7"), with its full stop where that makes two characters ("7.").
     """
-    found = _FLEXIBLE.findall(response)
-    return next((part for part in found[-1] if part), INVALID).strip() if found else INVALID
+    numbers = _FLEXIBLE.findall(response)
+    return next((part for part in numbers[-1] if part), INVALID).strip() if numbers else INVALID
 
 
 def digits(response: str) -> str:
-    """LogQuant's script: the digits after the last ``####``, or ``None`` as a word.
+    """Return the digits after the last ``####``, or the word ``None``, as LogQuant's script does.
 
     Its faults are kept: it drops signs and points ("-5" is "5", "10.50" is "1050") and takes digits of whatever follows
     the answer ("#### 18 in 2 days" is "182"); 14 gold answers hold a comma and 2 are negative, so they are never right.
@@ -50,7 +50,7 @@ def digits(response: str) -> str:
 
 
 def matches(extracted: str, answer: str) -> bool:
-    """Whether an extracted number equals a GSM8K answer (its whole text, or the number alone).
+    """Return True if an extracted number equals a GSM8K answer (its whole text, or the number alone).
 
     On both sides commas, dollar signs, everything up to ``#### `` and one full stop at the end are removed; the strings
     are compared without case, so 18 and 18.0 differ.
@@ -59,7 +59,7 @@ def matches(extracted: str, answer: str) -> bool:
 
 
 def score(response: str, answer: str) -> dict[str, float]:
-    """Scores of one response against a GSM8K answer.
+    """Score one response against a GSM8K answer.
 
     Returns:
         ``score``, ``strict`` and ``flexible``, 0.0 or 1.0 each; ``score`` is the strict one, the harness's first.
@@ -69,7 +69,7 @@ def score(response: str, answer: str) -> dict[str, float]:
 
 
 def score_digits(response: str, answer: str) -> float:
-    """LogQuant's score: :func:`digits` against the text after the answer's last ``####``."""
+    """Return LogQuant's score: :func:`digits` against the text after the answer's last ``####``."""
     return float(digits(response) == answer.split("####")[-1].strip())
 
 

@@ -57,44 +57,44 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
         ValueError: trec or lsht without classes, or a retrieval task's answer without a paragraph.
     """
     metric = METRICS[base_name(dataset)]
-    said = first_line(dataset, prediction)
+    text = first_line(dataset, prediction)
     if problem := _unscorable(dataset, answers, all_classes):
         raise ValueError(problem)
-    return max((metric(said, answer, all_classes or ()) for answer in answers), default=0.0)
+    return max((metric(text, answer, all_classes or ()) for answer in answers), default=0.0)
 
 
 def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> float | None:
-    """The score with the recursion fault of `rouge` 1.0.1 (:attr:`RougeL.limited`); None where no ROUGE is used."""
+    """Return the score with the recursion fault of `rouge` 1.0.1 (:attr:`RougeL.limited`); None without ROUGE."""
     metric = METRICS[base_name(dataset)]
     if metric not in (_rouge, _rouge_zh):
         return None
-    said = first_line(dataset, prediction)
+    text = first_line(dataset, prediction)
     prepare = _segmented if metric is _rouge_zh else str
-    return max((rouge_l(prepare(said), prepare(answer)).limited for answer in answers), default=0.0)
+    return max((rouge_l(prepare(text), prepare(answer)).limited for answer in answers), default=0.0)
 
 
 def mean(scores: Sequence[float]) -> float:
-    """A data set's score on LongBench's scale: ``round(100 * mean, 2)``; NaN for no scores, as numpy gives."""
+    """Return a data set's score on LongBench's scale: ``round(100 * mean, 2)``; NaN for no scores, as numpy gives."""
     return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
 
 
 def bucket(length: int) -> str:
-    """LongBench-E's bucket of a record by its ``length`` field."""
+    """Return LongBench-E's bucket of a record by its ``length`` field."""
     return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"
 
 
 def first_line(dataset: str, prediction: str) -> str:
-    """The first line of a prediction for the few-shot data sets (only line feeds are stripped before it)."""
+    """Return the first line of a prediction for the few-shot data sets (only line feeds are stripped before it)."""
     return prediction.lstrip("\n").split("\n")[0] if base_name(dataset) in FIRST_LINE else prediction
 
 
 def base_name(dataset: str) -> str:
-    """The name of a data set without LongBench-E's ``_e``; a task that has no such form keeps it."""
+    """Return the name of a data set without LongBench-E's ``_e``; a task that has no such form keeps it."""
     return dataset.removesuffix("_e") if dataset in EXTENDED else dataset
 
 
 def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> str | None:
-    """Why every prediction would score 0 against a record's answers and classes, or None."""
+    """Return why every prediction would score 0 against a record's answers and classes, or None."""
     metric = METRICS[base_name(dataset)]
     if not answers:
         return "'answers' has none"
@@ -108,7 +108,7 @@ def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str
 
 
 def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None) -> str | None:
-    """What a score needs and a record lacks: trec's and lsht's classes, a retrieval task's number of a paragraph."""
+    """Return what a record lacks for its score: classes (trec, lsht), or the number of a paragraph; else None."""
     metric = METRICS[base_name(dataset)]
     if metric is _classification and not all_classes:
         return f"{dataset} is scored by its classes, and 'all_classes' has none"
@@ -126,8 +126,8 @@ def qa_f1(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
 
 
 def _qa_f1_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
-    said, meant = ([token for word in _words(text) if (token := _normal_zh(word))] for text in (prediction, answer))
-    return _f1(said, meant)
+    tokens, wanted = ([token for word in _words(text) if (token := _normal_zh(word))] for text in (prediction, answer))
+    return _f1(tokens, wanted)
 
 
 def _rouge(prediction: str, answer: str, classes: Sequence[str]) -> float:
@@ -202,16 +202,16 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def _f1(said: Sequence[str], meant: Sequence[str]) -> float:
-    shared = sum((Counter(said) & Counter(meant)).values())
+def _f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
+    shared = sum((Counter(predicted) & Counter(wanted)).values())
     if not shared:
         return 0.0
-    precision, recall = shared / len(said), shared / len(meant)
+    precision, recall = shared / len(predicted), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)
 
 
 def _normal(text: str) -> str:
-    """Lower case, without ASCII punctuation and articles, single spaces."""
+    """Return lower case, without ASCII punctuation and articles, single spaces."""
     plain = "".join(char for char in text.lower() if char not in _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 

@@ -32,32 +32,32 @@ class RougeL:
 
 
 def rouge_l(prediction: str, reference: str) -> RougeL:
-    """ROUGE-L (summary level) of one text against one reference.
+    """Return ROUGE-L (summary level) of one text against one reference.
 
     An empty text (also one of full stops alone) scores 0, where the package raises and LongBench counts 0.
     """
-    said, meant = _sentences(prediction), _sentences(reference)
-    if not said or not meant:
+    predicted, wanted = _sentences(prediction), _sentences(reference)
+    if not predicted or not wanted:
         return RougeL(0.0, 0.0, 0.0, 0)
     common: set[str] = set()
     steps = 0
-    for reference_words in meant:
-        for words in said:
-            found, walked = _common_subsequence(reference_words, words)
-            common |= found
+    for reference_words in wanted:
+        for words in predicted:
+            subsequence, walked = _common_subsequence(reference_words, words)
+            common |= subsequence
             steps = max(steps, walked)
-    recall = len(common) / len({word for words in meant for word in words})
-    precision = len(common) / len({word for words in said for word in words})
+    recall = len(common) / len({word for words in wanted for word in words})
+    precision = len(common) / len({word for words in predicted for word in words})
     return RougeL(2.0 * precision * recall / (precision + recall + 1e-8), precision, recall, steps)
 
 
 def _sentences(text: str) -> list[list[str]]:
-    """Words of each sentence. A sentence of blanks alone has one empty word, as in the package."""
+    """Return the words of each sentence. A sentence of blanks alone has one empty word, as in the package."""
     return [" ".join(part.split()).split(" ") for part in text.split(".") if part]
 
 
 def _common_subsequence(x: list[str], y: list[str]) -> tuple[set[str], int]:
-    """Words of the longest common subsequence that the package's walk finds, and how many calls its walk makes.
+    """Return the words of the longest common subsequence, and the number of calls that the package makes to find it.
 
     A word of `y` that is not in `x` only ever moves the walk one to the left, so its column can be left out of the
     table (the column of a word in `x` alone cannot: there the walk's choice between up and left matters).
@@ -66,24 +66,24 @@ def _common_subsequence(x: list[str], y: list[str]) -> tuple[set[str], int]:
     columns = [place for place, word in enumerate(y, start=1) if word in vocabulary]
     if not columns:
         return set(), len(y) + 1
-    kept = [y[place - 1] for place in columns]
-    table = [[0] * (len(kept) + 1)]
+    shared = [y[place - 1] for place in columns]
+    table = [[0] * (len(shared) + 1)]
     for word in x:
         above, row, left, diagonal = table[-1], [0], 0, 0
-        for other, up in zip(kept, above[1:], strict=True):
+        for other, up in zip(shared, above[1:], strict=True):
             left = diagonal + 1 if word == other else (up if up > left else left)
             row.append(left)
             diagonal = up
         table.append(row)
-    found: set[str] = set()
-    i, j, steps = len(x), len(kept), len(y) - columns[-1] + 1
+    common: set[str] = set()
+    i, j, steps = len(x), len(shared), len(y) - columns[-1] + 1
     while i and j:
         gap = columns[j - 1] - (columns[j - 2] if j > 1 else 0)
-        if x[i - 1] == kept[j - 1]:
-            found.add(x[i - 1])
+        if x[i - 1] == shared[j - 1]:
+            common.add(x[i - 1])
             i, j, steps = i - 1, j - 1, steps + (gap if i > 1 else 1)
         elif table[i - 1][j] > table[i][j - 1]:
             i, steps = i - 1, steps + 1
         else:
             j, steps = j - 1, steps + gap
-    return found, steps
+    return common, steps

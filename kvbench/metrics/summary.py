@@ -21,12 +21,12 @@ def _scorer() -> Any:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """F measures 0..1 by :data:`KINDS`, each the best over the references.
+    """Return F measures 0..1 by :data:`KINDS`, each the best over the references.
 
     Raises:
         ValueError: there are no references.
     """
     if not references:
         raise ValueError("ROUGE needs at least one reference")
-    found = [_scorer().score(target=reference, prediction=prediction) for reference in references]
-    return {kind: max(float(scores[kind].fmeasure) for scores in found) for kind in KINDS}
+    by_reference = [_scorer().score(target=reference, prediction=prediction) for reference in references]
+    return {kind: max(float(scores[kind].fmeasure) for scores in by_reference) for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Scores of answers that are values: how many of several were found, and which number an answer ends with."""
+"""Scores of answers that are values: the share of several that an answer has, and the number that it ends with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def recall(prediction: str, values: Sequence[str]) -> float:
-    """Share of the `values` that stand in the prediction as whole words, as RULER scores several values.
+    """Return the share of the `values` that stand in the prediction as whole words, as RULER scores several values.
 
     Raises:
         ValueError: there are no values.
@@ -20,7 +20,7 @@ def recall(prediction: str, values: Sequence[str]) -> float:
 
 
 def marked_number(text: str, marker: str = "####") -> str | None:
-    """The number after the last `marker`, without thousands separators, or None."""
+    """Return the number after the last `marker`, without thousands separators, or None."""
     if marker not in text:
         return None
     match = _NUMBER.search(text.rsplit(marker, 1)[1])
@@ -28,6 +28,6 @@ def marked_number(text: str, marker: str = "####") -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text, without thousands separators, or None."""
-    found = _NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
+    """Return the last number of a text, without thousands separators, or None."""
+    numbers = _NUMBER.findall(text)
+    return numbers[-1].replace(",", "") if numbers else None

@@ -55,8 +55,8 @@ class Answers:
         prompts = self._encode(samples, new_tokens)
         queries, pad_id = [sample.query for sample in samples], tokenizer.pad_token_id or 0
         sources = [sample.query_source for sample in samples]
-        input_ids, mask, told = pad(prompts, queries, pad_id, self.loaded.device, tokenizer.decode, sources)
-        cache = self.config.method.new_cache(self.loaded.model, told, max_length=input_ids.shape[1] + new_tokens)
+        input_ids, mask, padded = pad(prompts, queries, pad_id, self.loaded.device, tokenizer.decode, sources)
+        cache = self.config.method.new_cache(self.loaded.model, padded, max_length=input_ids.shape[1] + new_tokens)
         cache.options = self.options
         peaks = PhasePeaks(self.loaded.device, census=first)
         with peaks.run():

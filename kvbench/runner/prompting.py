@@ -47,7 +47,7 @@ def encode(
         chat: ``none``, ``template`` (the tokenizer's own, one user turn), or a text with ``{prompt}`` in it.
         limit: most tokens that the prompt may have; by LongBench's rule most tokens of the bare prompt, on which the
             wrapper comes.
-        room: most tokens that there is room for, where it differs from `limit` (LongBench's rule alone).
+        room: most tokens that fit, where this differs from `limit` (LongBench's rule alone).
 
     Raises:
         DataError: the prompt is too long and its task refuses truncation, or the wrapper alone is too long.
@@ -71,10 +71,11 @@ def encode(
             " task forbids cutting it.\n  hint: choose a model with a longer context or a shorter dataset.lengths"
         )
     body = _touching(offsets, start, end) or (0, len(ids))
-    kept = limit - (len(ids) - (body[1] - body[0]))
-    if kept < 2:
+    room_for_body = limit - (len(ids) - (body[1] - body[0]))
+    if room_for_body < 2:
         raise DataError(f"sample {sample.id}: {limit} tokens do not even hold the chat wrapper (model.prompt_limit).")
-    cut = (body[0] + kept // 2, body[1] - (kept - kept // 2))
+    half = room_for_body // 2
+    cut = (body[0] + half, body[1] - (room_for_body - half))
     return EncodedPrompt(tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0])
 
 
@@ -89,7 +90,7 @@ def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> Encoded
 
 
 def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:
-    """LongBench's truncation (pred.py): of a prompt of more than `limit` tokens the first and last halves, decoded.
+    """Cut by LongBench's rule (pred.py): of more than `limit` tokens the first and last halves stay, decoded.
 
     Special tokens count (the beginning-of-sequence token is in the first half, and is left out of the text). The text
     is tokenized again later, so its length is only about `limit`; an odd limit loses one token.
@@ -106,7 +107,7 @@ def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, in
 
 
 def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int | None) -> EncodedPrompt:
-    """Cut by LongBench's rule, then wrapped. Where that does not fit the model (the rule leaves it open), cut more."""
+    """Cut by LongBench's rule, then wrap. Where that does not fit the model (the rule leaves it open), cut more."""
     while True:
         text, border, removed = longbench_cut(sample.prompt, tokenizer, limit)
         span = sample.context_span
@@ -125,7 +126,7 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
-    """Text before and after the prompt, and whether the tokenizer still has to add its special tokens.
+    """Return the text before and after the prompt, and whether the tokenizer still has to add its special tokens.
 
     Args:
         chat: as :func:`encode` takes it.
@@ -152,8 +153,8 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
             f"model.chat=template: the template refuses {'a system turn' if system else 'the prompt'}: {error}"
             + ("\n  hint: dataset.system=null" if system else "")
         ) from error
-    before, found, after = rendered.partition(_MARK)
-    if not found:
+    before, mark, after = rendered.partition(_MARK)
+    if not mark:
         raise ModelError("model.chat=template: the chat template does not keep a user's turn as it is")
     return before, after, False  # the template writes BOS itself
 
@@ -166,11 +167,11 @@ def pad(
     decode: Callable[[Sequence[int]], str] | None = None,
     query_sources: Sequence[str | None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Pad prompts on the left to the longest; what follows `device` is told to the cache as it is.
+    """Pad prompts on the left to the longest; what follows `device` goes to the cache as it is.
 
     Returns:
         ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, None where no row is padded; and
-        what the cache is told about the prompts.
+        what the cache is to know about the prompts.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     starts = [width - len(prompt.ids) for prompt in prompts]
@@ -185,7 +186,7 @@ def pad(
 
 
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:
-    """Most prompt tokens: what the model's length leaves beside the answer, or fewer where configured."""
+    """Return the most prompt tokens: what the model's length leaves for them, or fewer where configured."""
     limits = [max_length - max_new_tokens] if max_length else []
     if configured:
         limits.append(configured)
@@ -229,19 +230,19 @@ def _tokenize(tokenizer: Any, text: str, special: bool) -> tuple[list[int], list
 
 
 def _inside(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """Tokens that lie wholly in the character range."""
+    """Return the tokens that lie wholly in the character range."""
     chosen = [i for i, (a, b) in enumerate(offsets) if a < b and start <= a and b <= end]
     return (chosen[0], chosen[-1] + 1) if chosen else None
 
 
 def _touching(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """Tokens that share a character with the range."""
+    """Return the tokens that share a character with the range."""
     chosen = [i for i, (a, b) in enumerate(offsets) if a < b and a < end and start < b]
     return (chosen[0], chosen[-1] + 1) if chosen else None
 
 
 def _follow(span: tuple[int, int] | None, cut: tuple[int, int]) -> tuple[int, int] | None:
-    """A span after tokens ``[cut[0], cut[1])`` were taken out; None where nothing of it is left."""
+    """Return a span after tokens ``[cut[0], cut[1])`` were taken out; None where nothing of it is left."""
     if span is None:
         return None
     start, end = (place if place <= cut[0] else max(cut[0], place - (cut[1] - cut[0])) for place in span)

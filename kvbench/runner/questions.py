@@ -57,9 +57,9 @@ class SharedTexts:
         limit = None if room is None else room - max(map(len, asked))
         shared = replace(sample, prompt=sample.prompt[: work.shared], rules=PromptRules(chat=False))
         prompt = encode(shared, tokenizer, limit=limit)
-        input_ids, _, told = pad([prompt], [sample.query], 0, self.loaded.device, tokenizer.decode)
+        input_ids, _, prompts = pad([prompt], [sample.query], 0, self.loaded.device, tokenizer.decode)
         length = input_ids.shape[1] + max(map(len, asked)) + new_tokens
-        cache = self.config.method.new_cache(self.loaded.model, told, max_length=length)
+        cache = self.config.method.new_cache(self.loaded.model, prompts, max_length=length)
         cache.options = self.options
         peaks = PhasePeaks(self.loaded.device, census=first)
         with peaks.run():

@@ -1,8 +1,8 @@
-"""The part of a run that several processes do together: the session, its batches, and what the ranks' rows come to.
+"""Runs of several processes: a session on each rank, the same batches, and one row made of all ranks' rows.
 
-Rank 0 does the run as ever (lock, samples, files, loggers) and tells the others which samples are to be done; these
-hold the same session and do the same batches in the same order, and write nothing. After each batch all ranks hear of
-each other's rows and errors, so that one's error is everyone's.
+Rank 0 does the run as a single process would (lock, samples, files, loggers) and tells the others which samples to do.
+These open the same session and do the same batches in the same order, but write nothing. After each batch the ranks
+exchange their rows and errors, so that an error on any rank is raised on all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOADING_S = 600.0
 
 @contextmanager
 def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
-    """The team of this run, or None for one process; whatever ends the run here is told to the other ranks.
+    """Join the team of this run, or yield None for one process; the other ranks learn of whatever ends the run here.
 
     Raises:
         CombinationError: the data set measures one process.
@@ -53,18 +53,18 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
     try:
         yield team
     except BaseException as error:
-        told_nothing = team.rank == 0 and not team.announced
-        if error is not team.shared and not (told_nothing and isinstance(error, Exception)):
+        silent = team.rank == 0 and not team.announced
+        if error is not team.shared and not (silent and isinstance(error, Exception)):
             team.fail(error)  # the others may wait for this rank inside a collective
         raise
     finally:
         if team.rank == 0:
-            team.tell([])  # nothing more to do, where nothing was told
+            team.tell([])  # nothing to do, in case they still wait for the samples
 
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does: recorded, and resumed by the same command."""
+    """End a run on a scheduler's SIGTERM as on Ctrl-C: recorded, and resumed by the same command."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -80,7 +80,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
-    """The run on a rank that writes nothing: the batches that rank 0 does."""
+    """Do the run on a rank that writes nothing: the same batches as rank 0."""
     wanted = team.hear()
     if not wanted:
         return {"status": "ok", "rank": team.rank}
@@ -91,9 +91,9 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
     samples = {sample.id: sample for sample in task.samples()}
     try:
         with opened(checked, task, team) as session:
-            for each in session.plan([samples[name] for name in wanted]):
+            for planned in session.plan([samples[name] for name in wanted]):
                 try:
-                    batch(team, session, each)
+                    batch(team, session, planned)
                 except Exception as error:
                     if is_out_of_memory(error) or team.broken:
                         raise
@@ -106,7 +106,7 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
 
 @contextmanager
 def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
-    """Load the model (torch is imported only here, where something is left to generate), and free it after."""
+    """Load the model (torch is imported only here, where samples are missing), and free it after."""
     from kvbench.models.devices import homes
     from kvbench.profiling import onednn
     from kvbench.profiling.limit import limited
@@ -116,8 +116,8 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
     limit, devices = checked.runtime.memory_limit_gb, homes(checked.runtime)
     with ExitStack() as stack:
         stack.enter_context(onednn.kept(strict=False))  # the next run's times are not this one's lack of memory
-        held = [stack.enter_context(limited(device, limit)) for device in devices]
-        if limit is not None and not all(held):
+        limits = [stack.enter_context(limited(device, limit)) for device in devices]
+        if limit is not None and not all(limits):
             say(f"runtime.memory_limit_gb={limit}: this platform cannot limit {devices[0]}; there is no limit")
         session: Session | None = None
         try:
@@ -130,16 +130,16 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
 
 
 def together(team: Team | None, act: Callable[[], Any]) -> Any:
-    """What `act` gives, once all ranks have done it; one's error is raised on all."""
+    """Call `act` on all ranks and return its value here; an error on any rank is raised on all."""
     if team is None:
         return act()
-    made, failed = None, None
+    value, failed = None, None
     try:
-        made = act()
+        value = act()
     except Exception as error:
         failed = error
     team.settle(None, failed, LOADING_S)
-    return made
+    return value
 
 
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
@@ -160,11 +160,11 @@ def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Ro
         failed = error
     everyone = team.settle(rows, failed)
     assert rows is not None
-    return [merged(row, [theirs[number] for theirs in everyone]) for number, row in enumerate(rows)]
+    return [merged(row, [rows_of_rank[number] for rows_of_rank in everyone]) for number, row in enumerate(rows)]
 
 
 def merged(own: Row, everyone: Sequence[Row]) -> Row:
-    """A row whose bytes are those of all ranks, and which says what each of them holds.
+    """Return a row whose bytes are those of all ranks, and which says what each of them holds.
 
     Args:
         own: this rank's row.
@@ -180,22 +180,22 @@ def merged(own: Row, everyone: Sequence[Row]) -> Row:
             )
     row = dict(own)
     if own.get("kv_bytes"):
-        row["kv_bytes"] = _sum([each["kv_bytes"] for each in everyone])
+        row["kv_bytes"] = _sum([rank["kv_bytes"] for rank in everyone])
     if MEASURED in own:
-        peaks = [each[MEASURED]["peak_bytes"] for each in everyone]
+        peaks = [rank[MEASURED]["peak_bytes"] for rank in everyone]
         row[MEASURED] = {
             **own[MEASURED],
             "peak_bytes": _sum(peaks),
             "ranks": [
-                {"kv_bytes": each["kv_bytes"] and each["kv_bytes"]["used"]["total"], "peak_bytes": peak}
-                for each, peak in zip(everyone, peaks, strict=True)
+                {"kv_bytes": rank["kv_bytes"] and rank["kv_bytes"]["used"]["total"], "peak_bytes": peak}
+                for rank, peak in zip(everyone, peaks, strict=True)
             ],
         }
     return row
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Nested numbers added up; None where one is None; what is no number is the first's."""
+    """Add up nested numbers; None where one is None; the first one's for values that are not numbers."""
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _sum([value[key] for value in values]) for key in first}

@@ -14,7 +14,7 @@ SHOWN = 240
 
 
 def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """What kept every sample exact, where none was long enough for the method to pack or drop a token; else None.
+    """Return what kept every sample exact, if none was long enough for the method to pack or drop a token; else None.
 
     Returns:
         ``{"key", "value", "exact", "longest"}``: the hyper-parameter, up to how many tokens it leaves all exact, and
@@ -37,7 +37,7 @@ def _steps(row: Row) -> int:
 
 
 def shown(sample: Sample) -> dict[str, str]:
-    """What a logger shows of a sample beside its row: the ends of the prompt and the first reference."""
+    """Return what a logger shows of a sample with its row: the ends of the prompt and the first reference."""
     head, tail = sample.prompt[:SHOWN], sample.prompt[max(SHOWN, len(sample.prompt) - SHOWN) :]
     return {"prompt_head": head, "prompt_tail": tail, "reference": sample.answers[0] if sample.answers else ""}
 

@@ -33,9 +33,9 @@ def options(value: Any, field: str, place: str) -> list[Option]:
             )
         pairs = list(zip(value["label"], value["text"], strict=True))
     elif isinstance(value, list) and all(
-        isinstance(each, Mapping) and {"label", "text"} <= set(each) for each in value
+        isinstance(option, Mapping) and {"label", "text"} <= set(option) for option in value
     ):
-        pairs = [(each["label"], each["text"]) for each in value]
+        pairs = [(option["label"], option["text"]) for option in value]
     elif isinstance(value, list):
         pairs = list(zip(LETTERS, value, strict=False)) if len(value) <= len(LETTERS) else [("", "")] * len(value)
     else:

@@ -1,4 +1,4 @@
-"""Long texts to go on with: prompts of a fixed number of the model's tokens, cut out of books or of any files.
+"""Continuations of long texts: prompts of a fixed number of the model's tokens, cut out of books or of any files.
 
 Source: the speed runs of QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) and MagicDec, whose
 ``convert_pg19_dataset`` this follows: the first 8,000 tokens of a book are left out, the rest is cut into prompts of
@@ -37,7 +37,7 @@ class Continuation(TokenTask):
         source: the hub's file.
         lengths: tokens of a prompt, the beginning-of-sequence token included.
         limit: counted prompts of each length; None: all.
-        warm_up: prompts before them whose rows count nowhere.
+        warm_up: prompts before them that are in no score.
         per_document: prompts of each document; None: all of it, piece after piece (the authors' code).
         skip: tokens left out at the beginning of each document.
         max_new_tokens: tokens to generate.
@@ -63,7 +63,7 @@ class Continuation(TokenTask):
     )
 
     def check(self) -> None:
-        """Raise ConfigError for prompts that are none."""
+        """Raise ConfigError for prompt lengths, or a text, that make no sense."""
         self.source.check()
         check_lengths(self.lengths)
         check_text(self.text, self.path)
@@ -74,7 +74,7 @@ class Continuation(TokenTask):
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts. Raises DataError where they cannot be had."""
+        """The texts. Raises DataError where they cannot be read."""
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
@@ -83,11 +83,11 @@ class Continuation(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """What has to be fetched."""
+        """Yield what has to be fetched."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """For each length its warm-up prompts, then the counted ones."""
+        """Yield, for each length, its warm-up prompts and then the counted ones."""
         for length in self.lengths:
             count = 0
             for count, sample in enumerate(self._pieces(length), start=1):
@@ -99,7 +99,7 @@ class Continuation(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up, "dataset.per_document=null")
 
     def identity(self) -> dict[str, Any]:
-        """What determines the prompts but for how many there are and the tokenizer (the model's)."""
+        """Return what determines the prompts but for how many there are and the tokenizer (the model's)."""
         settings = ("text", "warm_up", "per_document", "skip", "max_new_tokens", "bos")
         return {
             "target": "continuation",
@@ -110,11 +110,11 @@ class Continuation(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """What a result says about the data beside the identity."""
+        """Return what a result says about the data beyond the identity."""
         return {"documents": len(self.documents), "warm_up": self.warm_up}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Nothing: the likelihood of the text's own continuation stands in the row."""
+        """Return nothing: the likelihood of the text's own continuation stands in the row."""
         return {}
 
     def _pieces(self, length: int) -> Iterator[Sample]:
@@ -141,7 +141,7 @@ class Continuation(TokenTask):
                 )
 
     def _too_short(self, length: int) -> DataError:
-        """What is said where no document has a prompt of `length` tokens."""
+        """Return the error for a length that no document has."""
         longest = max((len(self._tokens(number)[0]) for number in range(len(self.documents))), default=0)
         room = longest - self.skip - self.max_new_tokens
         hint = f"dataset.lengths=[{room}] at most" if room >= SHORTEST else "longer texts"

@@ -1,7 +1,7 @@
-"""Records and texts from where they lie: a local folder or file, the hub's cache, or the hub.
+"""Files of data sets: in a local folder, in the hub's cache, or fetched from the hub.
 
-No dataset script is ever run. A data set that cannot be had is said in under three seconds and before a model is
-loaded, with the override that would supply it.
+No dataset script is ever run. A data set that is not available fails within three seconds and before a model is loaded;
+the message names the override that would supply it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class HubSource:
     file: str = "{task}.jsonl"
 
     def check(self, key: str = "dataset.source") -> None:
-        """Raise ConfigError for a repository's name that is none."""
+        """Raise ConfigError for a malformed name of a repository."""
         if self.hub_id is not None and self.hub_id.count("/") != 1:
-            raise ConfigError(f"{key}.hub_id", self.hub_id, "is no repository", hint="OWNER/NAME")
+            raise ConfigError(f"{key}.hub_id", self.hub_id, "is not the name of a repository", hint="OWNER/NAME")
 
 
 def find(
@@ -81,7 +81,7 @@ def find(
     others: Mapping[str, str] | None = None,
     remedy: str = REMEDY,
 ) -> Found:
-    """Where a task's file lies, downloaded where it has to be.
+    """Return the file of a task, downloaded where it has to be.
 
     Args:
         source: on the hub.
@@ -137,12 +137,12 @@ def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> P
             hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
         return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise _missing(source, name, what, said, remedy) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _missing(source, name, what, reason, remedy) from error
 
 
 def probe(url: str) -> int | str:
-    """HTTP status of one short request, or what went wrong, in :data:`PROBE_SECONDS` at most."""
+    """Return the HTTP status of one short request, or what went wrong, in :data:`PROBE_SECONDS` at most."""
     answers: list[int | str] = []
 
     def ask() -> None:
@@ -162,13 +162,13 @@ def probe(url: str) -> int | str:
 
 
 def is_single(path: str) -> bool:
-    """Whether `path` is one file of records (an archive holds several)."""
+    """Return True if `path` is one file of records (an archive holds several)."""
     place = Path(path).expanduser()
     return place.suffix != ".zip" and bool(is_file(place, "dataset.path="))
 
 
 def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
-    """A place on this machine that exists, and whether it is a file (else a folder).
+    """Return a place on this machine that exists, and whether it is a file (else a folder).
 
     Args:
         path: ``dataset.path``; ``~`` is the home folder.
@@ -191,7 +191,7 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """sha256 (16 digits) of the given fields of all records, whatever file they came from."""
+    """Return the sha256 (16 digits) of the given fields of all records, whatever file they came from."""
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps([record.get(f) for f in fields], ensure_ascii=True, default=str).encode() + b"\n")
@@ -204,29 +204,29 @@ def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
 def _in_folder(
     path: Path, source: HubSource, task: str, what: str, endings: Sequence[str], others: Mapping[str, str]
 ) -> Found:
-    """The one file of a folder that holds a task's records."""
+    """Return the one file of a folder that holds a task's records."""
     name, member = _split(source.file.replace("{task}", task))
-    found = []
+    candidates = []
     if is_file(path / name, f"{what}: ") and (member is None or member in _members(path / name, what)):
-        found.append(Found(path / name, member))
+        candidates.append(Found(path / name, member))
     for folder in (path, path / "data", path / task):
         for stem in (task, "test") if folder == path / task else (task,):
             files = (folder / f"{stem}{ending}" for ending in endings)
-            found += [Found(file) for file in files if is_file(file, f"{what}: ")]
+            candidates += [Found(file) for file in files if is_file(file, f"{what}: ")]
         parts = sorted((*folder.glob(f"{task}-*.parquet"), *(path / task).glob("test-*.parquet")))
         if len(parts) > 1:
             names = ", ".join(file.name for file in parts[:3])
             raise DataError(f"{what}: '{task}' is in {len(parts)} parts in {path} ({names}); one file is read.")
-        found += map(Found, parts)
-    found = list(dict.fromkeys(found))
-    if len(found) > 1:
-        names = ", ".join(str(each).removeprefix(f"{path}/") for each in found)
+        candidates += map(Found, parts)
+    candidates = list(dict.fromkeys(candidates))
+    if len(candidates) > 1:
+        names = ", ".join(str(file).removeprefix(f"{path}/") for file in candidates)
         raise DataError(
-            f"{what}: '{task}' may be any of {len(found)} files in {path}: {names}.\n"
-            f"  hint: leave one of them there, or name it: dataset.path={found[0].path}"
+            f"{what}: '{task}' may be any of {len(candidates)} files in {path}: {names}.\n"
+            f"  hint: leave one of them there, or name it: dataset.path={candidates[0].path}"
         )
-    if found:
-        return found[0]
+    if candidates:
+        return candidates[0]
     there = sorted(p.name for p in path.iterdir())
     near = nearest(task, there)
     if near and (other := others.get(near.split(".")[0])):
@@ -243,14 +243,14 @@ def _in_folder(
 def _member(path: Path, task: str, what: str) -> Found:
     names = _members(path, what)
     wanted = {f"{task}{ending}" for ending in ENDINGS if not ending.endswith(".gz")}
-    found = [name for name in names if Path(name).name in wanted]
-    if len(found) > 1:
+    members = [name for name in names if Path(name).name in wanted]
+    if len(members) > 1:
         raise DataError(
-            f"{what}: '{task}' may be any of {len(found)} members of {path}: {', '.join(found[:5])}.\n"
+            f"{what}: '{task}' may be any of {len(members)} members of {path}: {', '.join(members[:5])}.\n"
             "  hint: an archive with one of them"
         )
-    if found:
-        return Found(path, found[0])
+    if members:
+        return Found(path, members[0])
     raise DataError(f"{what}: {path} has no member {task}.jsonl (it has {len(names)}: {', '.join(names[:5])} ...)")
 
 
@@ -275,14 +275,14 @@ def _cached(source: HubSource, name: str) -> Path | None:
     if "*" in name:
         readme = try_to_load_from_cache(source.hub_id, "README.md", revision=source.revision, repo_type="dataset")
         snapshot = Path(readme).parent if isinstance(readme, str) else None
-        found = sorted(str(file.relative_to(snapshot)) for file in snapshot.glob(name)) if snapshot else []
-        return snapshot / _only(found, name, source.hub_id) if snapshot and found else None
+        files = sorted(str(file.relative_to(snapshot)) for file in snapshot.glob(name)) if snapshot else []
+        return snapshot / _only(files, name, source.hub_id) if snapshot and files else None
     hit = try_to_load_from_cache(source.hub_id, name, revision=source.revision, repo_type="dataset")
     return Path(hit) if isinstance(hit, str) else None
 
 
 def _only(files: list[str], pattern: str, what: str) -> str:
-    """The one file that a pattern means; a split in several parts must not be read in part."""
+    """Return the one file that a pattern means; a split in several parts must not be read in part."""
     if len(files) > 1:
         raise DataError(
             f"{what}: '{pattern}' means {len(files)} files ({files[0]}, ...), and one is read.\n"

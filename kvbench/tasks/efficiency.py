@@ -101,7 +101,7 @@ class Efficiency(Task):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """What a point depends on; the grid is no part of it, so a larger one adds points."""
+        """Return what a point depends on; the grid is not part of it, so a larger one adds points."""
         settings = {key: getattr(self, key) for key in ("new_tokens", "repeats", "warm_up", "seed")}
         return {"target": "efficiency", "version": self.version, **settings}
 
@@ -111,32 +111,32 @@ class Efficiency(Task):
         return {"device": device(), **options}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Nothing: a point has no prediction."""
+        """Return nothing: a point has no prediction."""
         return {}
 
     def _batches(self, prompt: int, rows: Mapping[str, Row]) -> list[int]:
-        """Batches of one prompt length, smallest first, as far as they are known."""
+        """Return the batches of one prompt length, smallest first, as far as they are known."""
         grow = self.batches == "grow"
-        fits, ends, found = 0, 0, []
+        fits, ends, batches = 0, 0, []
         for batch in doubling(self.max_batch) if isinstance(self.batches, str) else sorted(set(self.batches)):
-            found.append(batch)
+            batches.append(batch)
             status = _status(rows, prompt, batch)
             if status == "oom":
                 ends = batch
                 break
             if status is None and grow:
-                return found
+                return batches
             fits = batch
         for _ in range(self.bisect if ends else 0):
             batch = (fits + ends) // 2
             if batch in (fits, ends):
                 break
-            found.append(batch)
+            batches.append(batch)
             status = _status(rows, prompt, batch)
             if status is None:
                 break
             fits, ends = (fits, batch) if status == "oom" else (batch, ends)
-        return sorted(found)
+        return sorted(batches)
 
     def _sample(self, prompt: int, batch: int) -> Sample:
         return Sample(
@@ -151,12 +151,12 @@ class Efficiency(Task):
 
 
 def point_id(prompt: int, batch: int) -> str:
-    """Id of a point's sample and row."""
+    """Return the id of a point's sample and row."""
     return f"efficiency@{prompt}/b{batch}"
 
 
 def doubling(most: int) -> Iterator[int]:
-    """1, 2, 4, ... up to `most`, and `most` itself."""
+    """Yield 1, 2, 4, ... up to `most`, and `most` itself."""
     batch = 1
     while batch < most:
         yield batch

@@ -36,7 +36,7 @@ class Filled:
 
 
 def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
-    """`rows` prompts of exactly `count` tokens; a row does not depend on how many others there are.
+    """Return `rows` prompts of exactly `count` tokens; a row does not depend on how many others there are.
 
     A prompt too short for its question (fewer than twice the question's tokens) is context throughout, but for its last
     quarter; the question then stands in `queries` alone.
@@ -52,7 +52,7 @@ def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
     """
     head = _beginning(tokenizer)[: count - 1]
     texts, pieces = _pool(tokenizer, count, seed)
-    made = Filled([], [], [])
+    prompts = Filled([], [], [])
     for row in range(rows):
         rng = Rng("filled", seed, count, row)
         own = row % len(pieces)  # comes first
@@ -71,31 +71,31 @@ def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
             if len(body) >= room:
                 break
         last = len(head) + (room if tail else max(1, room - room // 4))
-        made.ids.append([*head, *body[:room], *tail])
-        made.contexts.append((len(head), last))
-        made.queries.append(query)
-    return made
+        prompts.ids.append([*head, *body[:room], *tail])
+        prompts.contexts.append((len(head), last))
+        prompts.queries.append(query)
+    return prompts
 
 
 def _beginning(tokenizer: Any) -> list[int]:
-    """The token that the tokenizer puts before a text, if any."""
+    """Return the token that the tokenizer puts before a text, if any."""
     first = getattr(tokenizer, "bos_token_id", None)
     return [first] if first is not None and list(tokenizer("")["input_ids"][:1]) == [first] else []
 
 
 def _pool(tokenizer: Any, count: int, seed: int) -> tuple[list[str], list[list[int]]]:
-    """Sentences, none twice, with their tokens: at least `count` tokens together."""
+    """Return sentences, none twice, with their tokens: at least `count` tokens together."""
     prose = Prose(Rng("filled", seed))
     texts: list[str] = []
     pieces: list[list[int]] = []
-    held = 0
-    while held < count:
-        new = [" " + prose.sentence() for _ in range(max(LEAST, (count - held) // 64))]
+    total = 0
+    while total < count:
+        new = [" " + prose.sentence() for _ in range(max(LEAST, (count - total) // 64))]
         ids = tokenizer(new, add_special_tokens=False)["input_ids"]
         texts += new
         pieces += [list(piece) for piece in ids]
-        found = sum(map(len, ids))
-        if not found:
+        added = sum(map(len, ids))
+        if not added:
             raise DataError(f"{type(tokenizer).__name__} makes no tokens of {new[0]!r}: a prompt cannot be filled")
-        held += found
+        total += added
     return texts, pieces

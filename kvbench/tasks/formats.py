@@ -1,4 +1,4 @@
-"""What a file holds: bytes, text or records, whatever it is packed in, and never more of it than a limit.
+"""Contents of files: bytes, text or records, unpacked, and never more of them than a limit.
 
 A file of a few megabytes can unpack to more than a machine's memory, and a damaged one can be a single endless line. So
 files are unpacked piece by piece, and reading ends with a message once a limit is passed. Two environment variables
@@ -55,7 +55,7 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Found:
-    """A file that is on this machine, and the member of it where it is an archive."""
+    """A file on this machine, and the member of it where it is an archive."""
 
     path: Path
     member: str | None = None
@@ -64,7 +64,7 @@ class Found:
         return str(self.path) if self.member is None else f"{self.path}!{self.member}"
 
     def content(self) -> bytes:
-        """The bytes, unpacked.
+        """Return the unpacked bytes.
 
         Raises:
             DataError: the file is damaged, cannot be read, or holds more than :data:`MAX_FILE`.
@@ -76,7 +76,7 @@ class Found:
 
     @property
     def ending(self) -> str:
-        """What the content is: ``.jsonl``, ``.json``, ``.parquet``, ``.txt`` ..."""
+        """Ending of the unpacked file: ``.jsonl``, ``.json``, ``.parquet``, ``.txt`` ..."""
         return Path((self.member or self.path.name).removesuffix(".gz")).suffix
 
 
@@ -99,14 +99,14 @@ def read_records(
     records = []
     for place, record in placed_records(found):
         check_record(record, fields, place)
-        if problem is not None and (said := problem(record)):
-            raise DataError(f"{place}: {said}.")
+        if problem is not None and (reason := problem(record)):
+            raise DataError(f"{place}: {reason}.")
         records.append({field: record[field] for field in fields} if isinstance(fields, Mapping) else record)
     return records
 
 
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
-    """Each record after its place as messages name it (file and line, or number from 0); see :func:`read_records`."""
+    """Yield each record after its place (file and line, or number from 0), as messages name it."""
     empty, most, total = True, limit(MAX_FILE), 0
     try:
         for place, record in _numbered(found):
@@ -124,7 +124,7 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
 
 
 def read_json(found: Found) -> Any:
-    """A file as one JSON value."""
+    """Return a file as one JSON value."""
     try:
         return _whole(found.content(), found)
     except MemoryError as error:
@@ -132,7 +132,7 @@ def read_json(found: Found) -> Any:
 
 
 def read_text(found: Found) -> str:
-    """A file as UTF-8 text.
+    """Return a file as UTF-8 text.
 
     Raises:
         DataError: a damaged file, another encoding, or NUL characters, which no text has.
@@ -144,7 +144,7 @@ def read_text(found: Found) -> str:
 
 
 def is_file(path: Path, what: str) -> bool | None:
-    """True for a file, False for a folder, None where nothing is.
+    """Return True for a file, False for a folder, None where nothing exists.
 
     Raises:
         DataError: it is neither (a fifo, a device), or cannot be looked at; `what` begins the message.
@@ -154,9 +154,9 @@ def is_file(path: Path, what: str) -> bool | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         shown = str(path) if len(str(path)) < 200 else f"{str(path)[:100]}..."
-        raise DataError(f"{what}{shown} cannot be read: {said}.") from error
+        raise DataError(f"{what}{shown} cannot be read: {reason}.") from error
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return stat.S_ISREG(mode)
     kinds = {stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
@@ -165,7 +165,7 @@ def is_file(path: Path, what: str) -> bool | None:
 
 
 def limit(name: str) -> int:
-    """Bytes that :data:`MAX_FILE` or :data:`MAX_LINE` allow. Raises ConfigError for a value that is no number."""
+    """Return the bytes that :data:`MAX_FILE` or :data:`MAX_LINE` allow. Raises ConfigError for a malformed value."""
     value = os.environ.get(name, "")
     if not value:
         return DEFAULT_MB[name] << 20
@@ -178,7 +178,7 @@ def limit(name: str) -> int:
 
 
 def _pieces(found: Found) -> Iterator[bytes]:
-    """The unpacked content, a piece at a time."""
+    """Yield the unpacked content, a piece at a time."""
     most = limit(MAX_FILE)
     try:
         if not is_file(found.path, ""):
@@ -190,8 +190,8 @@ def _pieces(found: Found) -> Iterator[bytes]:
                 raise _too_large(found)
             yield piece
     except _DAMAGE as error:
-        said = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise DataError(f"{found} cannot be read: {said or type(error).__name__}.\n  hint: fetch it again") from error
+        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise DataError(f"{found} cannot be read: {reason or type(error).__name__}.\n  hint: fetch it again") from error
 
 
 def _unpacked(found: Found, most: int) -> Iterator[bytes]:
@@ -253,7 +253,7 @@ def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(found: Found) -> Iterator[bytes]:
-    """Lines without their line feed."""
+    """Yield the lines without their line feeds."""
     most, most_content = limit(MAX_LINE), limit(MAX_FILE)
     begun: list[bytes] = []
     size = number = 0
@@ -277,7 +277,7 @@ def _lines(found: Found) -> Iterator[bytes]:
 
 
 def _utf8(content: bytes, place: str) -> str:
-    """Text without the byte order mark that some editors write."""
+    """Return the text without the byte order mark that some editors write."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -294,7 +294,7 @@ def _json(text: str, place: str) -> Any:
 
 
 def _whole(content: bytes, found: Found) -> Any:
-    """A file that is one JSON value, unless it has far more values than bytes of text."""
+    """Parse a file that is one JSON value, unless it has far more values than bytes of text."""
     if _VALUE * sum(map(content.count, (b",", b"[", b"{"))) > limit(MAX_FILE):
         raise _too_large(found)
     return _json(_utf8(content, str(found)), str(found))
@@ -342,5 +342,5 @@ def _parquet(found: Found) -> Iterator[Record]:
     except (*_DAMAGE, pyarrow.ArrowException, TypeError, OverflowError) as error:
         if isinstance(error, MemoryError):
             raise
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{found} cannot be read: {said}.\n  hint: fetch it again") from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{found} cannot be read: {reason}.\n  hint: fetch it again") from error

@@ -180,13 +180,13 @@ class Records(Task):
                 f"  hint: a folder with {self.examples} and {self.split} files, or dataset.shots=0"
             )
         endings = (*data.ENDINGS, ".csv", ".csv.gz")
-        found = {split: data.find(self.source, split, self.path, what, endings=endings) for split in self._splits}
+        files = {split: data.find(self.source, split, self.path, what, endings=endings) for split in self._splits}
         splits = {
             split: [self.entry(record, place) for place, record in data.placed_records(file)]
-            for split, file in found.items()
+            for split, file in files.items()
         }
         if self.shots:
-            check_shots(self.shots, splits[self.examples], found[self.examples])
+            check_shots(self.shots, splits[self.examples], files[self.examples])
         if self.metric == "choice" and self.choices is None:  # as many letters as occur
             most = 1 + max(LETTERS.index(a) for entries in splits.values() for e in entries for a in e.answers)
             splits = {split: [replace(e, options=most) for e in entries] for split, entries in splits.items()}
@@ -229,8 +229,8 @@ class Records(Task):
         if not values:
             raise DataError(f"{place}: field '{self.answer}' is an empty list; expected one answer at least.")
         if self.metric == "choice":
-            return tuple(correct(each, offered, self.answer, place) for each in values)
-        references = tuple(text_of(each, self.answer, place) for each in values)
+            return tuple(correct(answer, offered, self.answer, place) for answer in values)
+        references = tuple(text_of(answer, self.answer, place) for answer in values)
         for reference in references:
             FILLED_TEXT.check(reference, self.answer, place)
             if self.metric == "gsm8k" and gsm8k.gold(reference) is None:

@@ -12,7 +12,7 @@ from kvbench.util.schema import build, load_class
 
 
 def load(config: Mapping[str, Any]) -> Task:
-    """Make the task that a data set's configuration describes.
+    """Return the task that a data set's configuration describes.
 
     Args:
         config: plain data; ``_target_`` names the class, the other keys are its fields.

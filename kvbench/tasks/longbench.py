@@ -40,14 +40,14 @@ FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COU
 
 @cache
 def templates() -> dict[str, dict[str, Any]]:
-    """Task -> ``{"max_new_tokens", "prompt"}``, in the official order."""
+    """Return ``{"max_new_tokens", "prompt"}`` by task, in the official order."""
     path = Path(__file__).with_name("longbench.json")
     tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
     return tasks
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Names that stand for several tasks: ``all`` (21), ``en`` (16: no Chinese), ``e`` (the 13 of LongBench-E)."""
+    """Return names of several tasks at once: ``all`` (21), ``en`` (16: no Chinese), ``e`` (the 13 of LongBench-E)."""
     names = tuple(templates())
     return {"all": names, "en": tuple(name for name in names if name not in CHINESE), "e": EXTENDED}
 
@@ -96,7 +96,7 @@ class LongBench(Task):
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:
-        """What finds words where a script has no spaces between them."""
+        """Return the package that finds words where a script has no spaces between them."""
         chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
         hint = "pip install 'kvbench[longbench]', or dataset=longbench_en"
         return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
@@ -110,7 +110,7 @@ class LongBench(Task):
 
     @cached_property
     def records(self) -> dict[str, list[data.Record]]:
-        """Task -> its records. Raises DataError where they cannot be had."""
+        """Task -> its records. Raises DataError where they cannot be read."""
         if self.path is not None and len(self.names) > 1 and data.is_single(self.path):
             raise DataError(
                 f"dataset {self.name}: dataset.path={self.path} is one task's file, not {len(self.names)}.\n"
@@ -123,9 +123,9 @@ class LongBench(Task):
             **{other: f"it is the task '{other}' of LongBench; dataset=longbench reads it" for other in templates()},
             **{other: f"it is '{other}' of LongBench-E; dataset=longbench_e reads it" for other in EXTENDED},
         }
-        found = data.find(self.source, name, self.path, f"dataset {self.name}", others=others)
+        file = data.find(self.source, name, self.path, f"dataset {self.name}", others=others)
         return data.read_records(
-            found, FIELDS, lambda record: metric.unanswerable(name, record["answers"], record["all_classes"])
+            file, FIELDS, lambda record: metric.unanswerable(name, record["answers"], record["all_classes"])
         )
 
     @cached_property
@@ -134,17 +134,17 @@ class LongBench(Task):
         return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """What has to be fetched: a source and a task for each."""
+        """Yield what has to be fetched: a source and a task for each."""
         return ((self.source, name) for name in self.names)
 
     def samples(self) -> Iterator[Sample]:
-        """For each task its first `limit` records."""
+        """Yield, for each task, its first `limit` records."""
         for name in self.names:
             for index, record in enumerate(self.records[name][: self.limit]):
                 yield self.sample(name, index, record)
 
     def sample(self, task: str, index: int, record: Mapping[str, Any]) -> Sample:
-        """One record of `task` with its prompt, spans and rules."""
+        """Return one record of `task` with its prompt, spans and rules."""
         base = metric.base_name(task)
         template: str = templates()[base]["prompt"]
         prompt = template.format(**record)
@@ -175,7 +175,7 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What determines the samples but for how many there are; the records by their checksum."""
+        """Return what determines the samples but for how many there are; the records by their checksum."""
         return {
             "target": "longbench",
             "version": self.version,
@@ -187,12 +187,12 @@ class LongBench(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """What a result says about the data beside the identity."""
+        """Return what a result says about the data beyond the identity."""
         count = {name: len(records) for name, records in self.records.items()}
         return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """``score``; for the tasks with ROUGE ``rouge_1_0_1`` too: with that package's recursion fault.
+        """Return ``score``; for the tasks with ROUGE ``rouge_1_0_1`` too: with that package's recursion fault.
 
         Raises:
             DataError: the record lacks what it is scored by (classes, a paragraph's number).
@@ -207,7 +207,7 @@ class LongBench(Task):
 
 
 def _target(prompt: str, answers: Any) -> str:
-    """The first answer as it follows the prompt: after a blank where the prompt ends in none."""
+    """Return the first answer as it follows the prompt: after a space, unless the prompt ends in one."""
     if not answers or not answers[0]:
         return ""
     return answers[0] if prompt[-1].isspace() or prompt[-1] in "：" else f" {answers[0]}"

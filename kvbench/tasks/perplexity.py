@@ -1,7 +1,7 @@
-"""Perplexity as a task: a text cut into windows of the model's tokens, one sample a window.
+"""Perplexity as a task: a text cut into spans of the model's tokens (papers call them windows), one sample each.
 
 Conventions (GPTQ, Atom, KVQuant, QuaRot): one tokenization of the whole text, windows side by side, the last partial
-one dropped, and the mean of the windows' means. Three modes, told apart in every row:
+one dropped, and the mean of the windows' means. Three modes, named in every row:
 
 - ``decode``: the window goes through the method's cache a token at a time, as an answer would; every token is predicted
   from what the cache really holds.
@@ -32,7 +32,7 @@ C4_WINDOWS = 256
 
 @dataclass(kw_only=True)
 class Perplexity(TokenTask):
-    """Windows of a text.
+    """Spans of a text.
 
     Args:
         name: of the data set, for the results.
@@ -71,7 +71,7 @@ class Perplexity(TokenTask):
     bos: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for windows that score nothing."""
+        """Raise ConfigError for spans that score nothing."""
         self.source.check()
         check_text(self.text, self.path)
         if self.stride is not None and self.stride > self.window:
@@ -82,7 +82,7 @@ class Perplexity(TokenTask):
             raise ConfigError("dataset.stride", self.stride, "c4's windows are drawn one by one: they do not slide")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError for windows longer than the model, and modes that would not measure the method."""
+        """Raise ConfigError for spans longer than the model, and modes that would not measure the method."""
         longest = config.model.max_length
         if self.window > longest:
             raise ConfigError(
@@ -96,7 +96,7 @@ class Perplexity(TokenTask):
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts. Raises DataError where they cannot be had."""
+        """The texts. Raises DataError where they cannot be read."""
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
@@ -105,11 +105,11 @@ class Perplexity(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """What has to be fetched."""
+        """Yield what has to be fetched."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """The windows, numbered over all documents."""
+        """Yield the spans, numbered over all documents."""
         windows = self._drawn() if self.text == "c4" else self._cut()
         count = 0
         for count, (document, ids, first, size) in enumerate(windows, start=1):
@@ -120,7 +120,7 @@ class Perplexity(TokenTask):
             raise DataError(f"{self.name}: no document has {self.window} tokens.\n  hint: a smaller dataset.window")
 
     def identity(self) -> dict[str, Any]:
-        """What determines the windows but for how many there are and the tokenizer (the model's)."""
+        """Return what determines the spans but for how many there are and the tokenizer (the model's)."""
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {
             "target": "perplexity",
@@ -132,11 +132,11 @@ class Perplexity(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """What a result says about the data beside the identity."""
+        """Return what a result says about the data beyond the identity."""
         return {"mode": self.mode, "characters": sum(map(len, self.documents))}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Nothing: a window has no prediction, its likelihood stands in the row."""
+        """Return nothing: a span has no prediction, its likelihood stands in the row."""
         return {}
 
     # -- windows: document, token ids, first scored token, bytes of the scored text ----------------------------------

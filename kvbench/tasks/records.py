@@ -1,4 +1,4 @@
-"""What the fields of a record must be: a text is scored letter by letter where a list of texts is expected."""
+"""Checks of a record's fields: a text where a list of texts is expected would be scored letter by letter."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field's value may be.
+    """A kind of values that a field may have.
 
     Args:
         name: as messages say it, for example "a list of texts".
-        allows: whether a value is of this kind.
+        allows: True for a value of this kind.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Kind:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a text that UTF-8 can write: JSON can hold half a character (a lone surrogate)."""
+    """Return True if a value is a text that UTF-8 can write: JSON can hold half a character (a lone surrogate)."""
     if not isinstance(value, str):
         return False
     try:

@@ -58,12 +58,12 @@ class Summaries(TokenTask):
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
-        """Raise ConfigError for prompts that are none."""
+        """Raise ConfigError for prompt lengths that make no sense."""
         self.source.check()
         check_lengths(self.lengths)
 
     def packages(self) -> tuple[Package, ...]:
-        """ROUGE."""
+        """Return the package that computes ROUGE."""
         return (Package("rouge_score", "dataset", self.name, "pip install rouge-score"),)
 
     def fits(self, config: Setup) -> None:
@@ -72,13 +72,13 @@ class Summaries(TokenTask):
 
     @cached_property
     def records(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Text and reference summaries of each record that has both. Raises DataError where they cannot be had."""
+        """Text and reference summaries of each record that has both. Raises DataError where they cannot be read."""
         what = f"dataset {self.name}"
-        found = data.find(self.source, self.split, self.path, what)
+        file = data.find(self.source, self.split, self.path, what)
         fields = ("context", "answer") if self.kind == "infinitebench_sum" else ()
         documents: Mapping[str, Any] | None = None
         pairs = []
-        for place, record in data.placed_records(found):
+        for place, record in data.placed_records(file):
             check_record(record, fields, place)
             if "case_documents" in record and not record.get("sources") and documents is None:
                 documents = self._documents(what)
@@ -86,17 +86,17 @@ class Summaries(TokenTask):
         return [(text, answers) for text, answers in pairs if text.strip() and answers]
 
     def _documents(self, what: str) -> Mapping[str, Any]:
-        """Court documents by id: Multi-LexSum's releases keep them in a file of their own."""
+        """Read the court documents by id: Multi-LexSum's releases keep them in a file of their own."""
         source = HubSource(
             hub_id=self.source.hub_id,
             revision=self.source.revision,
             file=self.source.file.replace("{task}", "sources"),
         )
         path = None if self.path is None else str(Path(self.path).parent if data.is_single(self.path) else self.path)
-        found = data.find(source, "sources", path, what)
-        documents = data.read_json(found)
+        file = data.find(source, "sources", path, what)
+        documents = data.read_json(file)
         if not isinstance(documents, dict):
-            raise DataError(f"{found}: no documents by id but a {type(documents).__name__}.")
+            raise DataError(f"{file}: no documents by id but a {type(documents).__name__}.")
         return documents
 
     @cached_property
@@ -105,13 +105,13 @@ class Summaries(TokenTask):
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """What has to be fetched."""
+        """Yield what has to be fetched."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
 
     def samples(self) -> Iterator[Sample]:
-        """For each length its warm-up prompts, then the counted ones, of the records that are long enough."""
+        """Yield, for each length, its warm-up prompts and then the counted ones; short records are left out."""
         for length in self.lengths:
             count = 0
             for number in range(len(self.records)):
@@ -127,7 +127,7 @@ class Summaries(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
-        """What determines the prompts but for how many there are and the tokenizer (the model's)."""
+        """Return what determines the prompts but for how many there are and the tokenizer (the model's)."""
         return {
             "target": self.kind,
             "version": self.version,
@@ -138,16 +138,16 @@ class Summaries(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """What a result says about the data beside the identity."""
+        """Return what a result says about the data beyond the identity."""
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """``score`` (ROUGE-Lsum), and the other kinds."""
+        """Return ``score`` (ROUGE-Lsum), and the other kinds."""
         scores = rouge(prediction, sample.answers)
         return {"score": scores["rougeLsum"], **scores}
 
     def _too_short(self, length: int) -> DataError:
-        """What is said where no record fills a prompt of `length` tokens."""
+        """Return the error for a length that no record fills."""
         tokenizer, template = self.tokenizer, templates()[self.kind]
         if not self.records:
             return DataError(f"{self.name}: no record has both a text and a summary.\n  hint: another dataset.path")
@@ -165,45 +165,45 @@ class Summaries(TokenTask):
         )
 
     def _sample(self, number: int, length: int) -> Sample | None:
-        """A record's prompt of exactly `length` tokens, or None where it is shorter."""
+        """Return a record's prompt of exactly `length` tokens, or None where it is shorter."""
         tokenizer, template = self.tokenizer, templates()[self.kind]
         text, answers = self.records[number]
         before = template["before"]
         tail = list(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
-        kept = length - len(tail)
+        room = length - len(tail)  # for the documents and what stands before them
         whole = before + text + template["after_context"]
         # what lies far beyond the cut need not be tokenized: at 12 characters a token it is not reached
         for head in (whole[: 12 * length], whole):
             encoded = tokenizer(head, return_offsets_mapping=True, verbose=False)
             ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
-            if len(ids) >= kept:
+            if len(ids) >= room:
                 break
-        if len(ids) < kept or kept < 2:
+        if len(ids) < room or room < 2:
             return None
-        last = min(len(before) + len(text), offsets[kept - 1][1])
-        inside = [i for i, (a, b) in enumerate(offsets[:kept]) if len(before) <= a < b <= last]
+        last = min(len(before) + len(text), offsets[room - 1][1])
+        inside = [i for i, (a, b) in enumerate(offsets[:room]) if len(before) <= a < b <= last]
         return Sample(
             id=f"{self.kind}@{length}/{number}",
             task=self.kind,
             length=length,
-            prompt=head[: offsets[kept - 1][1]] + template["after"],
+            prompt=head[: offsets[room - 1][1]] + template["after"],
             answers=answers,
             max_new_tokens=self.max_new_tokens,
             truncation="refuse",
-            rules=PromptRules(ids=(*ids[:kept], *tail), ids_context=(inside[0], inside[-1] + 1) if inside else None),
+            rules=PromptRules(ids=(*ids[:room], *tail), ids_context=(inside[0], inside[-1] + 1) if inside else None),
             target=f" {answers[0]}",
         )
 
 
 def templates() -> dict[str, dict[str, str]]:
-    """Kind -> text before the documents, right after them and at the end."""
+    """Return, by kind, the texts before the documents, right after them and at the end."""
     path = Path(__file__).with_name("summaries.json")
-    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    by_kind: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
+    return by_kind
 
 
 def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
-    """Text and reference summaries of a record; either may be empty (cases without a short summary).
+    """Return text and reference summaries of a record; either may be empty (cases without a short summary).
 
     Forms: InfiniteBench (``context``, ``answer``), the hub's Multi-LexSum (``sources``, ``summary/short``), its release
     files (``case_documents``, ``summary/short``), and ``document``, ``summary``.
@@ -235,12 +235,12 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
 
 
 def _filled(texts: Iterable[str | None]) -> tuple[str, ...]:
-    """The texts that say something: against a blank reference every summary scores 0."""
+    """Return the texts that are not blank: against a blank reference every summary scores 0."""
     return tuple(text for text in texts if text and text.strip())
 
 
 def _document(documents: Mapping[str, Any], name: str, where: str) -> str:
-    """The text of one court document."""
+    """Return the text of one court document."""
     document = documents.get(name)
     if document is None:
         raise DataError(f"{where}: document '{name}' is not in sources.json.")

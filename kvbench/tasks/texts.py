@@ -1,4 +1,4 @@
-"""Texts whose perplexity is measured, as the papers take them: WikiText-2, C4, PG-19, any files, Python's own."""
+"""Texts of perplexity and continuation, as the papers take them: WikiText-2, C4, PG-19, any files, Python's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
 
 
 def wikitext2(source: HubSource, path: str | None) -> list[str]:
-    """WikiText-2 raw test as GPTQ, Atom and KVQuant join it: rows (lines) with two line feeds between them."""
+    """Return WikiText-2 raw test as GPTQ, Atom and KVQuant join it: rows (lines) with two line feeds between them."""
     if path is not None:
         place, single = data.local(path, "dataset wikitext2")
         names = ("test.raw.txt.gz", "test.raw.txt", "wiki.test.raw", "test.txt", "test.txt.gz")
@@ -32,17 +32,17 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
 
 
 def c4(source: HubSource, path: str | None) -> list[str]:
-    """Documents of C4's first validation shard."""
+    """Return the documents of C4's first validation shard."""
     return _column(source, path, "c4-validation.00000-of-00008", "dataset c4")
 
 
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
-    """GPTQ's "c4_new": the first 1,100 documents of that shard, a blank between them."""
+    """Return GPTQ's "c4_new": the first 1,100 documents of that shard, a blank between them."""
     return [" ".join(c4(source, path)[:1100])]
 
 
 def pg19(source: HubSource, path: str | None) -> list[str]:
-    """Books, one document each: the hub's test split, or the text files of a folder in the order of their names.
+    """Return books, one document each: the hub's test split, or the text files of a folder in the order of their names.
 
     Books that are PG-19's in another transcript give a PG-19-like figure; name the result so.
     """
@@ -52,7 +52,7 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 
 
 def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
-    """A text file, or the text files of a folder in the order of their names; `what` and `key` as messages say them.
+    """Read a text file, or the text files of a folder in the order of their names; messages name `what` and `key`.
 
     Raises:
         ConfigError: no path.
@@ -60,16 +60,16 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
     """
     check_text("text", path)
     place, single = data.local(str(path), what, key)
-    found = [place] if single else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
-    if not found:
+    paths = [place] if single else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
+    if not paths:
         raise DataError(f"{what}: {place} holds no text.\n  hint: a file, or a folder of {', '.join(_TEXTS)}")
-    texts = [data.read_text(Found(file)) for file in found]
+    texts = [data.read_text(Found(file)) for file in paths]
     _filled("".join(texts), place)
     return texts
 
 
 def python() -> list[str]:
-    """English and code that come with Python and that the bundled model was not trained on; differs between versions.
+    """Return English and code of this version of Python that the bundled model was not trained on.
 
     Raises:
         DataError: this Python has no sources.
@@ -97,14 +97,14 @@ def check_text(text: str, path: str | None) -> None:
 
 
 def _column(source: HubSource, path: str | None, name: str, what: str) -> list[str]:
-    found = data.find(source, name, path, what)
-    texts = [record["text"] for record in data.read_records(found, {"text": TEXT})]
-    _filled("".join(texts), found)
+    file = data.find(source, name, path, what)
+    texts = [record["text"] for record in data.read_records(file, {"text": TEXT})]
+    _filled("".join(texts), file)
     return texts
 
 
 def _filled(text: str, place: object) -> str:
-    """`text`, or DataError where it is blank."""
+    """Return `text`. Raises DataError where it is blank."""
     if not text.strip():
         raise DataError(f"{place} holds no text.\n  hint: fetch it again, or name another file")
     return text

@@ -215,5 +215,5 @@ def test_repositories_are_owner_and_name() -> None:
     HubSource(hub_id="a/b").check()
     HubSource().check()
     for name in ("a", "a/b/c"):
-        with pytest.raises(ConfigError, match=rf"x\.hub_id={name}: is no repository"):
+        with pytest.raises(ConfigError, match=rf"x\.hub_id={name}: is not the name of a repository"):
             HubSource(hub_id=name).check("x")

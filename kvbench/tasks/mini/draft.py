@@ -1,4 +1,4 @@
-"""What a task says about one sample before it has a length: records to hide in the filler, and questions about them."""
+"""Drafts of samples, before they have a length: records to hide in the filler, and questions about them."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class Draft:
 
 
 class Writer(Protocol):
-    """Where a task takes sentences from that are part of its records or questions."""
+    """Source of the sentences that are part of a task's records or questions."""
 
     def sentence(self) -> str:
-        """One sentence as one line."""
+        """Return one sentence as one line."""
         ...
 
     def passage(self, n_words: int) -> str:
-        """Whole sentences of about `n_words` words, as one line."""
+        """Return whole sentences of about `n_words` words, as one line."""
         ...
 
 
 @dataclass
 class Setting:
-    """What a task is made with.
+    """The ingredients of a sample.
 
     Args:
         rng: the sample's own stream of random numbers.
@@ -87,14 +87,14 @@ class Setting:
     questions: int = 1
 
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
-        """How many records: as many as `most`, but no more than ``length / tokens_each``."""
+        """Return how many records to make: as many as `most`, but no more than ``length / tokens_each``."""
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n
 
     def size(self, usual: int, low: int, high: int) -> int:
-        """A size that is `usual` at evaluation and anything in [low, high] in training."""
+        """Return `usual` at evaluation, and anything in [low, high] in training."""
         return self.rng.between(low, high) if self.vary else usual
 
     def pick(self, n_records: int) -> list[int]:
-        """The records asked about: different indices, as many as `questions` allows."""
+        """Return the indices of the records to ask about: all different, as many as `questions` allows."""
         return self.rng.sample(range(n_records), min(self.questions, n_records))

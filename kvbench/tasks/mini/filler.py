@@ -1,4 +1,4 @@
-"""What stands between the records of a sample: sentences of the grammar, or generated code."""
+"""Text between the records of a sample: sentences of the grammar, or generated code."""
 
 from __future__ import annotations
 

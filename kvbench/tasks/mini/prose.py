@@ -73,7 +73,7 @@ def noun_phrase(rng: Rng, nouns: list[str]) -> str:
 
 
 def subject(rng: Rng) -> str:
-    """Who or what does something: a name, a person, an animal, two of them."""
+    """Return the subject of a sentence: a name, a person, an animal, or two of them."""
     kind = rng.below(8)
     if kind < 2:
         return rng.choice(words.FIRST_NAMES)
@@ -83,7 +83,7 @@ def subject(rng: Rng) -> str:
 
 
 def place(rng: Rng) -> str:
-    """Where it happened: ``near the old bridge``."""
+    """Return a place: ``near the old bridge``."""
     return f"{rng.choice(_PREPOSITIONS)} {noun_phrase(rng, words.PLACES)}"
 
 
@@ -147,7 +147,7 @@ class Prose:
                 return text
 
     def passage(self, n_words: int) -> str:
-        """Whole sentences of about `n_words` words, as one line."""
+        """Return whole sentences of about `n_words` words, as one line."""
         parts: list[str] = []
         count = 0
         while count < n_words:

@@ -14,7 +14,7 @@ def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[s
 
 
 def find(record: str, index: int, value: str) -> tuple[int, int, int]:
-    """Where the last `value` in `record` stands, as evidence."""
+    """Return the place of the last `value` in `record`, as evidence."""
     start = record.rindex(value)
     return index, start, start + len(value)
 
@@ -129,7 +129,7 @@ def facts(setting: Setting) -> Draft:
 
 
 def passage(setting: Setting) -> Draft:
-    """Which of 20 passages ends with the words of the question; a passage's number stands after it.
+    """Find the one of 20 passages that ends with the words of the question; a passage's number stands after it.
 
     With the number before the passage the answer must be read backwards, which a small model does not learn.
     """

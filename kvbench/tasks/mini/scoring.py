@@ -1,4 +1,4 @@
-"""How the tasks of `mini` are scored: pure functions of a prediction and the sample's answer and meta data."""
+"""Scores of the tasks of `mini`: pure functions of a prediction and the sample's answer and meta data."""
 
 from __future__ import annotations
 

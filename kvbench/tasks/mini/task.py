@@ -95,14 +95,14 @@ class Mini(Task):
         return self.tasks
 
     def samples(self) -> Iterator[Sample]:
-        """All samples: for each task, for each length, the first `limit`."""
+        """Yield, for each task and each length, the first `limit` samples."""
         for task in self.names:
             for length in self.lengths:
                 for index in range(self.limit):
                     yield self.sample(task, length, index)
 
     def sample(self, task: str, length: int, index: int) -> Sample:
-        """One sample; the same whichever others are asked for."""
+        """Return one sample; it does not depend on the others."""
         entry = TASKS[task]
         encode = encoder()
         rng = Rng("kvbench mini", self.version, task, length, self.seed, index)
@@ -131,7 +131,7 @@ class Mini(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """What determines the samples but for how many there are."""
+        """Return what determines the samples but for how many there are."""
         return {
             "target": "mini",
             "version": self.version,

@@ -44,19 +44,19 @@ def documents(library: Path | None = None) -> list[Document]:
         DataError: this Python has no source files (some distributions strip them).
     """
     folder = library or Path(sysconfig.get_paths()["stdlib"])
-    found = [_document("topics", "prose", "\n\n".join(text for _, text in _topics()))]
+    documents = [_document("topics", "prose", "\n\n".join(text for _, text in _topics()))]
     for name in MODULES:
         path = folder / name
         if not path.is_file() and (package := folder / name.removesuffix(".py") / "__init__.py").is_file():
             path = package  # some modules have become packages since: string in Python 3.14
         try:
-            found.append(_document(name, "code", path.read_text(encoding="utf-8")))
+            documents.append(_document(name, "code", path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"mini_text: {path} cannot be read ({error}). It measures on the standard library's source files.\n"
                 "  hint: dataset.path=FILE measures on a text of your own"
             ) from error
-    return found
+    return documents
 
 
 def _topics() -> Iterator[tuple[str, str]]:
@@ -86,6 +86,6 @@ def own(path: Path) -> Document:
 
 
 def identity(texts: list[Document]) -> dict[str, str]:
-    """What determines the numbers: the SHA-256 over all texts, and the Python version that they came with."""
+    """Return what determines the figures: the SHA-256 over all texts, and the Python version that they came with."""
     joined = hashlib.sha256("".join(document.sha256 for document in texts).encode())
     return {"sha256": joined.hexdigest(), "python": platform.python_version()}
