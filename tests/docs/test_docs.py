@@ -7,6 +7,7 @@ import importlib.util
 import io
 import re
 import shlex
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -172,6 +173,20 @@ def test_every_package_is_on_the_map() -> None:
             assert f"`kvbench/{path.name}/`" in shown, path.name
         elif path.suffix == ".py" and not path.name.startswith("__"):
             assert path.name in shown, path.name
+
+
+def test_the_map_has_the_layers_that_imports_are_held_to() -> None:
+    """The numbers of docs/architecture.md against the contract of import-linter, floor by floor."""
+    project = tomllib.loads(text(ROOT / "pyproject.toml"))
+    (rooms,) = (c for c in project["tool"]["importlinter"]["contracts"] if c["type"] == "layers")
+    expected = [{name.strip() for name in layer.split("|")} for layer in reversed(rooms["layers"])]
+    shown: dict[int, set[str]] = {}
+    number = 0
+    table = text(ROOT / "docs" / "architecture.md").partition("## Packages")[2].partition("## ")[0]
+    for digits, names in re.findall(r"^\| (\d*) ?\| (`.*?) \|", table, re.MULTILINE):
+        number = int(digits or number)
+        shown.setdefault(number, set()).update(re.findall(r"`(?:kvbench/)?(\w+)(?:/|\.py)`", names))
+    assert [shown[floor] for floor in sorted(shown)] == expected
 
 
 def test_the_readme_is_two_screens() -> None:
