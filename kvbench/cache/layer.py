@@ -1,6 +1,7 @@
 """One layer of a kvbench cache, as transformers sees it.
 
-The life of a layer; each state is a class, and each class adds its methods to the one above:
+The life of a layer (its methods come from :class:`~kvbench.cache.state.LayerState`, then
+:class:`~kvbench.cache.rollback.Rollback`, :class:`~kvbench.cache.prompt_phase.PromptPhase` and :class:`KVLayer`):
 
 ===========  ==================================  ==========================  ========================================
 state        begins with                         holds                       what new tokens do

@@ -69,7 +69,7 @@ def test_exact_tokens_in_half_precision_alone(dtype, said):
 def stub(keys, values):
     """What :func:`lines` asks of a layer of one row."""
     stores = Store(keys), Store(values)
-    return SimpleNamespace(batch=1, stores=lambda: stores)
+    return SimpleNamespace(batch=1, stores=lambda: stores, pairs=set())
 
 
 def exact(tokens, start=0):
