@@ -109,7 +109,7 @@ class Work:
 
 
 class NotServed(Exception):
-    """No kernel reads this layer; the message says why, for the result row."""
+    """Error of a layer that no kernel reads; its message is the reason, for the result row."""
 
 
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:

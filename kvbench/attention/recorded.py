@@ -24,7 +24,7 @@ from kvbench.attention.register import UNSERVED
 
 NAME = "kvbench_recorded"
 
-#: what serves the layers of the step under way: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
+#: attention of the layers of the step under way: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
 Serve = Callable[[Tensor, Tensor, Tensor, float, Logits], Tensor]
 #: transformers and torch.compile hand a step nothing but tensors, so the serving function is found by the running
 #: context: recordings of other threads have their own

@@ -54,7 +54,7 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the used bytes are than method=fp16's, which are of the model's own dtype."""
+        """The compression ratio: bytes of method=fp16, in the model's own dtype, over the used bytes."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:

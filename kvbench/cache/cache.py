@@ -55,7 +55,7 @@ class KVCache(Cache):
         self.notes: list[dict[str, Any]] | None = None
         #: a draft's own cache, which is handed the same prompt (:meth:`lead`)
         self.follower: KVCache | None = None
-        #: whether a warning has said that transformers' own generate() does not speculate
+        #: True once a warning has said that transformers' own generate() does not speculate
         self.said_slow = False
         windows = [None] * layers if windows is None else windows
         super().__init__(layers=[KVLayer(method, index, self.progress, window) for index, window in enumerate(windows)])

@@ -170,7 +170,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     def settle(self, *, forget: bool = True) -> None:
         """Let the method demote what has grown too old, and drop what a sliding window has passed.
 
-        Does nothing when it was done already.
+        Repeated calls have no effect.
 
         Args:
             forget: False: drop nothing yet, as queries of the newest tokens are still to see it.

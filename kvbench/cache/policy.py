@@ -91,7 +91,7 @@ class Policy(Protocol[L]):
 
     @property
     def speculation(self) -> Any:
-        """How the method is decoded speculatively (:class:`kvbench.methods.speculation.Speculation`), or None."""
+        """The method's speculative decoding (:class:`kvbench.methods.speculation.Speculation`), or None."""
         ...
 
     def make_store(self, layer: L, side: Side) -> Store:

@@ -48,7 +48,7 @@ class Watch:
             self._copy = torch.zeros(FIELDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._event: torch.cuda.Event | None = None
         self._words: list[Words] = []
-        #: whether a prompt was packed since the host last waited
+        #: True if a prompt was packed since the host last waited
         self.fresh = False
 
     def tag(self, words: Words) -> int:

@@ -94,7 +94,7 @@ def generate(
         input_ids: prompts ``[B, T]``, padded on the left.
         attention_mask: ``[B, T]``, 0 at padding; None: no padding.
         max_new_tokens: limit for every row, at least 1.
-        sampling: greedy where None.
+        sampling: None: greedy.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row; needs `tokenizer`.
         say_something: the first token is not one of `eos_token_ids` (``min_length`` one above the prompt).
@@ -106,7 +106,7 @@ def generate(
             method's cache may be the target, and lead any other's as the draft (:meth:`kvbench.cache.KVCache.lead`).
         graphs: capture a decode step and replay it: ``auto`` (where it serves and is worth it), ``always`` (where it
             serves) or ``never``.
-        compile: captured steps run what lies around attention through ``torch.compile``.
+        compile: captured steps run everything around attention through ``torch.compile``.
         prefill_rows: prompts that are run in one forward pass (:func:`kvbench.decoding.passes.groups`).
 
     Raises:
@@ -182,7 +182,7 @@ def continued(
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
 ) -> dict[str, Any]:
-    """Go on from the first new token by captured steps where they serve, else by eager ones; or by speculation.
+    """Continue from the first new token by captured steps if they serve, else by eager ones; or by speculation.
 
     Args:
         token, mask, lengths, and what follows: as of :func:`decode`.
@@ -257,7 +257,7 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int = 0,
 ) -> list[float]:
-    """Go on from the first new token until every row has ended; what came out is in `stopping`.
+    """Continue from the first new token until every row has ended; the tokens are in `stopping`.
 
     Args:
         token: first new token of each row, ``[B]``.

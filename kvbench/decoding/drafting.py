@@ -19,14 +19,14 @@ from kvbench.models import int4
 
 
 def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
-    """Make the draft's 4-bit weights where it has any (once a model); their switch."""
+    """Make the draft's 4-bit weights if it has any (once a model), and return their switch."""
     if speculation is None or speculation.weights == "same":
         return None
     return int4.attach(model, "ffn" if speculation.weights == "int4" else "all")
 
 
 class Drafter:
-    """Proposes tokens.
+    """A drafter: proposes tokens, and verifies them with the target.
 
     Args:
         model: of draft and target.
@@ -75,7 +75,7 @@ class Drafter:
             mask: ``[B, columns + gamma + 1]`` of the padded batch, or None.
             lengths: tokens of each row in the cache, ``[B]``.
             limits: drafts that each row may accept; only so many are drawn from its generator.
-            how: tokens are chosen.
+            how: settings of the sampling.
 
         Returns:
             Drafts ``[B, n]`` and, unless greedy, what they were drawn from, ``[B, n, V]``.

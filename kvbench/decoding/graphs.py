@@ -42,7 +42,7 @@ WARM_UPS = 2
 
 
 class NotCaptured(Exception):
-    """A step cannot be captured; the message says why, for the result row."""
+    """Error of a step that cannot be captured; its message is the reason, for the result row."""
 
 
 def refuses(
@@ -74,7 +74,7 @@ class Captured:
 
     Args:
         step: what is recorded.
-        compile: compile what lies around attention (:mod:`kvbench.decoding.compiled`).
+        compile: compile everything around attention (:mod:`kvbench.decoding.compiled`).
         capture: record a CUDA graph; False: run the recorded step's code each time (for tests on a CPU).
 
     Attributes:
@@ -89,7 +89,7 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """How it runs, for the result row: ``graph``, ``graph, compiled``, or why it is not compiled."""
+        """The kind of step, for the result row: ``graph``, ``graph, compiled``, or why it is not compiled."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)
@@ -225,7 +225,7 @@ class Tokens:
 
 
 def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
-    """Go on from the first new token until every row has ended; what came out is in `stopping`.
+    """Continue from the first new token until every row has ended; the tokens are in `stopping`.
 
     Args:
         captured: after :meth:`Captured.first`.

@@ -23,12 +23,12 @@ from kvbench.methods.speculation import Speculation
 
 
 class Draft(Recorded):
-    """One draft after the other.
+    """The recorded pass of the draft: one token a run.
 
     Args:
         cache: the one that the draft reads.
         batch, gamma: rows, and drafts of a round.
-        how: tokens are chosen.
+        how: settings of the sampling.
         vocabulary: vocabulary size.
         upper: as :class:`Recorded`.
 
@@ -92,12 +92,12 @@ class Verification(Recorded):
 
 
 class CapturedDrafter(Drafter):
-    """Drafts and verifies by recorded passes.
+    """A drafter that proposes and verifies by recorded passes.
 
     Args:
-        how: tokens are chosen.
+        how: settings of the sampling.
         batch: rows.
-        compile: compile what lies around attention, unless the draft has weights of its own.
+        compile: compile everything around attention, unless the draft has weights of its own.
         capture: as :class:`kvbench.decoding.graphs.Captured`.
         others: as :class:`Drafter` has them.
     """

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 LONG = 16384
 #: tokens of a slice where the user names none
 SLICE = 8192
-#: what transformers' files of models call the function that rotates queries and keys
+#: name of the function that rotates queries and keys in transformers' model files
 ROPE = "apply_rotary_pos_emb"
 #: names of what routes tokens between experts: such layers are left as they are
 ROUTED = ("expert", "router", "moe")

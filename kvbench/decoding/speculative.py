@@ -57,7 +57,7 @@ def decode(
     speculation: Speculation,
     drafter: Drafter | None = None,
 ) -> list[Round]:
-    """Go on from the first new token until every row has ended; what came out is in `stopping`.
+    """Continue from the first new token until every row has ended; the tokens are in `stopping`.
 
     A row's tokens do not depend on the batch that it is in, nor do its draws.
 
@@ -65,7 +65,7 @@ def decode(
         cache: the target's, after the prompt.
         token: first new token of each row, ``[B]``.
         max_new_tokens: limit for every row, the first token included; no row accepts past it.
-        drafter: who drafts and verifies; None: eager passes.
+        drafter: proposes and verifies; None: eager passes.
 
     Raises:
         CacheError: the model did not use the cache, or the draft has none.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Stopping:
-    """Collects the tokens of a batch until each row ends by a token, a string or its length.
+    """Tokens of a batch, collected until each row ends by a token, a string or its length.
 
     Args:
         batch: rows.

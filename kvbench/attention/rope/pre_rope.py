@@ -1,6 +1,6 @@
 """Keys before RoPE for layers that store them so (KVQuant; Atom as its authors have it).
 
-``Cache.update`` gets keys after RoPE. A hook on what makes them (:mod:`kvbench.models.projections`) leaves the keys
+``Cache.update`` gets keys after RoPE. A hook on the projection (:mod:`kvbench.models.projections`) leaves the keys
 on the attention module, from where kvbench's attention takes them in the same call; the position ids come with that
 call too. When the hooks are put in place, and again at the first token of each layer, the keys are rotated and compared
 with those that the cache received, so a model that does anything else to them is refused and never served wrongly.
@@ -97,7 +97,7 @@ def stored(
 
     Args:
         keys: after RoPE.
-        before: what :func:`take` gave.
+        before: the result of :func:`take`.
         position_ids: ``[B or 1, q]``.
 
     Raises:

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvbench.cache.segments.layout import TILE, to_int16
 from kvbench.errors import ConfigError
 
-#: what a 16-bit index can number
+#: elements that a 16-bit index can number
 INDICES = 1 << 16
 
 
