@@ -19,29 +19,29 @@ from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.bench import report
 from kvbench.cache import KVCache, Prompts
 from kvbench.cache.options import Options
+from kvbench.config.setting import parse
 from kvbench.decoding import graphs
 from kvbench.decoding.autoregressive import capture
 from kvbench.decoding.passes import forward, prefill
 from kvbench.decoding.sampling import Sampling
 from kvbench.decoding.stopping import Stopping
-from kvbench.methods import load_method
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp16": ("fp16", {}),
-    "kivi int4": ("kivi", {"quantizer": "int4"}),
-    "kivi int2": ("kivi", {"quantizer": "int2"}),
-    "kivi int2, 2 sinks, R 32": ("kivi", {"quantizer": "int2", "sinks": 2, "residual": 32}),
-    "atom int4": ("atom", {"quantizer": "int4_token"}),
-    "logquant int2, W 64": ("logquant", {"window": 64}),
-    "partial_logquant int2, W 64": ("partial_logquant", {"window": 64}),
-    "cocktail": ("cocktail", {"encoder": "bm25"}),
-    "cocktail 10/30/60": ("cocktail", {"encoder": "bm25", "split": [10, 30, 60]}),
-    "quantspec, no draft": ("quantspec", {"gamma": 0}),
-    "streamingllm": ("streamingllm", {"budget": 512}),
-    "snapkv": ("snapkv", {}),
-    "logquant int2, W 42": ("logquant", {}),
-    "h2o": ("h2o", {}),
-    "kvquant": ("kvquant", {}),
+METHODS: dict[str, str] = {
+    "fp16": "fp16",
+    "kivi int4": "kivi:int4",
+    "kivi int2": "kivi:int2",
+    "kivi int2, 2 sinks, R 32": "kivi:int2:sinks=2:residual=32",
+    "atom int4": "atom:int4_token",
+    "logquant int2, W 64": "logquant:window=64",
+    "partial_logquant int2, W 64": "partial_logquant:window=64",
+    "cocktail": "cocktail:encoder=bm25",
+    "cocktail 10/30/60": "cocktail:encoder=bm25:split=[10,30,60]",
+    "quantspec, no draft": "quantspec:gamma=0",
+    "streamingllm": "streamingllm:budget=512",
+    "snapkv": "snapkv",
+    "logquant int2, W 42": "logquant",
+    "h2o": "h2o",
+    "kvquant": "kvquant",
 }
 
 
@@ -83,8 +83,7 @@ def parted(left: list[int], right: list[int]) -> int | None:
 @torch.inference_mode()
 def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One prompt."""
-    method_name, options = METHODS[name]
-    method = load_method(method_name, **options)
+    method = parse(METHODS[name]).load()
     ids, count = torch.tensor([prompt.ids], device=model.device), arguments.tokens
     spans = [prompt.span] if prompt.span else None
     told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)

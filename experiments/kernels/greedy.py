@@ -17,16 +17,16 @@ from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.bench import report
 from kvbench.cache import Prompts
 from kvbench.cache.options import Options
-from kvbench.methods import load_method
+from kvbench.config.setting import parse
 
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "kivi int4": ("kivi", {"quantizer": "int4"}),
-    "kivi int2": ("kivi", {"quantizer": "int2"}),
-    "atom int4": ("atom", {"quantizer": "int4_token"}),
-    "logquant int2, W 64": ("logquant", {"window": 64}),
-    "partial_logquant int2, W 64": ("partial_logquant", {"window": 64}),
-    "cocktail": ("cocktail", {"encoder": "bm25"}),
-    "quantspec": ("quantspec", {"gamma": 0}),
+METHODS: dict[str, str] = {
+    "kivi int4": "kivi:int4",
+    "kivi int2": "kivi:int2",
+    "atom int4": "atom:int4_token",
+    "logquant int2, W 64": "logquant:window=64",
+    "partial_logquant int2, W 64": "partial_logquant:window=64",
+    "cocktail": "cocktail:encoder=bm25",
+    "quantspec": "quantspec:gamma=0",
 }
 
 
@@ -48,8 +48,7 @@ def load(name: str, device: str) -> tuple[Any, Any]:
 @torch.no_grad()
 def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
     """One prompt continued twice: the first token that differs and the reference path's gap there, or None."""
-    method_name, options = METHODS[name]
-    method = load_method(method_name, **options)
+    method = parse(METHODS[name]).load()
     ids = torch.tensor([prompt.ids], device=model.device)
     spans = [prompt.span] if prompt.span else None
     told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=tokenizer.decode)

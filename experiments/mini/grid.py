@@ -1,9 +1,11 @@
-"""The settings that are compared on tiny and mini, one line each, as they would be typed; and which with which."""
+"""The settings that are compared on tiny and mini, a line each in kvbench's grammar, and the pairs of a comparison."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from kvbench.config.setting import parse
 
 
 @dataclass(frozen=True)
@@ -11,14 +13,19 @@ class Setting:
     """One row of the comparison.
 
     Args:
-        name: what the tables call it.
-        overrides: of the command line.
+        name: its label in the tables.
         family: colour in the plot.
+        setting: method, quantizer and their options (:mod:`kvbench.config.setting`).
     """
 
     name: str
-    overrides: tuple[str, ...]
     family: str
+    setting: str
+
+    @property
+    def overrides(self) -> list[str]:
+        """The setting as it would be typed after ``python -m kvbench``, part by part."""
+        return parse(self.setting).overrides()
 
     @property
     def slug(self) -> str:
@@ -26,63 +33,59 @@ class Setting:
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
 
-def _s(name: str, family: str, overrides: str) -> Setting:
-    return Setting(name, tuple(overrides.split()), family)
-
-
-_HQQ = "method.backend=hqq method.axis_key=1 method.axis_value=1"
+_HQQ = "backend=hqq:axis_key=1:axis_value=1"
 # StreamingQuant and PartialStreaming of LogQuant's authors (src/LogQuant.py): W = (R - 4) // 2 = 62 of R = 128
-_STREAMING = "method.sinks=4 method.recent=62 method.residual=124"
-_PARTIAL_STREAMING = f"{_STREAMING} method.value_residual=62"
+_STREAMING = "sinks=4:recent=62:residual=124"
+_PARTIAL_STREAMING = f"{_STREAMING}:value_residual=62"
 
 GRID = (
-    _s("fp16", "fp16", "method=fp16"),
-    _s("atom 4", "atom", "method=atom quantizer=int4_token"),
-    _s("atom 2", "atom", "method=atom quantizer=int2_token"),
-    _s("kivi 4", "kivi", "method=kivi quantizer=int4"),
-    _s("kivi 3", "kivi", "method=kivi quantizer=int3"),
-    _s("kivi 2", "kivi", "method=kivi quantizer=int2"),
-    _s("kivi 2, G 64", "kivi", "method=kivi quantizer=int2_g64 method.takes=[int2_g64]"),
-    _s("kivi 2, key per token", "kivi", "method=kivi quantizer=int2 method.key_axis=token"),
-    _s("kivi 2, 4 sinks", "kivi", "method=kivi quantizer=int2 method.sinks=4"),
-    _s("kivi evict, R 128", "eviction", "method=kivi method.evict=true"),
+    Setting("fp16", "fp16", "fp16"),
+    Setting("atom 4", "atom", "atom:int4_token"),
+    Setting("atom 2", "atom", "atom:int2_token"),
+    Setting("kivi 4", "kivi", "kivi:int4"),
+    Setting("kivi 3", "kivi", "kivi:int3"),
+    Setting("kivi 2", "kivi", "kivi:int2"),
+    Setting("kivi 2, G 64", "kivi", "kivi:int2_g64:takes=[int2_g64]"),
+    Setting("kivi 2, key per token", "kivi", "kivi:int2:key_axis=token"),
+    Setting("kivi 2, 4 sinks", "kivi", "kivi:int2:sinks=4"),
+    Setting("kivi evict, R 128", "eviction", "kivi:evict=true"),
     # the newest tokens alone, as many as take the bytes of kivi 2 at 4096 tokens
-    _s("kivi evict, bytes of kivi 2", "eviction", "method=kivi method.evict=true method.residual=864"),
+    Setting("kivi evict, bytes of kivi 2", "eviction", "kivi:evict=true:residual=864"),
     # the eviction baselines by their papers, and two as harnesses have them, at the same bytes (H2O's scores included)
-    _s("streamingllm, bytes of kivi 2", "eviction", "method=streamingllm method.budget=864"),
-    _s("streamingllm original positions", "eviction", "method=streamingllm method.budget=864 method.position=original"),
-    _s("snapkv, bytes of kivi 2", "eviction", "method=snapkv method.budget=832"),  # its answers are kept beside these
-    _s("h2o, bytes of kivi 2", "eviction", "method=h2o method.budget=851"),
-    _s("h2o one-shot, bytes of kivi 2", "eviction", "method=h2o method.evict=prefill method.budget=832"),
+    Setting("streamingllm, bytes of kivi 2", "eviction", "streamingllm:budget=864"),
+    Setting("streamingllm original positions", "eviction", "streamingllm:budget=864:position=original"),
+    Setting("snapkv, bytes of kivi 2", "eviction", "snapkv:budget=832"),  # its answers are kept beside these
+    Setting("h2o, bytes of kivi 2", "eviction", "h2o:budget=851"),
+    Setting("h2o one-shot, bytes of kivi 2", "eviction", "h2o:evict=prefill:budget=832"),
     # groups of one token's channels, as with quanto's axis 0 in the authors' files
-    _s("hf_quantized 2 (hqq)", "hf", f"method=hf_quantized {_HQQ}"),
-    _s("hf streaming 2 (hqq)", "hf", f"method=hf_quantized {_HQQ} {_STREAMING}"),
-    _s("hf partial streaming 2 (hqq)", "hf", f"method=hf_quantized {_HQQ} {_PARTIAL_STREAMING}"),
-    _s("hf_quantized 2 (quanto)", "hf", "method=hf_quantized method.backend=quanto"),
-    _s("hf streaming 2 (quanto)", "hf", f"method=hf_quantized method.backend=quanto {_STREAMING}"),
-    _s("hf partial streaming 2 (quanto)", "hf", f"method=hf_quantized method.backend=quanto {_PARTIAL_STREAMING}"),
-    _s("logquant 2", "logquant", "method=logquant"),
-    _s("logquant 2, key per token", "logquant", "method=logquant method.key_axis=token"),
-    _s("logquant 4", "logquant", "method=logquant quantizer=int4_g64"),
-    _s("partial_logquant 2", "logquant", "method=partial_logquant"),
-    _s("logquant evict", "eviction", "method=logquant method.evict=true"),
+    Setting("hf_quantized 2 (hqq)", "hf", f"hf_quantized:{_HQQ}"),
+    Setting("hf streaming 2 (hqq)", "hf", f"hf_quantized:{_HQQ}:{_STREAMING}"),
+    Setting("hf partial streaming 2 (hqq)", "hf", f"hf_quantized:{_HQQ}:{_PARTIAL_STREAMING}"),
+    Setting("hf_quantized 2 (quanto)", "hf", "hf_quantized:backend=quanto"),
+    Setting("hf streaming 2 (quanto)", "hf", f"hf_quantized:backend=quanto:{_STREAMING}"),
+    Setting("hf partial streaming 2 (quanto)", "hf", f"hf_quantized:backend=quanto:{_PARTIAL_STREAMING}"),
+    Setting("logquant 2", "logquant", "logquant"),
+    Setting("logquant 2, key per token", "logquant", "logquant:key_axis=token"),
+    Setting("logquant 4", "logquant", "logquant:int4_g64"),
+    Setting("partial_logquant 2", "logquant", "partial_logquant"),
+    Setting("logquant evict", "eviction", "logquant:evict=true"),
     # the rule's exact tokens alone, with the window that takes the bytes of logquant 2 at 4096 tokens
-    _s("logquant evict, bytes of logquant 2", "eviction", "method=logquant method.evict=true method.window=302"),
-    _s("quantspec (both nibbles)", "quantspec", "method=quantspec method.gamma=0"),
-    _s("kvquant 4, 1% outliers", "kvquant", "method=kvquant"),
-    _s("kvquant 3, 1% outliers", "kvquant", "method=kvquant method.bits=3"),
-    _s("kvquant 2, 1% outliers", "kvquant", "method=kvquant method.bits=2"),
-    _s("cocktail", "cocktail", "method=cocktail method.encoder=bm25"),
-    _s("cocktail, random chunks", "cocktail", "method=cocktail method.encoder=bm25 method.search=none"),
-    _s(
+    Setting("logquant evict, bytes of logquant 2", "eviction", "logquant:evict=true:window=302"),
+    Setting("quantspec (both nibbles)", "quantspec", "quantspec:gamma=0"),
+    Setting("kvquant 4, 1% outliers", "kvquant", "kvquant"),
+    Setting("kvquant 3, 1% outliers", "kvquant", "kvquant:bits=3"),
+    Setting("kvquant 2, 1% outliers", "kvquant", "kvquant:bits=2"),
+    Setting("cocktail", "cocktail", "cocktail:encoder=bm25"),
+    Setting("cocktail, random chunks", "cocktail", "cocktail:encoder=bm25:search=none"),
+    Setting(
         "cocktail 15/35/50, per token",
         "cocktail",
-        "method=cocktail method.encoder=bm25 method.split=[15,35,50] method.key_axis=token",
+        "cocktail:encoder=bm25:split=[15,35,50]:key_axis=token",
     ),
-    _s(
+    Setting(
         "the same, random chunks",
         "cocktail",
-        "method=cocktail method.encoder=bm25 method.split=[15,35,50] method.key_axis=token method.search=none",
+        "cocktail:encoder=bm25:split=[15,35,50]:key_axis=token:search=none",
     ),
 )
 

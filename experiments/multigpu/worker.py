@@ -22,10 +22,10 @@ import yaml
 
 from experiments.quantspec.prompts import Prompt, tasks
 from kvbench.cache import Prompts
+from kvbench.config.setting import parse
 from kvbench.decoding import Sampling, generate
 from kvbench.errors import KvbenchError
 from kvbench.measure.random_fill import go_on
-from kvbench.methods import load_method
 from kvbench.models.load import LoadedModel, load
 from kvbench.models.spec import ModelConfig
 from kvbench.parallel.team import current, leave
@@ -34,17 +34,17 @@ from kvbench.util.schema import build
 
 LAYOUTS = ("one", "device_map", "tensor_parallel")
 #: methods whose tokens are compared
-EQUAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp16": ("fp16", {}),
-    "kivi int2": ("kivi", {"quantizer": "int2"}),
-    "cocktail bm25": ("cocktail", {"encoder": "bm25"}),
-    "logquant int2, W 64": ("logquant", {"window": 64}),
-    "quantspec": ("quantspec", {}),
-    "h2o": ("h2o", {}),
-    "kvquant": ("kvquant", {}),
+EQUAL: dict[str, str] = {
+    "fp16": "fp16",
+    "kivi int2": "kivi:int2",
+    "cocktail bm25": "cocktail:encoder=bm25",
+    "logquant int2, W 64": "logquant:window=64",
+    "quantspec": "quantspec",
+    "h2o": "h2o",
+    "kvquant": "kvquant",
 }
 #: methods whose memory and time are measured
-LONG: dict[str, tuple[str, dict[str, Any]]] = {"fp16": ("fp16", {}), "quantspec": ("quantspec", {})}
+LONG: dict[str, str] = {"fp16": "fp16", "quantspec": "quantspec"}
 #: how decode steps run; collectives in a captured step come last, as they are the least certain
 GRAPHS = {"one": ("never", "auto"), "device_map": ("never",), "tensor_parallel": ("never", "always")}
 
@@ -80,8 +80,7 @@ def loaded(name: str, layout: str, **changes: Any) -> LoadedModel:
 @torch.inference_mode()
 def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
     """Greedy tokens of one prompt, with the gap between the two best logits at each (a token a step)."""
-    method_name, options = EQUAL[name]
-    method = load_method(method_name, **options)
+    method = parse(EQUAL[name]).load()
     ids = torch.tensor([prompt.ids], device=held.device)
     spans = [prompt.span] if prompt.span else None
     told = Prompts.from_batch(ids, None, context_spans=spans, queries=[prompt.query], decode=held.tokenizer.decode)
@@ -125,8 +124,7 @@ def long(record: Record, layout: str, held: LoadedModel, name: str, graphs: Any,
     free(layout)
     devices = mine(held)
     weights = [torch.cuda.memory_allocated(device) for device in devices]
-    method_name, options = LONG[name]
-    method = load_method(method_name, **options)
+    method = parse(LONG[name]).load()
     cache = method.new_cache(held.model, None, max_length=context + steps + 16)
     watch = Peaks(devices)
     made = go_on(

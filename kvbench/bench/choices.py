@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from kvbench.bench.settings import setting
+from kvbench.config.setting import parse
 from kvbench.errors import ConfigError, cut
 from kvbench.methods.base import Method
 from kvbench.models import by_name
@@ -156,9 +156,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def method_of(text: str) -> Method:
-    """``"kivi:int4:residual=64"`` -> the method (:func:`kvbench.bench.settings.setting`).
+    """Return the method of a setting (:mod:`kvbench.config.setting`).
 
     Raises:
-        ConfigError: a name, key or value that is not there.
+        ConfigError: an unknown name or key, or a value that the method refuses.
     """
-    return setting(text).method
+    return parse(text).load()

@@ -21,7 +21,7 @@ from kvbench.attention.phases import Part, Work
 from kvbench.bench import baselines, ceiling, report
 from kvbench.bench.clock import Time, copies, replayed
 from kvbench.bench.shapes import DEFAULT, FORMATS, FULL, MODELS, Point, layer_bytes, lengths, point, resolved, short
-from kvbench.bench.table import table
+from kvbench.util.table import table
 
 QUICK = ("7b:1:4k", "7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k", "8b:1:128k:5", "tiny:1:4k")
 QUICK_FORMATS = ("int4_g128", "int4_g32", "int8", "int2_g128", "mix")

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from kvbench.bench import choices
 from kvbench.bench.choices import duration, method_of, number, positive, shape_of, share, tokens
-from kvbench.bench.table import table
 from kvbench.errors import ConfigError, KvbenchError
 from kvbench.methods.base import Method
 from kvbench.methods.byte_parts import KVBytes, View
@@ -26,6 +25,7 @@ from kvbench.profiling.intensity import accepted
 from kvbench.profiling.roofline import KERNELS, Prediction, Shape, max_batch, predict
 from kvbench.util import atomic
 from kvbench.util.requirements import check_writable
+from kvbench.util.table import table
 
 
 @dataclass(frozen=True)

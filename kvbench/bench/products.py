@@ -15,10 +15,10 @@ from torch import Tensor
 from kvbench.bench import ceiling, report
 from kvbench.bench.choices import shape_of
 from kvbench.bench.clock import Time, copies, replayed
-from kvbench.bench.table import table
 from kvbench.decoding import matvec
 from kvbench.errors import KvbenchError
 from kvbench.profiling.roofline import Shape
+from kvbench.util.table import table
 
 HEAD = ("model", "product", "rows", "columns", "by", "us", "+-%", "GB/s", "% read", "error")
 #: largest error that is no defect: a few roundings of bf16, to the largest output

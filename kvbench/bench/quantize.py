@@ -15,7 +15,6 @@ from torch import Tensor
 from kvbench.bench import ceiling, report
 from kvbench.bench.clock import Time, copies, eager, replayed
 from kvbench.bench.shapes import FORMATS, MODELS, Point, resolved, short, side_bytes
-from kvbench.bench.table import table
 from kvbench.cache.kernels.forms import Form
 from kvbench.cache.kernels.pack_together import Packed
 from kvbench.cache.segments import packed
@@ -25,6 +24,7 @@ from kvbench.cache.watch import Watch, words
 from kvbench.quantizers.affine import AffineQuantizer
 from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
+from kvbench.util.table import table
 
 DEFAULT = ("int4_g128", "int4_g32", "int2_g32", "int8", "atom4")
 QUICK_FORMATS = ("int4_g128", "int4_g32", "int8")

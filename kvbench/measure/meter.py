@@ -1,27 +1,27 @@
-"""Measures time and memory of one point: a prompt length and a batch, through a model and a method's cache.
+"""The meter of time and memory: one point is a prompt length and a batch, through a model and a method's cache.
 
 Shared by ``dataset=efficiency`` and ``python -m kvbench.bench memory | tpot | prefill``. A point is measured in a fixed
-order: short generations for the prefill's time, on a CPU one under the census of live tensors, and a whole generation
-from which everything else comes. Memory that ends is a result: the point's figures then say what was asked for, and the
-process gets its memory back.
+order: short generations for the time of the prefill, on a CPU one under the census of live tensors, a whole generation
+from which everything else comes, and, where asked for, stock transformers. Running out of memory is a result: the
+figures then name the bytes that were asked for, and the process gets its memory back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kvbench.cache.options import Options
 from kvbench.cache.prompts import Prompts
 from kvbench.decoding.autoregressive import Generation, generate
-from kvbench.decoding.passes import Rows, groups
-from kvbench.decoding.sampling import Sampling
-from kvbench.measure.point_figures import Figures, memory, predicted, times, weight_bytes
+from kvbench.decoding.passes import groups
+from kvbench.measure import stock
+from kvbench.measure.how import How
+from kvbench.measure.point_figures import Figures, layer_bytes, memory, moved, predicted, times, weight_bytes
 from kvbench.measure.random_fill import go_on
 from kvbench.profiling import onednn
 from kvbench.profiling.memory import PhasePeaks, release
@@ -31,77 +31,43 @@ from kvbench.util.failures import bytes_asked, is_out_of_memory
 if TYPE_CHECKING:
     from kvbench.methods.base import Method
 
-#: tokens of the prompt of the generation that warms up
+__all__ = ["How", "Meter", "fresh_search"]
+
+#: prompt tokens of the generation that warms up
 WARM_PROMPT = 256
-#: new tokens of a generation that is there for its prefill
+#: new tokens of a generation that serves its prefill alone
 SHORT = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class How:
-    """How points are measured.
-
-    Args:
-        new_tokens: generated for every sequence, exactly.
-        repeats: prefills that are timed.
-        warm_up: tokens generated once, before anything is timed.
-        seed: of the prompts' words, and of draws.
-        graphs, compile, prefill_chunk, prefill_rows: as :func:`kvbench.decoding.autoregressive.generate` takes them;
-            generations that only warm up or are there for their prefill are never captured.
-        temperature, top_p: 0: greedy.
-        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
-        census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
-        options: kernels and back ends of its caches.
-    """
-
-    new_tokens: int
-    repeats: int = 3
-    warm_up: int = 8
-    seed: int = 0
-    graphs: str = "always"
-    compile: bool = False
-    prefill_chunk: int | None = None
-    prefill_rows: Rows = "auto"
-    temperature: float = 0.0
-    top_p: float = 1.0
-    fill: Literal["prefill", "random"] = "prefill"
-    census: bool = True
-    options: Options = field(default_factory=Options)
-
-    def sampling(self, batch: int) -> Sampling:
-        """A seed for each row."""
-        return Sampling(self.temperature, self.top_p, [self.seed + row for row in range(batch)])
 
 
 @dataclass
 class Watch:
-    """Observer of one generation: peaks, how far it came, and what the cache held when the first step began."""
+    """Observer of one generation: its peaks and phase, and the cache's bytes when the first step began."""
 
     peaks: PhasePeaks
     cache: Any = None
     at: str = "search"
-    held: int | None = None
+    bytes_before: int | None = None
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         if name == "decode" and self.cache is not None:
-            self.held = self.cache.bill().used.total
+            self.bytes_before = self.cache.bill().used.total
         self.at = name
         self.peaks.phase(name)
 
 
 @dataclass
 class Meter:
-    """Measures points of one model and method.
+    """Meter of points for one model and method.
 
     Args:
-        model: in evaluation mode, where it is to run.
+        model: in evaluation mode, on its device.
         tokenizer: makes the prompts' words.
         method: its caches are measured.
         how: settings.
 
     Attributes:
-        tokens: what the whole generation of the last point gave, row by row.
+        tokens: output of the last point's whole generation, row by row.
     """
 
     model: Any
@@ -114,98 +80,123 @@ class Meter:
 
     @property
     def device(self) -> torch.device:
-        """Where inputs go."""
+        """Device of the inputs."""
         device: torch.device = self.model.device
         return device
 
     def point(self, prompt: int, batch: int) -> Figures:
-        """Figures of one point; ``status`` is ``ok`` or ``oom`` (with ``bytes_asked`` and ``phase``).
+        """Return the figures of one point; ``status`` is ``ok`` or ``oom`` (with ``bytes_asked`` and ``phase``).
 
         Raises:
             CacheError: the model did not use the method's cache.
         """
+        figures = self._attempt(prompt, batch, lambda: self._measured(prompt, batch))
+        if self.how.stock and figures["status"] == "ok":
+            figures["stock"] = {name: self.stock_point(name, prompt, batch) for name in self.how.stock}
+        return figures
+
+    def stock_point(self, name: str, prompt: int, batch: int) -> Figures:
+        """Return the figures of one point with a cache of stock transformers (:mod:`kvbench.measure.stock`)."""
+        return self._attempt(
+            prompt, batch, lambda: stock.point(name, self.model, self.batch(prompt, batch)[0], self.how)
+        )
+
+    def _attempt(self, prompt: int, batch: int, measure: Callable[[], Figures]) -> Figures:
+        """Return a point's figures, or what was asked for where memory ran out."""
         point = {"prompt": prompt, "batch": batch, "new_tokens": self.how.new_tokens}
         release(self.device)
         try:
             with onednn.kept(strict=True):
-                self.warm(prompt)
-                return {"status": "ok", **point, **self._measured(prompt, batch)}
+                return {"status": "ok", **point, **measure()}
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            lost = {"bytes_asked": bytes_asked(error), "message": str(error)[:400]}
-        # the error is gone, and with its traceback what the generation held
+            failure = {"bytes_asked": bytes_asked(error), "message": str(error)[:400]}
+        # the error is gone, and with its traceback the generation's tensors
         watch, self._watch = self._watch, None
-        lost["phase"] = watch.at if watch else "search"
+        failure["phase"] = watch.at if watch else "search"
         del watch
         release(self.device)
-        return {"status": "oom", **point, **lost, "weights": weight_bytes(self.model)}
+        return {"status": "oom", **point, **failure, "weights": weight_bytes(self.model)}
 
     def warm(self, prompt: int = WARM_PROMPT) -> None:
-        """Once: a short generation of one sequence, after which nothing is initialised or compiled any more."""
+        """Run one short generation, after which nothing is left to initialise or compile; later calls do nothing."""
         if self._warm:
             return
-        ids, told = self.batch(min(prompt, WARM_PROMPT), 1)
-        self._generate(ids, told, self.how.warm_up, graphs="never", census=False)
+        ids, prompts = self.batch(min(prompt, WARM_PROMPT), 1)
+        self._generate(ids, prompts, self.how.warm_up, graphs="never", census=False)
         self._warm = True
 
-    def first_tokens(self, prompt: int, batch: int, count: int, graphs: str = "never") -> list[list[int]]:
-        """The first `count` new tokens of each row of a point, stepped in another way."""
-        release(self.device)
-        ids, told = self.batch(prompt, batch)
-        return self._generate(ids, told, count, graphs=graphs, census=False)[0].tokens
-
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
-        """Prompts of exactly `prompt` tokens ``[batch, prompt]``, and what the cache is told about them."""
-        made = filled(self.tokenizer, prompt, batch, self.how.seed)
-        ids = torch.tensor(made.ids, device=self.device)
-        told = Prompts([0] * batch, [prompt] * batch, made.contexts, made.queries, ids, self.tokenizer.decode)
-        return ids, told
+        """Return prompts of exactly `prompt` tokens ``[batch, prompt]``, and their description for the cache."""
+        texts = filled(self.tokenizer, prompt, batch, self.how.seed)
+        ids = torch.tensor(texts.ids, device=self.device)
+        return ids, Prompts([0] * batch, [prompt] * batch, texts.contexts, texts.queries, ids, self.tokenizer.decode)
 
     def _measured(self, prompt: int, batch: int) -> Figures:
-        ids, told = self.batch(prompt, batch)
+        self.warm(prompt)
+        ids, prompts = self.batch(prompt, batch)
         prefills, searches = [], []
         random = self.how.fill == "random"
-        for _ in range(0 if random else self.how.repeats - 1):
-            generation, cache, _ = self._generate(ids, told, SHORT, graphs="never", census=False)
+        for _ in range(0 if random else self.how.untimed + self.how.repeats - 1):
+            generation, cache, _ = self._generate(ids, prompts, SHORT, graphs="never", census=False)
             prefills.append(generation.ttft_s)
             searches.append(cache.search_s)
             del generation, cache
             self._free()
         peaks = None
         if self.how.census and self.device.type == "cpu":
-            peaks = self._generate(ids, told, self.how.new_tokens, census=True)[2].peaks
-        generation, cache, watch = self._generate(ids, told, self.how.new_tokens, census=False)
-        prefills.append(generation.ttft_s)
-        searches.append(cache.search_s)
+            peaks = self._generate(ids, prompts, self.how.new_tokens, census=True)[2].peaks
+        generation, cache, watch = self._generate(ids, prompts, self.how.new_tokens, census=False)
+        prefills = [*prefills, generation.ttft_s][0 if random else self.how.untimed :]
+        searches = [*searches, cache.search_s][0 if random else self.how.untimed :]
         self.tokens = generation.tokens
         figures = times(generation, prefills, searches, batch, self.how.new_tokens)
         if random:
             rate = batch * (self.how.new_tokens - 1) / figures["decode_s"]
             figures |= {"fill": "random", "prefill_s": None, "ttft_s": None, "tokens_per_s": rate}
         figures |= memory(self.model, cache, (peaks or watch.peaks).row())
-        figures |= {"path": str(cache.path), "reads_packed": bool(cache.reads_packed)}
+        figures |= {
+            "path": str(cache.path),
+            "reads_packed": bool(cache.reads_packed),
+            "prefill_path": None if random else cache.progress.prefill.path,
+            "layer_kv": layer_bytes(self.model, prompt, batch),
+        }
         chunk, rows = min(self.how.prefill_chunk or prompt, prompt), batch
         if chunk == prompt and not random:
             rows = groups(cache, batch, prompt, None, self.how.prefill_rows)[0].stop
         figures["predicted"] = predicted(
-            self.model, figures, prompt, batch, watch.held, bool(generation.rounds), rows * chunk
+            self.model, figures, prompt, batch, watch.bytes_before, bool(generation.rounds), rows * chunk
         )
-        return {**figures, "note": cache.notes[0]} if cache.notes else figures
+        figures |= moved(self.model, figures, self.how.read_rate)
+        if cache.notes:
+            figures["note"] = cache.notes[0]
+        del cache
+        if self.how.compare and figures["stepping"].startswith("graph"):
+            figures["same"] = self._compared(ids, prompts)
+        return figures
+
+    def _compared(self, ids: Tensor, prompts: Prompts) -> dict[str, int]:
+        """Return how many of the first ``how.compare`` captured tokens of all rows are those of eager steps."""
+        self._free()
+        captured, count = self.tokens, min(self.how.compare, self.how.new_tokens)
+        eager = self._generate(ids, prompts, count, graphs="never", census=False)[0].tokens
+        pairs = [pair for rows in zip(captured, eager, strict=True) for pair in zip(*rows, strict=False)]
+        return {"of": len(pairs), "alike": sum(one == other for one, other in pairs)}
 
     def _free(self) -> None:
-        """Room for the next cache; a CPU's allocator keeps none of the last one's."""
+        """Make room for the next cache; a CPU's allocator keeps nothing of the last one."""
         if self.device.type == "cuda":
             release(self.device)
 
     def _generate(
-        self, ids: Tensor, told: Prompts, new_tokens: int, *, graphs: str | None = None, census: bool
+        self, ids: Tensor, prompts: Prompts, new_tokens: int, *, graphs: str | None = None, census: bool
     ) -> tuple[Generation, Any, Watch]:
-        """One generation with a cache of its own, which has room for the whole answer however short this one is."""
+        """Run one generation in a new cache with room for all of ``how.new_tokens``, however few are generated."""
         watch = self._watch = Watch(PhasePeaks(self.device, census=census))
         with fresh_search(self.method), watch.peaks.run():
             length = ids.shape[1] + self.how.new_tokens
-            cache = self.method.new_cache(self.model, told, max_length=length)
+            cache = self.method.new_cache(self.model, prompts, max_length=length)
             cache.options = self.how.options
             watch.cache = cache
             steps: dict[str, Any] = {
@@ -232,7 +223,7 @@ class Meter:
 
 @contextmanager
 def fresh_search(method: Any) -> Iterator[None]:
-    """Embeddings that earlier runs have kept stay out of the way: a search is timed with all that it has to do."""
+    """Hide stored embeddings of earlier runs, so that a search is timed with all of its work."""
     name = getattr(method, "encoder", None)
     if not isinstance(name, str):
         yield
@@ -240,13 +231,13 @@ def fresh_search(method: Any) -> Iterator[None]:
     from kvbench.retrieval.encoders import encoder
     from kvbench.retrieval.store import EmbeddingStore
 
-    found = encoder(name)
-    kept = getattr(found, "store", None)
-    if kept is None:
+    searcher = encoder(name)
+    stored = getattr(searcher, "store", None)
+    if stored is None:
         yield
         return
-    found.store = EmbeddingStore(None)  # type: ignore[attr-defined]
+    searcher.store = EmbeddingStore(None)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        found.store = kept  # type: ignore[attr-defined]
+        searcher.store = stored  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The figures of a measured point: times of a generation, bytes of a cache and of the model, what a roofline says."""
+"""Figures of a measured point: times of a generation, bytes of cache and model, and the prediction of a roofline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Figures = dict[str, Any]
 def times(
     generation: Generation, prefills: Sequence[float], searches: Sequence[float], batch: int, new_tokens: int
 ) -> Figures:
-    """TTFT (search and prefill apart), TPOT, throughput of one generation; what capturing took stands on its own.
+    """Return TTFT (search and prefill apart), TPOT, inter-token times and throughput of one generation.
 
     The first step is no part of TPOT's median and percentiles (it pays for what a method does once after the prompt),
     but of the throughput, which is ``batch * new_tokens / (search + prefill + all steps)``. A round of speculation
-    counts as its time over the tokens that a row got of it.
+    counts as its time over the tokens that a row got of it. Inter-token times are the gaps between chunks of output
+    (steps or rounds, the first one included), as serving benchmarks count them. The time of a capture stands apart.
 
     Args:
         generation: the whole one.
@@ -38,7 +39,7 @@ def times(
     whole = searches[-1] + prefills[-1] + decode
     rate = decode - generation.step_s[0]
     per_token = rate / (new_tokens - 1 - first_tokens(generation)) if later is not steps else steps[0]
-    found: Figures = {
+    figures: Figures = {
         "search_s": median(searches),
         "prefill_s": median(prefills),
         "ttft_s": median([a + b for a, b in zip(searches, prefills, strict=True)]),
@@ -50,6 +51,7 @@ def times(
             **{f"p{q}": percentile(later, q) for q in (10, 90, 99)},
             "n": len(later),
         },
+        "itl_s": {f"p{q}": percentile(generation.step_s, q) for q in (50, 90, 99)},
         "decode_s": decode,
         "tokens_per_s": batch * new_tokens / whole,
         "stepping": generation.stepping,
@@ -57,28 +59,28 @@ def times(
     }
     if generation.rounds:
         rows = [round_figures(generation.rounds, row) for row in range(batch)]
-        found["speculation"] = {key: sum(row[key] for row in rows) for key in rows[0]}
-    return rounded(found)
+        figures["speculation"] = {key: sum(row[key] for row in rows) for key in rows[0]}
+    return rounded(figures)
 
 
 def token_times(rounds: Sequence[Round]) -> list[float]:
-    """Seconds a token of each round: over the rows that got any, the mean number of tokens."""
-    counts = [[count for count in each.emitted if count] for each in rounds]
-    return [each.seconds * len(got) / sum(got) for each, got in zip(rounds, counts, strict=True)]
+    """Return the seconds per token of each round, whose tokens are the mean over the rows that got any."""
+    counts = [[count for count in turn.emitted if count] for turn in rounds]
+    return [turn.seconds * len(emitted) / sum(emitted) for turn, emitted in zip(rounds, counts, strict=True)]
 
 
 def first_tokens(generation: Generation) -> float:
-    """Tokens of a row that the first step (or round, on the average) gave."""
+    """Return the tokens per row of the first step, or their mean in the first round."""
     if not generation.rounds:
         return 1
-    got = generation.rounds[0].emitted
-    return sum(got) / len(got)
+    emitted = generation.rounds[0].emitted
+    return sum(emitted) / len(emitted)
 
 
 def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
-    """Weights, the bill of the whole batch, the peaks, and the peak of decoding to weights and bill.
+    """Return the bytes of the weights, the bill of the whole batch, the peaks, and two ratios of decoding's peak.
 
-    ``over_used`` is that ratio with the bytes of the tokens that are held, ``over_reserved`` with the buffers' bytes.
+    ``over_used`` is the peak over weights and bytes of the stored tokens, ``over_reserved`` over weights and buffers.
     """
     bill, weights = cache.bill().as_dict(), weight_bytes(model)
     used, reserved = bill["used"]["total"], bill["reserved"]["total"]
@@ -103,17 +105,16 @@ def predicted(
     drafted: bool,
     together: int | None = None,
 ) -> Figures | None:
-    """What the roofline says of the same point; None where the rates of the device (a CPU) or the
-    kind of the model (one with experts) are not known.
+    """Return the roofline's prediction of a point; None on a device of unknown rates, and for mixtures of experts.
 
-    A step reads what lies between the cache's bytes before the first step and after the last. Rounds of speculation
-    have no prediction of their time here.
+    The bytes of a step are the mean of the cache's before the first step and after the last. The time of speculative
+    rounds is not predicted.
 
     Args:
         together: prompt tokens of the largest pass, all sequences together; None: all.
     """
-    name = device_name(model.device)
-    gpu = gpu_of(name) if name else None
+    gpu_name = device_name(model.device)
+    gpu = gpu_of(gpu_name) if gpu_name else None
     if gpu is None:
         return None
     try:
@@ -121,7 +122,7 @@ def predicted(
     except ConfigError:
         return None
     used = figures["kv_used"]["total"]
-    found = predict(
+    prediction = predict(
         shape,
         used if held is None else (held + used) / 2,
         sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -134,24 +135,72 @@ def predicted(
     )
     return {
         "gpu": gpu.name,
-        "ttft_s": found.ttft_s,
-        "tpot_s": None if drafted else found.tpot_s,
-        "expected_tpot_s": None if drafted else found.expected_tpot_s,
-        "bound": found.bound,
-        "peak_prefill": found.prefill_peak_bytes,
-        "peak_decode": found.decode_peak_bytes,
+        "ttft_s": prediction.ttft_s,
+        "tpot_s": None if drafted else prediction.tpot_s,
+        "expected_tpot_s": None if drafted else prediction.expected_tpot_s,
+        "bound": prediction.bound,
+        "peak_prefill": prediction.prefill_peak_bytes,
+        "peak_decode": prediction.decode_peak_bytes,
+    }
+
+
+def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figures:
+    """Return the bytes that a decode step must read, its rate, and the rate's share of the device's ceiling.
+
+    Args:
+        model: the one that was measured.
+        figures: of the point, with ``kv_used``, ``tpot_s`` and ``predicted``.
+        read_rate: GB/s of plain reads, measured on this device; None: the known rate of the GPU.
+
+    Returns:
+        ``read_bytes`` (weights without the embedding table, keys and values in use), ``GB_s``, ``ceiling``
+        (``{GB_s, kind}``, kind ``measured`` or ``known``; None on an unknown device), ``read_share`` and ``over_roof``
+        (TPOT to the roofline's). Speculative rounds have the bytes alone; mixtures of experts have nothing.
+    """
+    try:
+        shape = Shape.of(model.config.get_text_config(decoder=True))
+    except ConfigError:
+        return {}
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    read_bytes = round(shape.bytes_read(parameters, model.dtype.itemsize) + figures["kv_used"]["total"])
+    if figures.get("speculation"):
+        return {"read_bytes": read_bytes}
+    gpu_name = device_name(model.device)
+    gpu = gpu_of(gpu_name) if gpu_name else None
+    ceiling = None
+    if read_rate is not None:
+        ceiling = {"GB_s": read_rate, "kind": "measured"}
+    elif gpu is not None:
+        ceiling = {"GB_s": gpu.read / 1e9, "kind": "known"}
+    tpot_s = figures["tpot_s"]["median"]
+    rate = read_bytes / tpot_s / 1e9
+    roof = (figures.get("predicted") or {}).get("tpot_s")
+    return {
+        "read_bytes": read_bytes,
+        "GB_s": rate,
+        "ceiling": ceiling,
+        "read_share": rate / ceiling["GB_s"] if ceiling else None,
+        "over_roof": tpot_s / roof if roof else None,
     }
 
 
 def weight_bytes(model: Any) -> int:
-    """Bytes of all parameters and buffers on this process, each storage once."""
-    held: Iterable[Tensor] = (*model.parameters(), *model.buffers())
-    tensors = (getattr(tensor, "_local_tensor", tensor) for tensor in held)
+    """Return the bytes of all parameters and buffers in this process, each storage once."""
+    stored: Iterable[Tensor] = (*model.parameters(), *model.buffers())
+    tensors = (getattr(tensor, "_local_tensor", tensor) for tensor in stored)
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
+def layer_bytes(model: Any, prompt: int, batch: int) -> int:
+    """Return the bytes of one layer's fresh keys and values, which a prefill holds beside the packed cache."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * batch * heads * channels * prompt * model.dtype.itemsize)
+
+
 def per_sequence(figures: Figures) -> Figures:
-    """The bill of one sequence, as rows of other tasks have it: the batch's by the number of its sequences."""
+    """Return the bill of one sequence, as rows of other tasks hold it: the batch's divided by its sequences."""
     batch = figures["batch"]
     kinds = {kind: figures[f"kv_{kind}"] for kind in ("used", "reserved")}
     shares = {kind: {part: count // batch for part, count in parts.items()} for kind, parts in kinds.items()}
@@ -161,7 +210,7 @@ def per_sequence(figures: Figures) -> Figures:
 
 
 def rounded(figures: Figures) -> Figures:
-    """Microseconds are enough."""
+    """Return the figures with floats rounded to six decimals (microseconds)."""
     return {
         key: rounded(value) if isinstance(value, dict) else round(value, 6) if isinstance(value, float) else value
         for key, value in figures.items()

@@ -54,7 +54,9 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
     if method.observe_prompt or method.keys_before_rope:
         why = "watches the prompt's attention" if method.observe_prompt else "stores keys before RoPE"
         name = type(method).__name__.lower()
-        raise ConfigError("--fill", "random", f"{name} {why}, which random keys lack", hint="--fill prefill")
+        raise ConfigError(
+            "fill", "random", f"{name} {why}, which random keys lack", hint="dataset.fill=prefill, or --fill prefill"
+        )
     cache.progress.see(None, batch, tokens)
 
     def take(number: int, keys: Tensor, values: Tensor) -> None:

@@ -323,6 +323,16 @@ def _roof(point: Point, name: str) -> str:
     return "" if predicted is None else f"roof {seconds(predicted)}"
 
 
+def _point_gaps(point: Point) -> Cell:
+    gaps = point.itl_s or {}
+    return Cell(seconds(gaps.get("p90")), f"p99 {seconds(gaps['p99'])}" if "p99" in gaps else "")
+
+
+def _point_read(point: Point) -> Cell:
+    share = "" if point.read_share is None else f"{point.read_share:.0%} of the ceiling"
+    return Cell(size(point.read_bytes), share)
+
+
 def _point_tokens(point: Point) -> Cell:
     pair = (point.vs_fp16 or {}).get("tokens_per_s")
     return Cell(f"{point.tokens_per_s:.4g}", "" if pair is None else f"{pair:.2f}x fp16")
@@ -358,6 +368,8 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         _figure(lambda point: Cell(seconds(point.tpot_s.median if point.tpot_s else None), _roof(point, "tpot_s"))),
         _inner("tpot_s", {f"tpot_{name}_s": name for name in ("median", "mean", "p10", "p90", "p99")}),
     ),
+    Column("p90", "seconds", _figure(_point_gaps), _inner("itl_s", {f"itl_{p}_s": p for p in ("p50", "p90", "p99")})),
+    Column("read", "bytes a step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
     Column("tokens/s", "tokens a second", _figure(_point_tokens), _plain("tokens_per_s")),
     Column("peaks", "bytes", csv=_plain("peak_prefill", "peak_decode", "weights")),
     Column(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbench.results.code import shown
+from kvbench.results.inter_token import described
 from kvbench.results.labels import labels
 from kvbench.results.load import busyness
 from kvbench.results.points import each, has_points
@@ -15,8 +16,9 @@ Metrics = Mapping[str, Any]
 #: of a table of points
 NOTE = (
     "TTFT: search and prefill; TPOT: median of the steps but the first (mean where tokens were drafted); tokens/s:"
-    " search, prefill and decode inside; KV: of the whole batch; peak: of decoding, and to weights + KV; roof: what the"
-    " roofline predicts"
+    " search, prefill and decode inside; p90: of the time between two outputs, and p99; read: bytes that a step must"
+    " read (weights, keys and values), and their rate as a share of the GPU's; KV: of the whole batch; peak: of"
+    " decoding, and to weights + KV; roof: what the roofline predicts"
 )
 
 
@@ -92,9 +94,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _of_points(runs: Sequence[Metrics]) -> list[str]:
-    """Return the notes of a table of points."""
+    """Return the notes of a table of points, with each run's inter-token time over length."""
+    fits = [f"{name}: {text}" for run, name in zip(runs, labels(runs), strict=True) for text in described(run)]
     beyond = {figures["beyond"] for run in runs for _, _, figures in each(run) if figures.get("beyond")}
     if not beyond:
-        return [NOTE]
+        return [NOTE, *fits]
     limits = ", ".join(map(str, sorted(beyond)))
-    return [NOTE, f"some sequences are longer than model.max_length={limits}: random weights know no positions"]
+    return [NOTE, *fits, f"some sequences are longer than model.max_length={limits}: random weights know no positions"]

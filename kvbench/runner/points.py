@@ -16,6 +16,7 @@ from kvbench.runner.rows import Machine, head
 from kvbench.runner.scoring import scored
 from kvbench.runner.strategy import Report
 from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.efficiency import SETTINGS
 from kvbench.tasks.work import MeasurePoint
 
 
@@ -77,9 +78,7 @@ class Points:
         decoding, runtime = self.decoding, self.runtime
         how = How(
             new_tokens=decoding.max_new_tokens or sample.max_new_tokens,
-            repeats=point.repeats,
-            warm_up=point.warm_up,
-            seed=point.seed,
+            **{key: getattr(point, key) for key in SETTINGS},
             # a capture is worth its time here however short the answer: it is in no figure but capture_s
             graphs="always" if runtime.graphs == "auto" else runtime.graphs,
             compile=runtime.compile,

@@ -2,7 +2,8 @@
 
 Nothing is answered or scored. A point that does not fit into memory is a result too, and the last one of its prompt
 length: larger batches of that length are not tried. Which point comes next therefore depends on the points before, so
-:meth:`Efficiency.next_samples` is given the rows so far.
+:meth:`Efficiency.next_samples` receives the stored rows. ``python -m kvbench.bench tpot | prefill | memory`` measures
+the same points; its defaults are the presets ``dataset=efficiency/tpot``, ``/prefill`` and ``/memory``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from kvbench.util.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 
 #: fewest tokens of a prompt: a few words
 SHORTEST = 16
-#: keys of the runtime group that do not change what is measured, or are said elsewhere
+#: keys of the runtime group that do not change the figures, or are stored elsewhere
 _ELSEWHERE = ("results_dir", "retry", "batch_size", "seed", "device")
+
+#: settings of a point that every point of a run shares
+SETTINGS = ("repeats", "warm_up", "seed", "untimed", "fill", "compare", "stock")
+#: those of them that came later: they count in a run's identity where they differ from their defaults
+LATER = {"untimed": 0, "fill": "prefill", "compare": 0, "stock": ()}
+#: caches of stock transformers (:data:`kvbench.measure.stock.BASELINES`)
+STOCK = ("dynamic", "static", "static-compiled", "quanto4", "quanto2", "hqq4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +43,11 @@ class Efficiency(Task):
         bisect: once memory has ended, so many batches between the largest that fitted and the smallest that did not.
         new_tokens: tokens generated for every sequence, exactly: nothing ends an answer.
         repeats: prefills that are timed for TTFT (the median is reported); the last one goes on to decode.
+        untimed: prefills of each point before those.
         warm_up: tokens generated once, before anything is timed.
+        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
+        compare: tokens of captured steps that are compared with those of eager ones; 0: none.
+        stock: caches of stock transformers that each point is measured with too (:data:`STOCK`).
         seed: of the prompts' words.
     """
 
@@ -51,7 +63,11 @@ class Efficiency(Task):
     bisect: int = bounded(0, minimum=0, maximum=32)
     new_tokens: int = bounded(32, minimum=2, maximum=MOST_TOKENS)
     repeats: int = bounded(3, minimum=1, maximum=1000)
+    untimed: int = bounded(0, minimum=0, maximum=1000)
     warm_up: int = bounded(8, minimum=2, maximum=MOST_TOKENS)
+    fill: Literal["prefill", "random"] = "prefill"
+    compare: int = bounded(0, minimum=0, maximum=MOST_TOKENS)
+    stock: tuple[Literal["dynamic", "static", "static-compiled", "quanto4", "quanto2", "hqq4"], ...] = ()
     seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
@@ -101,8 +117,9 @@ class Efficiency(Task):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return what a point depends on; the grid is not part of it, so a larger one adds points."""
-        settings = {key: getattr(self, key) for key in ("new_tokens", "repeats", "warm_up", "seed")}
+        """Return the settings that a point depends on; the grid is not among them, so a larger one adds points."""
+        settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
+        settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
         return {"target": "efficiency", "version": self.version, **settings}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any]:
@@ -146,7 +163,7 @@ class Efficiency(Task):
             prompt="",
             answers=(),
             max_new_tokens=self.new_tokens,
-            work=MeasurePoint(prompt, batch, self.repeats, self.warm_up, self.seed),
+            work=MeasurePoint(prompt=prompt, batch=batch, **{key: getattr(self, key) for key in SETTINGS}),
         )
 
 

@@ -91,6 +91,10 @@ class MeasurePoint(Work):
         repeats: prefills that are timed.
         warm_up: tokens generated once, before anything is timed.
         seed: of the prompts' words.
+        untimed: prefills before the timed ones.
+        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's.
+        compare: tokens of captured steps that are compared with those of eager ones; 0: none.
+        stock: caches of stock transformers that are measured too.
     """
 
     prompt: int
@@ -98,3 +102,7 @@ class MeasurePoint(Work):
     repeats: int
     warm_up: int
     seed: int
+    untimed: int = 0
+    fill: Literal["prefill", "random"] = "prefill"
+    compare: int = 0
+    stock: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import torch
 
 from kvbench.attention import synthetic
 from kvbench.bench import __main__ as command
-from kvbench.bench import ceiling, kernel, memory, quantize, report
+from kvbench.bench import ceiling, kernel, quantize, report
 from kvbench.bench.clock import ROUND, Time, copies
 from kvbench.bench.shapes import (
     FORMATS,
@@ -25,10 +25,10 @@ from kvbench.bench.shapes import (
     side_bytes,
     tokens,
 )
-from kvbench.bench.table import shown as cell
-from kvbench.bench.table import table
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.segments.packed import PackedSegment
+from kvbench.util.table import shown as cell
+from kvbench.util.table import table
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].single])
@@ -138,13 +138,6 @@ def test_figures_have_three_digits(number, shown):
     assert cell(number) == shown
 
 
-def test_memory_that_was_asked_for_is_in_gib():
-    row = {"setting": "fp16", "prompt": 4096, "batch": 8, "new_tokens": 2, "status": "oom", "phase": "prefill"}
-    assert memory.line({**row, "bytes_asked": 3 << 29})[-1] == "oom in prefill, 1.50 GiB asked for"
-    assert memory.line(row)[-1] == "oom in prefill"
-    assert len(memory.line(row)) == len(memory.HEAD)
-
-
 def test_floors_lie_between_the_measured_reads():
     reads = ceiling.Ceiling([(100, 5.0), (1000, 10.0), (10000, 40.0)], "triton")
     assert [reads.floor(n) for n in (1, 100, 550, 1000, 20000)] == [5.0, 5.0, 7.5, 10.0, 80.0]
@@ -209,10 +202,3 @@ def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, c
     with pytest.raises(SystemExit):
         command.parser().parse_args(["kernel", *arguments])
     assert said in capsys.readouterr().err
-
-
-def test_settings_are_not_cut_inside_brackets():
-    from kvbench.bench.settings import split
-
-    assert split("kivi:{bits: 2, axis: token}:x=[1:2],y", ":") == ["kivi", "{bits: 2, axis: token}", "x=[1:2],y"]
-    assert split("a={b: [1, 2], c: 3},d=4", ",") == ["a={b: [1, 2], c: 3}", "d=4"]

@@ -1,7 +1,9 @@
 """Points into tables and plots: limits, ratios to full precision, the papers' claims."""
 
+import csv
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +12,12 @@ from experiments.efficiency.fold import fold, judged, reached, relative, section
 from experiments.efficiency.grid import CLAIMS, GRIDS
 from experiments.efficiency.read import read
 from kvbench.bench import __main__ as bench
+from kvbench.results.point_record import bench_points
 from kvbench.runner.run import run
 from tests.measure.test_meter import settings
 
 GiB = 2**30
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(setting, batch, rate=None, tpot=0.01, peak=20.0):
@@ -123,8 +127,33 @@ def test_nothing_to_fold_is_said(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_grids_are_commands_of_the_bench(name):
-    from kvbench.bench.settings import model_config, setting
+    from kvbench.bench.points import model_config
+    from kvbench.config.setting import parse
 
     args = bench.parser().parse_args(GRIDS[name])
     assert model_config(args.model).weights == "random"
-    assert "fp16" in [setting(text).text for text in args.settings]
+    assert "fp16" in [type(parse(text).load()).__name__.lower() for text in args.settings]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("h200/**/*.json")), ids=lambda path: path.name)
+def test_recorded_files_stay_readable(path):
+    content = json.loads(path.read_text())
+    points = list(bench_points(path))
+    if content.get("command", "").split()[:1] in (["tpot"], ["memory"]):
+        rows = [row for row in content["rows"] if row["status"] in ("ok", "oom")]
+        assert len(points) == len(rows) > 0
+        for point, row in zip(points, rows, strict=True):
+            good = row["status"] == "ok"
+            assert point.prompt > 0 and (point.tpot_s == row["tpot_s"]["median"] if good else point.tpot_s is None)
+            assert not good or (point.kv_used and point.new_tokens > 1)
+
+
+def test_the_recorded_table_is_made_again(tmp_path):
+    """results/efficiency/points.csv from its files: the columns of that time, to the digit."""
+    folder = ROOT / "results/h200/whole"
+    files = sorted(path for path in folder.glob("*.json") if path.name != "tpot_later.json")
+    fold(read(files), tmp_path)
+    with (ROOT / "results/efficiency/points.csv").open() as old, (tmp_path / "points.csv").open() as new:
+        recorded, made = list(csv.DictReader(old)), list(csv.DictReader(new))
+    again = [{key: row[key] for key in recorded[0]} for row in made]
+    assert recorded and all(row in again for row in recorded)

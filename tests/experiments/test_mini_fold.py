@@ -9,7 +9,7 @@ from experiments.mini.__main__ import composed, overrides, parse
 from experiments.mini.fold import error, fold, same
 from experiments.mini.grid import COMPARISONS, GRID, PAIRS
 from experiments.mini.report import STYLE
-from kvbench.methods import load_method
+from kvbench.config import setting as grammar
 from kvbench.results import samples as rows
 from kvbench.tasks.mini.catalogue import TASKS
 
@@ -136,6 +136,4 @@ def test_every_setting_of_the_grid_can_run():
     names = [setting.name for setting in GRID]
     assert len(set(names)) == len({setting.slug for setting in GRID}) == len(GRID)
     for setting in GRID:
-        given = dict(item.split("=", 1) for item in setting.overrides)
-        method = {k.removeprefix("method."): yaml.safe_load(v) for k, v in given.items() if k.startswith("method.")}
-        load_method(given["method"], quantizer=given.get("quantizer"), **method)
+        grammar.parse(setting.setting).load()

@@ -258,7 +258,9 @@ def test_random_keys_and_values_take_the_bytes_of_a_prompt(name):
     mine, other = random.point(150, 2), real.point(150, 2)
     assert mine["kv_used"] == other["kv_used"] and mine["kv_reserved"] == other["kv_reserved"]
     assert mine["ttft_s"] is None and mine["fill"] == "random" and mine["tokens_per_s"] > 0
-    assert random.first_tokens(150, 2, 3) == [row[:3] for row in random.tokens]
+    again = meter(name, new_tokens=3, fill="random", census=False)
+    again.point(150, 2)
+    assert again.tokens == [row[:3] for row in random.tokens]
 
 
 def test_random_keys_are_refused_where_the_prompt_is_watched():
@@ -328,3 +330,35 @@ def test_the_roofline_stands_beside_where_the_gpu_is_known(monkeypatch):
     assert parted["peak_prefill"] < found["peak_prefill"] and parted["peak_decode"] == found["peak_decode"]
     model.config.num_experts = 8
     assert predicted(model, figures, 4096, 2, None, False) is None
+
+
+def test_captured_tokens_are_compared_with_eager_ones(monkeypatch):
+    plain = measuring.times
+    monkeypatch.setattr(measuring, "times", lambda *a, **b: {**plain(*a, **b), "stepping": "graph"})
+    assert meter("kivi", new_tokens=6, compare=4, census=False).point(40, 2)["same"] == {"of": 8, "alike": 8}
+    eager = meter("kivi", new_tokens=6, compare=4, census=False)
+    monkeypatch.setattr(measuring, "times", plain)
+    assert "same" not in eager.point(40, 2)
+
+
+def test_stock_transformers_stand_in_the_record_and_the_table(tmp_path, capsys):
+    grid = {"prompts": [32], "batches": [1], "stock": ["dynamic", "static"], "untimed": 1}
+    metrics = run(settings(tmp_path, "kivi", grid=grid))
+    (row,) = rows_of(metrics).values()
+    point = row["measured"]["point"]
+    assert point["repeats"] == 2 and list(point["stock"]) == ["dynamic", "static"]
+    for other in point["stock"].values():
+        assert other["status"] == "ok" and other["prefill_s"] > 0 and other["tpot_s"]["n"] == 3
+        assert other["kv_used"]["total"] == 2 * 32 * 2 * 32 * 4
+    assert point["itl_s"]["p50"] <= point["itl_s"]["p90"] <= point["itl_s"]["p99"]
+    assert point["read_bytes"] > point["kv_used"]["total"] and point["ceiling"] is None
+    jsonschema.validate(json.loads((Path(metrics["run_dir"]) / "metrics.json").read_text()), SCHEMA)
+
+
+def test_settings_of_a_point_count_in_the_id_only_where_they_differ(tmp_path):
+    from kvbench.tasks.efficiency import Efficiency
+
+    assert Efficiency().identity() == {
+        "target": "efficiency", "version": 1, "new_tokens": 32, "repeats": 3, "warm_up": 8, "seed": 0
+    }  # fmt: skip
+    assert Efficiency(fill="random", compare=4).identity().items() >= {"fill": "random", "compare": 4}.items()

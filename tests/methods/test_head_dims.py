@@ -13,8 +13,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import kvbench
-from kvbench.bench.settings import setting
 from kvbench.cache.prompts import Prompts
+from kvbench.config.setting import parse
 from kvbench.errors import ConfigError
 from kvbench.methods.bytes import kv_bytes
 from kvbench.runner.run import run
@@ -140,6 +140,6 @@ def test_the_row_of_a_group_that_fits_says_nothing_new(tmp_path: Path) -> None:
 
 def test_predictions_take_any_head() -> None:
     for text in ("kivi:int2", "logquant", "cocktail:split=10/30/60"):
-        method = setting(text).method
+        method = parse(text).load()
         method.check(80)
         assert kv_bytes(method, 4096, layers=1, query_heads=2, heads=1, channels=80).scales > 0

@@ -1,18 +1,24 @@
 """The benches of whole models on a CPU: rows, what stands beside them, what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 import kvbench.measure.meter as measuring
 from kvbench.bench import __main__ as command
-from kvbench.bench import settings, stock, tpot, whole
-from kvbench.bench.command import BASELINES, COMMANDS
+from kvbench.bench import points, report
+from kvbench.bench.columns import COLUMNS, HEAD, line, table_of
+from kvbench.bench.command import COMMANDS, preset
 from kvbench.errors import ConfigError, ModelError
+from kvbench.measure import point_figures, stock
 from kvbench.methods.cocktail import Cocktail
 from kvbench.models.spec import local_folder
 from kvbench.parallel import launch
+from kvbench.runner.run import run
+from kvbench.tasks.efficiency import STOCK, Efficiency
+from tests.measure.test_meter import settings
 
 HERE = ["--device", "cpu", "--model", "tiny", "--dtype", "float32"]
 
@@ -24,50 +30,12 @@ def rows(folder, *arguments):
     return found["rows"]
 
 
-def test_settings_as_they_are_typed():
-    assert settings.setting("fp16").method.quantizer is None
-    kivi = settings.setting("kivi:int4_g128").method
-    assert (kivi.quantizer.key.group_size, kivi.quantizer.value.group_size, kivi.quantizer.key.bits) == (
-        128,
-        "head_dim",
-        4,
-    )
-    kivi = settings.setting("kivi:int2:residual=64,quantizer.key.group_size=64,sinks=2").method
-    assert (kivi.residual, kivi.sinks, kivi.quantizer.key.group_size) == (64, 2, 64)
-    assert settings.setting("kivi:quantizer.key.bits=4").method.quantizer.key.bits == 4
-    assert settings.setting("logquant:int2_g128:window=64,reserved=192").method.W == 64
-    for text in ("cocktail:split=[10,30,60],encoder=bm25", "cocktail:split=10/30/60:encoder=bm25"):
-        assert settings.setting(text).method.split == (10, 30, 60)
-    tiny = str(local_folder(settings.model_config("tiny").path) / "calibration")
-    assert settings.setting(f"kvquant:calibration={tiny}").method.calibration == tiny
-    for path, read in {"/data/@x/%b": None, "'/a/b'": "/a/b", "'10/20'": "10/20", "10/30/": None, "/": None}.items():
-        assert settings.listed("key", path) == (read or path)
-    assert settings.listed("key", "[a/b, c]") == ["a/b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("kivy", "did you mean 'kivi'"),
-        ("kivi:int5", "no such quantizer"),
-        ("kivi:int2:int4", "two quantizers"),
-        ("kivi:int2:residual=33", "multiple of the key group"),
-        ("kivi:int2:residuel=64", "did you mean 'residual'"),
-        ("kivi:int2:quantizer.key.groups=64", "quantizer.key.group_size"),
-        ("cocktail:int4", "does not take this quantizer"),
-    ],
-)
-def test_wrong_settings_are_refused(text, said):
-    with pytest.raises(ConfigError, match=said):
-        settings.setting(text)
-
-
 def test_models_by_name():
-    assert settings.model_config("llama2-7b").weights == "random"
-    assert settings.model_config("llama3.1-8b", dtype="float16").dtype == "float16"
+    assert points.model_config("llama2-7b").weights == "random"
+    assert points.model_config("llama3.1-8b", dtype="float16").dtype == "float16"
     with pytest.raises(ConfigError, match="did you mean 'llama2-7b'"):
-        settings.model_config("llama-7b")
-    assert local_folder(settings.model_config("tiny").path).is_dir()
+        points.model_config("llama-7b")
+    assert local_folder(points.model_config("tiny").path).is_dir()
 
 
 def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
@@ -87,7 +55,8 @@ def test_tpot_beside_stock_caches(tmp_path, monkeypatch, capsys):
         assert row["status"] == "ok" and row["tpot_s"]["n"] == (4 if "graphs" not in row else 3)
         assert row["GB_s"] * row["tpot_s"]["median"] * 1e9 == pytest.approx(row["read_bytes"])
     dynamic, full, packed = found[0], found[2], found[4]
-    assert packed["kv"] < full["kv"] and dynamic["kv"] / 70 == full["kv"] / 74
+    sizes = [row["kv_used"]["total"] for row in (dynamic, full, packed)]
+    assert sizes[2] < sizes[1] and sizes[0] / 70 == sizes[1] / 74
     assert dynamic["tokens"][:5] == found[1]["tokens"][:5] == full["tokens"]  # greedy, the same model and prompt
     assert full["same"] == {"of": 3, "alike": 3}
     assert "DynamicCache, eager" in capsys.readouterr().out
@@ -102,27 +71,45 @@ def test_random_keys_instead_of_a_prompt(tmp_path):
     assert found[1]["ttft_s"] is None and found[1]["kv_used"]["codes"] > 0
 
 
-def test_the_roofline_and_the_ceiling_stand_beside(monkeypatch):
-    from types import SimpleNamespace
-
+@pytest.mark.parametrize(("rate", "ceiling"), [(4000.0, ("measured", 4000.0)), (None, ("known", 4690.0))])
+def test_bytes_of_a_step_stand_beside_the_ceiling(rate, ceiling, monkeypatch):
     from tests.zoo import model
 
-    monkeypatch.setattr(tpot, "device_name", lambda device: "NVIDIA H200")
-    bench = SimpleNamespace(model=model(), device="cpu", loaded=SimpleNamespace(dtype=torch.float32))
-    row = {"status": "ok", "kv": 10**9, "batch": 1, "context": 4096, "tpot_s": {"median": 1e-3}}
-    tpot.judged(bench, row, 4000.0)
-    assert row["predicted"]["gpu"] == "h200"
-    assert row["over_roof"] == pytest.approx(1e-3 / row["predicted"]["tpot_s"])
-    assert row["GB_s"] == pytest.approx(row["read_bytes"] / 1e6) and row["read_share"] == row["GB_s"] / 4000
-    assert tpot.line({**row, "setting": "x", "stepping": "graph", "tpot_s": {"median": 1, "p10": 1, "p90": 1}})
+    tiny = model()
+    figures = {"kv_used": {"total": 10**9}, "tpot_s": {"median": 1e-3}, "predicted": {"tpot_s": 5e-4}}
+    unknown = point_figures.moved(tiny, figures)
+    assert unknown["ceiling"] is None and unknown["read_share"] is None and unknown["over_roof"] == 2
+    monkeypatch.setattr(point_figures, "device_name", lambda device: "NVIDIA H200")
+    moved = point_figures.moved(tiny, figures, rate)
+    weights = sum(p.numel() * p.element_size() for p in tiny.parameters())
+    assert 10**9 < moved["read_bytes"] <= 10**9 + weights
+    assert moved["GB_s"] == pytest.approx(moved["read_bytes"] / 1e6)
+    assert (moved["ceiling"]["kind"], moved["ceiling"]["GB_s"]) == (ceiling[0], pytest.approx(ceiling[1]))
+    assert moved["read_share"] == moved["GB_s"] / moved["ceiling"]["GB_s"]
+    assert point_figures.moved(tiny, {**figures, "speculation": {"rounds": 1}}) == {"read_bytes": moved["read_bytes"]}
 
 
 def test_prefill_beside_stock(tmp_path):
-    (row,) = rows(tmp_path, "prefill", "--settings", "kivi:int4:residual=32", "--contexts", "200", "--repeats", "1")
-    assert row["status"] == "ok" and row["over_stock"] == row["seconds"] / row["stock_s"] > 0
-    assert row["above"] == row["peak"] - row["weights"] - row["kv_reserved"] > row["layer_kv"]
+    found = rows(tmp_path, "prefill", "--settings", "kivi:int4:residual=32", "--contexts", "200", "--repeats", "1")
+    other, row = found
+    assert other["setting"] == "dynamic" and other["prefill_s"] > 0 and other["repeats"] == 1
+    assert row["status"] == "ok" and row["repeats"] == 1 and row["prefill_path"]
+    cells = dict(zip([*HEAD, *COLUMNS["prefill"]], line(row, "prefill", found), strict=True))
+    assert cells["x"] == row["prefill_s"] / other["prefill_s"] and cells["stock ms"] == 1e3 * other["prefill_s"]
+    above = row["peak"]["prefill"] - row["weights"] - row["kv_reserved"]["total"]
+    assert cells["above"] == above / 2**30 and above > row["layer_kv"]
     assert row["layer_kv"] == 2 * 200 * 2 * 64 * 4
-    assert row["kv_used"] < row["kv_reserved"]
+    assert row["kv_used"]["total"] < row["kv_reserved"]["total"]
+
+
+def test_a_row_is_the_record_of_a_run(tmp_path):
+    """Both ways to measure write the same keys."""
+    (row,) = rows(tmp_path, "memory", "--settings", "kivi", "--contexts", "40", "--batches", "1", "--new-tokens", "3")
+    metrics = run(settings(tmp_path, grid={"prompts": [40], "batches": [1], "new_tokens": 3, "repeats": 1}))
+    stored = Path(metrics["run_dir"]) / "samples.jsonl"
+    record = json.loads(stored.read_text())["measured"]["point"]
+    own = {"setting", "graphs", "compile", "tokens"}
+    assert set(record) == set(row) - own and own <= set(row)
 
 
 def test_memory_grows_the_batch_until_it_ends(tmp_path, monkeypatch, capsys):
@@ -152,7 +139,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     assert "no such quantizer" in capsys.readouterr().err
     with monkeypatch.context() as patch:  # said before anything is measured
         patch.setattr(Cocktail, "ready", lambda self: (_ for _ in ()).throw(ModelError("no encoder")))
-        patch.setattr(whole, "load", None)
+        patch.setattr(points, "load", None)
         assert command.main(["memory", *HERE, "--settings", "fp16", "cocktail", "--out", str(tmp_path)]) == 1
         assert "no encoder" in capsys.readouterr().err
     assert command.main(["tpot", *HERE, "--weights", "pretrained", "--contexts", "8k", "--out", str(tmp_path)]) == 2
@@ -176,7 +163,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     monkeypatch.setattr(launch, "size", lambda: 2)
     assert command.main(["memory", *HERE]) == 2
     assert "measures one" in capsys.readouterr().err
-    assert set(BASELINES) == set(stock.BASELINES)
+    assert set(STOCK) == set(stock.BASELINES)
 
 
 def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypatch, capsys):
@@ -184,14 +171,14 @@ def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypa
         raise OSError(28, "No space left on device")
 
     given = ["memory", *HERE, "--contexts", "20", "--batches", "1", "--new-tokens", "2", "--out", str(tmp_path)]
-    monkeypatch.setattr(whole.report, "write", full)
+    monkeypatch.setattr(report, "write", full)
     assert command.main(given) == 1
     assert "cannot be written: [Errno 28]" in capsys.readouterr().err
 
     def none(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
 
-    monkeypatch.setattr(whole, "load", none)
+    monkeypatch.setattr(points, "load", none)
     assert command.main([*given, "--memory-limit-gb", "8"]) == 1
     assert "tiny itself has no room on cpu within --memory-limit-gb 8" in capsys.readouterr().err
 
@@ -200,8 +187,32 @@ def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(tpot, "baseline", broken)
+    monkeypatch.setattr(stock, "point", broken)
     arguments = ["tpot", *HERE, "--contexts", "64", "--steps", "2", "--baselines", "dynamic", "--out", str(tmp_path)]
     assert command.main([*arguments, "--name", "found"]) == 1
     first, second = json.loads((tmp_path / "found.json").read_text())["rows"]
     assert first["status"] == "failed" and "no such kernel" in first["message"] and second["status"] == "ok"
+
+
+def test_presets_are_the_defaults_of_the_commands():
+    for name in COMMANDS:
+        args = command.parser().parse_args([name])
+        grid = Efficiency(**{key: tuple(v) if isinstance(v, list) else v for key, v in preset(name).items()})
+        assert tuple(args.contexts) == grid.prompts and args.new_tokens == grid.new_tokens
+        assert (args.repeats, args.untimed, args.fill, args.compare) == (
+            grid.repeats, grid.untimed, grid.fill, grid.compare
+        )  # fmt: skip
+        assert tuple(args.baselines) == grid.stock
+        assert args.batches is None if grid.batches == "grow" else tuple(args.batches) == grid.batches
+
+
+def test_tables_stand_by_prompt_and_a_failed_point_says_why():
+    row = {"setting": "fp16", "prompt": 4096, "batch": 8, "new_tokens": 2, "status": "oom", "phase": "prefill"}
+    for name in COMMANDS:
+        assert len(line(row, name, [row])) == len(HEAD) + len(COLUMNS[name])
+        assert line({**row, "bytes_asked": 3 << 29}, name, [row])[-1] == "oom in prefill, 1.50 GiB asked for"
+        assert line(row, name, [row])[-1] == "oom in prefill"
+    short = {**row, "prompt": 128, "setting": "kivi"}
+    texts = table_of([row, short], "tpot").splitlines()
+    assert texts[2].startswith("kivi") and texts[3].startswith("fp16")
+    assert table_of([row, short], "memory").splitlines()[2].startswith("fp16")

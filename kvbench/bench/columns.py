@@ -1,0 +1,140 @@
+"""Tables of points: the columns of each command, taken from a point's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvbench.bench.shapes import short
+from kvbench.util.table import table
+
+Row = Mapping[str, Any]
+#: takes a row and stock transformers' row at the same point (empty where there is none)
+Column = Callable[[Row, Row], Any]
+
+NOTES = {
+    "tpot": "same: tokens alike, captured and eager, of those compared; x: TPOT to the roofline's; expected: the"
+    " roofline and what the kernels of a compiled step take beside their bytes; GB/s: weights (without the embedding"
+    " table) and keys and values in use over TPOT; %: of the ceiling; peak: GiB while decoding",
+    "prefill": "GiB; medians. x: time to stock's (DynamicCache, sdpa), the search apart; above: peak less weights and"
+    " the buffers of the cache; layer K/V: fresh keys and values of one layer",
+    "memory": "GiB. KV: bytes of the whole batch in use; x: peak of decoding to weights + KV; roof: TPOT by the"
+    " roofline; tokens/s: search, prefill and decode inside",
+}
+
+
+def _value(row: Row, *keys: str, factor: float | None = None) -> Any:
+    """Return a nested value, multiplied where a factor is given; None where it is missing."""
+    node: Any = row
+    for key in keys:
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if node is None or factor is None else node * factor
+
+
+def _ms(*keys: str) -> Column:
+    return lambda row, stock: _value(row, *keys, factor=1e3)
+
+
+def _gib(*keys: str) -> Column:
+    return lambda row, stock: _value(row, *keys, factor=2**-30)
+
+
+def _plain(*keys: str, factor: float | None = None) -> Column:
+    return lambda row, stock: _value(row, *keys, factor=factor)
+
+
+def _of_stock(column: Column) -> Column:
+    return lambda row, stock: column(stock, row)
+
+
+def _same(row: Row, stock: Row) -> str:
+    return f"{row['same']['alike']}/{row['same']['of']}" if "same" in row else "-"
+
+
+def _over_stock(row: Row, stock: Row) -> float | None:
+    mine, other = row.get("prefill_s"), stock.get("prefill_s")
+    return mine / other if mine and other else None
+
+
+def _above(row: Row, stock: Row) -> float | None:
+    """Return the GiB of the prefill's peak above weights and buffers of the cache."""
+    peak, reserved = _value(row, "peak", "prefill"), _value(row, "kv_reserved", "total")
+    return None if peak is None or reserved is None else (peak - row["weights"] - reserved) / 2**30
+
+
+COLUMNS: dict[str, dict[str, Column]] = {
+    "tpot": {
+        "TPOT ms": _ms("tpot_s", "median"),
+        "p10": _ms("tpot_s", "p10"),
+        "p90": _ms("tpot_s", "p90"),
+        "p99": _ms("tpot_s", "p99"),
+        "first": _ms("first_step_s"),
+        "roof": _ms("predicted", "tpot_s"),
+        "x": _plain("over_roof"),
+        "expected": _ms("predicted", "expected_tpot_s"),
+        "GB/s": _plain("GB_s"),
+        "% read": _plain("read_share", factor=100.0),
+        "same": _same,
+        "peak": _gib("peak", "decode"),
+        "steps": _plain("stepping"),
+    },
+    "prefill": {
+        "search ms": _ms("search_s"),
+        "ms": _ms("prefill_s"),
+        "stock ms": _of_stock(_ms("prefill_s")),
+        "x": _over_stock,
+        "peak": _gib("peak", "prefill"),
+        "stock peak": _of_stock(_gib("peak", "prefill")),
+        "weights": _gib("weights"),
+        "KV": _gib("kv_used", "total"),
+        "above": _above,
+        "layer K/V": _gib("layer_kv"),
+        "path": _plain("prefill_path"),
+    },
+    "memory": {
+        "TTFT ms": _ms("ttft_s"),
+        "TPOT ms": _ms("tpot_s", "median"),
+        "roof": _ms("predicted", "tpot_s"),
+        "tokens/s": _plain("tokens_per_s"),
+        "weights": _gib("weights"),
+        "KV": _gib("kv_used", "total"),
+        "peak dec": _gib("peak", "decode"),
+        "x": _plain("over_used"),
+        "peak pre": _gib("peak", "prefill"),
+        "steps": _plain("stepping"),
+    },
+}
+HEAD = ("setting", "prompt", "B", "new")
+
+
+def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
+    """Return the cells of a point: those of :data:`HEAD`, then the command's; a failed point has its reason at the end.
+
+    Args:
+        row: the point.
+        command: ``tpot``, ``prefill`` or ``memory``.
+        rows: all points so far; stock transformers' stand among them.
+    """
+    start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
+    columns = COLUMNS[command]
+    if row["status"] != "ok":
+        return [*start, *[None] * (len(columns) - 1), failure(row)]
+    at = (row["prompt"], row["batch"])
+    stock = next((one for one in rows if one["setting"] == "dynamic" and (one["prompt"], one["batch"]) == at), {})
+    return [*start, *(column(row, stock) for column in columns.values())]
+
+
+def failure(row: Row) -> str:
+    """Return the reason why a point has no figures."""
+    if row["status"] != "oom":
+        return str(row["message"])
+    asked = row.get("bytes_asked")
+    phase = f" in {row['phase']}" if row.get("phase") else ""
+    return f"oom{phase}" + (f", {asked / 2**30:.2f} GiB asked for" if asked else "")
+
+
+def table_of(rows: Sequence[Row], command: str) -> str:
+    """Return the table of all points: by prompt and batch, or as measured where the batch grew until memory ended."""
+    grown = command == "memory"
+    ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
+    return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered])

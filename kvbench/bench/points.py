@@ -1,0 +1,251 @@
+"""Points of whole models: every setting of a command through one :class:`~kvbench.measure.meter.Meter` each.
+
+The model is loaded once. The JSON file grows row by row; a row is the point's record, as a run of
+``dataset=efficiency`` stores it, with the setting and the way of its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kvbench.bench import report
+from kvbench.bench.columns import NOTES, line, table_of
+from kvbench.cache.options import Options
+from kvbench.config.run_config import RuntimeConfig
+from kvbench.config.setting import parse
+from kvbench.errors import ConfigError, KvbenchError, ModelError
+from kvbench.measure.meter import How, Meter
+from kvbench.measure.stock import SHOWN
+from kvbench.methods.base import Method
+from kvbench.models import by_name
+from kvbench.models.load import load, resolve_device
+from kvbench.models.spec import ModelConfig
+from kvbench.profiling.limit import limited
+from kvbench.profiling.memory import release
+from kvbench.tasks.efficiency import Efficiency
+from kvbench.tasks.work import MeasurePoint
+from kvbench.util.failures import bytes_asked, is_out_of_memory
+from kvbench.util.requirements import check_writable
+from kvbench.util.schema import build
+
+Row = dict[str, Any]
+
+#: version of the JSON file: rows are records of points since 2
+SCHEMA = 2
+
+
+class Bench:
+    """One command: the model, its settings, and the rows so far, on disk after each of them.
+
+    Args:
+        args: as :mod:`kvbench.bench.command` parsed them.
+
+    Raises:
+        KvbenchError: a setting is wrong, or the model or an encoder is unavailable.
+    """
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.began = args, time.perf_counter()
+        self.path = report.folder(args.out) / f"{args.name or f'{args.command}_{Path(args.model).name}'}.json"
+        check_writable(str(self.path.parent), "--out")
+        self.methods = [(setting, setting.load()) for setting in map(parse, args.settings)]
+        self.grid = Efficiency(
+            prompts=tuple(args.contexts),
+            batches="grow" if args.grow or not args.batches else tuple(args.batches),
+            max_batch=args.max_batch,
+            bisect=args.bisect,
+            new_tokens=args.new_tokens,
+        )
+        config = model_config(args.model, weights=args.weights, dtype=args.dtype)
+        for _, method in self.methods:
+            method.ready()  # fail early if an encoder is unavailable
+        try:
+            self.loaded: Any = load(config, RuntimeConfig(device=args.device, seed=args.seed))
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            limit = "" if args.memory_limit_gb is None else f" within --memory-limit-gb {args.memory_limit_gb:g}"
+            raise ModelError(f"{args.model} itself has no room on {args.device}{limit}: {error}") from None
+        self.model, self.device = self.loaded.model, self.loaded.device
+        for _, method in self.methods:
+            method.check(head_dim=self.loaded.architecture.head_dim)
+        self.rows: list[Row] = []
+        self.extra: dict[str, Any] = {}
+        self._check_lengths()
+        self.read_rate = self._ceiling() if args.ceiling and self.device.type == "cuda" else None
+
+    def _check_lengths(self) -> None:
+        """Raise ConfigError where pretrained weights cannot take the longest sequence."""
+        longest, new = max(self.args.contexts), self.args.new_tokens
+        if not self.loaded.random_weights and longest + new > self.loaded.max_length:
+            raise ConfigError(
+                "--contexts",
+                longest,
+                f"and {new} new tokens are more than {self.args.model} takes ({self.loaded.max_length})",
+                hint="--weights random has no such limit",
+            )
+
+    def _ceiling(self) -> float:
+        """Return the GB/s of plain reads, and keep the reads for the file."""
+        from kvbench.bench import ceiling
+
+        reads = ceiling.measure()
+        self.extra["ceiling"] = reads.as_dict()
+        release(self.device)
+        return reads.rate
+
+    def meter(self, method: Method, graphs: str = "never") -> Meter:
+        """Return a meter for one method; its first cache switches the model to it."""
+        names = (
+            "new_tokens",
+            "repeats",
+            "untimed",
+            "seed",
+            "compile",
+            "prefill_chunk",
+            "prefill_rows",
+            "fill",
+            "compare",
+        )
+        how = How(
+            **{name: getattr(self.args, name) for name in names},
+            graphs=graphs,
+            census=self.args.command != "tpot",
+            read_rate=self.read_rate,
+            options=Options(kernels=self.args.kernels),
+        )
+        return Meter(self.model, self.loaded.tokenizer, method, how)
+
+    def measure(self) -> None:
+        """Measure stock transformers first, then every setting, captured and (where asked for) eager."""
+        for name in self.args.baselines:
+            meter = self.meter(self.methods[0][1])
+            self._grid({"setting": name}, lambda n, b, name=name, meter=meter: meter.stock_point(name, n, b))
+        ways = ["always", "never"] if self.args.eager and self.args.graphs == "always" else [self.args.graphs]
+        for setting, method in self.methods:
+            for graphs in ways:
+                meter = self.meter(method, graphs)
+                start = {"setting": setting.text, "graphs": graphs, "compile": self.args.compile}
+                self._grid(start, lambda n, b, meter=meter: self._point(meter, n, b))
+                method.detach(self.model)
+
+    def _grid(self, start: Row, measure: Callable[[int, int], Row]) -> None:
+        """Measure the points of one setting, of which the next may depend on those before."""
+        stored: dict[str, Row] = {}
+        for prompt, batch, sample_id in self._points(stored):
+            stored[sample_id] = {**start, **self._attempt(measure, prompt, batch)}
+            self.add(stored[sample_id])
+
+    def _points(self, stored: dict[str, Row]) -> Iterator[tuple[int, int, str]]:
+        """Yield prompt tokens, batch and id of each point until none is left."""
+        while True:
+            samples = [sample for sample in self.grid.next_samples(stored) if sample.id not in stored]
+            if not samples:
+                return
+            point = samples[0].work
+            assert isinstance(point, MeasurePoint)
+            yield point.prompt, point.batch, samples[0].id
+
+    def _point(self, meter: Meter, prompt: int, batch: int) -> Row:
+        """Return the record of one point of a method, with its first tokens and, where asked for, a profile."""
+        figures = meter.point(prompt, batch)
+        figures.pop("note", None)
+        if figures["status"] != "ok":
+            return figures
+        figures["tokens"] = meter.tokens[0][:SHOWN]
+        if self.args.profile and figures["stepping"].startswith("graph") and not meter.method.speculation:
+            from kvbench.bench.profile import profile
+
+            prompts = meter.batch(prompt, batch)[1]
+            figures["profile"] = profile(
+                self.model, meter.method, prompt, batch, prompts=prompts, compile=self.args.compile, seed=self.args.seed
+            )
+        return figures
+
+    def _attempt(self, measure: Callable[[int, int], Row], prompt: int, batch: int) -> Row:
+        """Return a point's record, or its failure; the process has its memory back afterwards.
+
+        Raises:
+            KvbenchError: a mistake of the user's.
+        """
+        try:
+            return measure(prompt, batch)
+        except KvbenchError:
+            raise
+        except Exception as error:
+            failure = {
+                "status": "oom" if is_out_of_memory(error) else "failed",
+                "message": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                "bytes_asked": bytes_asked(error),
+            }
+        release(self.device)
+        return {"prompt": prompt, "batch": batch, "new_tokens": self.args.new_tokens, **failure}
+
+    def add(self, row: Row) -> None:
+        """Write a row to the file and a line to the screen."""
+        self.rows.append(row)
+        self.write()
+        cells = [cell for cell in line(row, self.args.command, self.rows) if cell is not None]
+        print("  ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells), flush=True)
+
+    def write(self) -> None:
+        """Write the file as it is now."""
+        content = {
+            "schema": SCHEMA,
+            "what": f"python -m kvbench.bench {self.args.command}: points of time and memory",
+            **report.machine(),
+            "model": self.args.model,
+            "weights": self.args.weights,
+            "dtype": self.args.dtype,
+            "memory_limit_gb": self.args.memory_limit_gb,
+            "command": " ".join(self.args.argv),
+            **self.extra,
+            "rows": self.rows,
+        }
+        try:
+            report.write(self.path, content)
+        except OSError as error:
+            raise KvbenchError(f"{self.path} cannot be written: {error}\n  hint: --out FOLDER") from error
+
+    def finish(self) -> int:
+        """Print the table; return 1 where a row failed for another reason than memory."""
+        self.write()
+        print("\n" + table_of(self.rows, self.args.command))
+        print(NOTES[self.args.command])
+        print(f"{self.path} ({time.perf_counter() - self.began:.0f} s)")
+        return int(any(row["status"] == "failed" for row in self.rows))
+
+
+def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
+    """Return a preset, a repository of the hub or a folder, with random weights (or its own).
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    group = by_name.group(name, {"weights": weights, "dtype": dtype}, "--model")
+    model: ModelConfig = build(ModelConfig, group, "model")
+    model.check()
+    return model
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command that `args` name, under the memory limit."""
+    try:
+        device = resolve_device(args.device)
+        with limited(device, args.memory_limit_gb) as holds:
+            if args.memory_limit_gb is not None and not holds:
+                print(f"--memory-limit-gb {args.memory_limit_gb}: this platform cannot limit {device}", flush=True)
+            try:
+                bench = Bench(args)
+                bench.measure()
+                return bench.finish()
+            finally:
+                release(device)
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code

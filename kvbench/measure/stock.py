@@ -1,0 +1,185 @@
+"""Stock transformers on the same model: the baseline of a method's times, measured in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.register import detach
+from kvbench.errors import ConfigError
+from kvbench.measure.how import How
+from kvbench.measure.point_figures import Figures, moved, predicted, rounded, weight_bytes
+from kvbench.measure.random_fill import random_layers
+from kvbench.profiling.memory import PhasePeaks, release
+from kvbench.profiling.timing import median, now, percentile
+
+#: caches of transformers, by name
+BASELINES = {
+    "dynamic": "DynamicCache, eager",
+    "static": "StaticCache, eager",
+    "static-compiled": 'StaticCache, torch.compile(mode="reduce-overhead")',
+    "quanto4": "QuantizedCache, quanto 4 bits",
+    "quanto2": "QuantizedCache, quanto 2 bits",
+    "hqq4": "QuantizedCache, hqq 4 bits",
+}
+#: tokens of the first row that a record keeps
+SHOWN = 16
+
+
+@contextmanager
+def stock(model: Any) -> Iterator[None]:
+    """`model` with torch's SDPA as transformers calls it."""
+    detach(model)
+    before = model.config.get_text_config(decoder=True)._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def new_cache(name: str, model: Any, length: int) -> Any:
+    """The cache of a baseline with room for `length` tokens.
+
+    Raises:
+        ConfigError: its package is missing.
+    """
+    from transformers import DynamicCache, StaticCache
+    from transformers.cache_utils import QuantizedCache
+
+    if name == "dynamic":
+        return DynamicCache(config=model.config)
+    if name.startswith("static"):
+        return StaticCache(config=model.config, max_cache_len=length)
+    backend, bits = name[:-1], int(name[-1])
+    axis = {"quanto": 0, "hqq": 1}[backend]
+    try:
+        return QuantizedCache(
+            backend, model.config, nbits=bits, axis_key=axis, axis_value=axis, q_group_size=64, residual_length=128
+        )
+    except ImportError as error:
+        raise ConfigError("--baselines", name, f"needs a package ({error})", hint="pip install 'kvbench[hf]'") from None
+
+
+@torch.inference_mode()
+def prefill(model: Any, ids: Tensor) -> float:
+    """Return the seconds of a prefill of ``ids`` ``[B, T]`` into a DynamicCache, logits of the last token included."""
+    cache = new_cache("dynamic", model, 0)
+    started = now(ids.device)
+    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+    return now(ids.device) - started
+
+
+@torch.no_grad()
+def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
+    """Prefill ``ids`` ``[B, T]``, take `steps` greedy decode steps and return their times and peaks.
+
+    Compilation and the first replays are warm-ups, not among the steps.
+
+    Args:
+        name: of :data:`BASELINES`.
+        fill: ``prefill`` or ``random``: random keys and values in place of the prompt's.
+
+    Returns:
+        ``prefill_s`` (None for random keys), ``step_s`` of each step, ``peak`` by phase, ``tokens`` of the first row.
+    """
+    batch, width = ids.shape
+    warm_ups = 6 if name.endswith("compiled") else 2
+    cache = new_cache(name, model, width + steps + warm_ups)
+    peaks, seconds = PhasePeaks(ids.device, census=False), None
+    with peaks.run():
+        if fill == "random":
+            random_layers(model, batch, width, seed, lambda number, keys, values: cache.update(keys, values, number))
+            token = ids[:, -1:].clone()
+        else:
+            peaks.phase("prefill")
+            started = now(ids.device)
+            output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            token = output.logits[:, -1:].argmax(-1)
+            seconds = now(ids.device) - started
+            del output
+        peaks.phase("end")
+        release(ids.device)
+        run = torch.compile(model.forward, mode="reduce-overhead") if name.endswith("compiled") else model.forward
+        position = torch.full((batch, 1), width, device=ids.device)
+        step_s, tokens = [], [int(token[0, 0])]
+        for number in range(warm_ups + steps):
+            if number == warm_ups:
+                peaks.phase("decode")
+            started = now(ids.device)
+            if name.endswith("compiled") and ids.is_cuda:
+                torch.compiler.cudagraph_mark_step_begin()
+            logits = run(
+                input_ids=token, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1
+            ).logits
+            token = logits[:, -1:].argmax(-1).clone()
+            position = position + 1
+            if number >= warm_ups:
+                step_s.append(now(ids.device) - started)
+            tokens.append(int(token[0, 0]))
+        peaks.phase("end")
+    return {"prefill_s": seconds, "step_s": step_s, "peak": peaks.row(), "tokens": tokens}
+
+
+def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
+    """Return the figures of one point with a cache of transformers, under the keys that :class:`Meter` uses.
+
+    Args:
+        name: of :data:`BASELINES`.
+        ids: the prompts ``[B, T]``.
+        how: settings of the point.
+    """
+    batch, width = ids.shape
+    prefills = []
+    with stock(model):
+        compiled_anew()
+        try:
+            for _ in range(how.untimed + how.repeats - 1 if how.fill == "prefill" else 0):
+                release(ids.device)
+                prefills.append(prefill(model, ids))
+            release(ids.device)
+            run = decode(name, model, ids, how.new_tokens - 1, how.fill, how.seed)
+        finally:
+            compiled_anew()
+    prefills = [*prefills, run["prefill_s"]][how.untimed :] if how.fill == "prefill" else []
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    bits = int(name[-1]) if name[-1].isdecimal() else 8 * model.dtype.itemsize
+    seconds, step_s = median(prefills) if prefills else None, run["step_s"]
+    figures: Figures = {
+        "status": "ok",
+        "prompt": width,
+        "batch": batch,
+        "new_tokens": how.new_tokens,
+        **({"fill": "random"} if how.fill == "random" else {}),
+        "prefill_s": seconds,
+        "ttft_s": seconds,
+        "repeats": len(prefills),
+        "tpot_s": {
+            "median": median(step_s),
+            "mean": sum(step_s) / len(step_s),
+            **{f"p{q}": percentile(step_s, q) for q in (10, 90, 99)},
+            "n": len(step_s),
+        },
+        "itl_s": {f"p{q}": percentile(step_s, q) for q in (50, 90, 99)},
+        "decode_s": sum(step_s),
+        "tokens_per_s": None if seconds is None else batch * how.new_tokens / (seconds + sum(step_s)),
+        "stepping": BASELINES[name],
+        "weights": weight_bytes(model),
+        "kv_used": {"total": 2 * batch * config.num_hidden_layers * heads * channels * width * bits // 8},
+        "peak": run["peak"],
+        "tokens": run["tokens"][:SHOWN],
+    }
+    figures["predicted"] = predicted(model, figures, width, batch, None, False)
+    figures = rounded(figures)
+    return figures | moved(model, figures, how.read_rate)
+
+
+def compiled_anew() -> None:
+    """Forget what was compiled for another shape."""
+    torch._dynamo.reset()

@@ -1,0 +1,95 @@
+"""Inter-token time over length: a straight line through the points of a batch, and the break-even against fp16.
+
+The time between two tokens is ``slope * L + intercept`` at L tokens in the cache, taken at the middle of the answer. A
+method with a smaller slope and a larger intercept than fp16 is faster beyond ``L* = (b - b_fp16) / (m_fp16 - m)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.results.points import each
+
+
+@dataclass(frozen=True)
+class Line:
+    """A fitted line.
+
+    Args:
+        slope: seconds per token of length.
+        intercept: seconds at length 0.
+        lengths: number of lengths that it was fitted to.
+    """
+
+    slope: float
+    intercept: float
+    lengths: int
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Line | None:
+    """Return the least-squares line through (length, seconds); None for fewer than two lengths."""
+    count = len({length for length, _ in points})
+    if count < 2:
+        return None
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return Line(slope, mean_y - slope * mean_x, count)
+
+
+def break_even(line: Line, fp16: Line) -> float | None:
+    """Return the length from which `line` is faster than `fp16`: 0 where it always is, None where it never is."""
+    if line.slope >= fp16.slope:
+        return None
+    return max(0.0, (line.intercept - fp16.intercept) / (fp16.slope - line.slope))
+
+
+def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the line of each batch of a run that has points of two lengths or more.
+
+    Args:
+        metrics: of a run; the times of fp16 are those behind its points' ratios (``vs_fp16``).
+
+    Returns:
+        By batch ``slope_s``, ``intercept_s``, ``lengths``, and, where fp16 was measured at two of the lengths or more,
+        ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (tokens; None: never faster).
+    """
+    own: dict[int, list[tuple[float, float]]] = {}
+    base: dict[int, list[tuple[float, float]]] = {}
+    for prompt, batch, figures in each(metrics):
+        median = (figures.get("tpot_s") or {}).get("median")
+        if figures["status"] != "ok" or not median:
+            continue
+        length = prompt + (figures.get("new_tokens") or 0) / 2
+        own.setdefault(batch, []).append((length, median))
+        ratio = (figures.get("vs_fp16") or {}).get("tpot_s")
+        if ratio:
+            base.setdefault(batch, []).append((length, median / ratio))
+    fits: dict[int, dict[str, Any]] = {}
+    for batch, points in sorted(own.items()):
+        line, fp16 = fit(points), fit(base.get(batch, []))
+        if line is None:
+            continue
+        fits[batch] = {"slope_s": line.slope, "intercept_s": line.intercept, "lengths": line.lengths}
+        if fp16 is not None:
+            fits[batch] |= {"fp16_slope_s": fp16.slope, "fp16_intercept_s": fp16.intercept}
+            fits[batch]["break_even"] = break_even(line, fp16)
+    return fits
+
+
+def described(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each batch of :func:`lines`."""
+    texts = []
+    for batch, figures in lines(metrics).items():
+        text = (
+            f"inter-token time, batch {batch}: {1e3 * figures['intercept_s']:.3g} ms + {1e9 * figures['slope_s']:.3g}"
+            f" ns per token of length, through {figures['lengths']} lengths"
+        )
+        if "break_even" in figures:
+            length = figures["break_even"]
+            where = "at no length" if length is None else f"beyond {length:,.0f} tokens" if length else "at any length"
+            text += f"; faster than fp16 {where}"
+        texts.append(text)
+    return texts

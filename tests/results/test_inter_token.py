@@ -1,0 +1,56 @@
+"""The line of inter-token time over length, and where a method passes fp16."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbench.results.inter_token import Line, break_even, described, fit, lines
+from kvbench.results.notes import notes
+
+
+def metrics(points: dict[int, tuple[float, float | None]], new_tokens: int | None = 128) -> dict[str, Any]:
+    """A run of one batch: prompt -> seconds, and fp16's where it has any."""
+    scores = {}
+    for prompt, (own, fp16) in points.items():
+        figures: dict[str, Any] = {"status": "ok", "tpot_s": {"median": own}, "new_tokens": new_tokens}
+        if fp16 is not None:
+            figures["vs_fp16"] = {"tpot_s": own / fp16}
+        scores[f"efficiency@{prompt}"] = {"points": {"batches": {"1": figures, "2": {"status": "oom"}}}}
+    config = {"model": "tiny", "dataset": "efficiency", "method": {}, "decoding": {}, "seed": 0}
+    return {"label": "kivi int4", "config": config, "env": {}, "scores": scores}
+
+
+def test_a_line_through_two_lengths_and_the_published_break_even():
+    """Llama-3.1-8B on an H100: bf16 4.37e-5 ms a token and 6.44 ms, fp8 2.37e-5 and 6.58: 7.0k tokens."""
+    bf16, fp8 = Line(4.37e-8, 6.44e-3, 2), Line(2.37e-8, 6.58e-3, 2)
+    assert break_even(fp8, bf16) == pytest.approx(7000)
+    assert break_even(bf16, fp8) is None
+    assert break_even(Line(1e-8, 5e-3, 2), bf16) == 0
+    found = fit([(1064.0, bf16.intercept + 1064 * bf16.slope), (8064.0, bf16.intercept + 8064 * bf16.slope)])
+    assert found is not None
+    assert (found.slope, found.intercept, found.lengths) == (pytest.approx(4.37e-8), pytest.approx(6.44e-3), 2)
+    assert fit([(1.0, 2.0), (1.0, 3.0)]) is None and fit([]) is None
+
+
+def test_lines_of_a_run_are_by_batch_and_say_where_it_passes_fp16():
+    def seconds(prompt: int) -> tuple[float, float]:
+        return 6.58e-3 + 2.37e-8 * (prompt + 64), 6.44e-3 + 4.37e-8 * (prompt + 64)
+
+    run = metrics({prompt: seconds(prompt) for prompt in (1024, 8192, 32768)})
+    ((batch, figures),) = lines(run).items()
+    assert batch == 1 and figures["lengths"] == 3
+    assert figures["slope_s"] == pytest.approx(2.37e-8) and figures["fp16_intercept_s"] == pytest.approx(6.44e-3)
+    assert figures["break_even"] == pytest.approx(7000)
+    (text,) = described(run)
+    assert "6.58 ms + 23.7 ns per token" in text and text.endswith("faster than fp16 beyond 7,000 tokens")
+    assert f"kivi int4: {text}" in notes([run])
+
+
+def test_without_fp16_or_a_second_length_there_is_less_to_say():
+    alone = metrics({1024: (1e-3, None), 2048: (2e-3, None)}, new_tokens=None)
+    assert "break_even" not in lines(alone)[1] and "fp16" not in described(alone)[0]
+    assert lines(metrics({1024: (1e-3, 1e-3)})) == {}
+    slower = metrics({1024: (2e-3, 1e-3), 2048: (4e-3, 1.5e-3)})
+    assert described(slower)[0].endswith("faster than fp16 at no length")
