@@ -35,7 +35,7 @@ def fold(points: Sequence[Point], out: Path) -> str:
 
 
 def section(group: Sequence[Point]) -> str:
-    """The table of one group, and the claims that can be held against it."""
+    """Return the table of one group, and the claims that apply to it."""
     one = group[0]
     limit = "" if one.limit_gb is None else f", at most {one.limit_gb:g} GiB"
     how = ", ".join(filter(None, (one.device, one.how)))
@@ -53,7 +53,7 @@ def section(group: Sequence[Point]) -> str:
 
 
 def reached(group: Sequence[Point], setting: str) -> Row:
-    """What a setting reaches: limits of the batch, best throughput, and its figures by batch."""
+    """Return the results of a setting: limits of the batch, best throughput, and its figures by batch."""
     mine = [point for point in group if point.setting == setting]
     good = {point.batch: point for point in mine if point.status == "ok"}
     timed = [point for point in good.values() if point.tokens_per_s]
@@ -67,7 +67,7 @@ def reached(group: Sequence[Point], setting: str) -> Row:
 
 
 def relative(figure: str, row: Row, base: Row) -> tuple[float, int | None] | None:
-    """A setting's change to full precision, and the batch at which it is taken; None where it cannot be said.
+    """Return a setting's change to full precision, and the batch at which it is taken; None without a common batch.
 
     Throughput: each at its best batch. Batch: where both ended for memory. TPOT and memory: at the largest batch that
     both have, where the papers' differences are largest.
@@ -89,7 +89,7 @@ def relative(figure: str, row: Row, base: Row) -> tuple[float, int | None] | Non
 
 
 def line(row: Row, base: Row | None) -> str:
-    """A row of the table; in brackets its ratio to full precision."""
+    """Return a row of the table; ratios to full precision follow the figures."""
     ratios = {}
     if base is not None and row is not base:
         ratios = {figure: relative(figure, row, base) for figure in ("throughput", "batch", "tpot", "memory")}
@@ -123,7 +123,7 @@ def line(row: Row, base: Row | None) -> str:
 
 
 def judged(claim: Claim, row: Row, base: Row | None) -> str:
-    """A claim beside what was found; empty where it is not of this setting, or nothing was found."""
+    """Return a claim with the measured change; empty where it is about another setting, or nothing was measured."""
     if base is None or row["setting"].split(":")[0].split(" ")[0] != claim.method:
         return ""
     found = relative(claim.figure, row, base)

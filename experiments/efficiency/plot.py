@@ -36,7 +36,7 @@ def plot(points: Sequence[Point], out: Path) -> list[Path]:
 
 
 def draw(group: Sequence[Point], fixed: str, along: str, key: tuple[Any, ...], out: Path) -> list[Path]:
-    """One picture with a panel for each figure; a cross where memory ended."""
+    """Draw one picture with a panel for each figure; a cross marks where memory ended."""
     from matplotlib import pyplot
 
     names = [name for name in FIGURES if any(getattr(point, name) for point in group)]

@@ -46,7 +46,7 @@ METHODS: dict[str, str] = {
 
 
 def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens after `token`, and the gap between the two best logits at each."""
+    """Return greedy tokens after `token`, and the gap between the two best logits at each."""
     tokens, gaps = [int(token)], [0.0]
     for number in range(count - 1):
         positions = torch.tensor([[length + number]], device=token.device)
@@ -61,7 +61,7 @@ def eager(model: Any, cache: KVCache, token: torch.Tensor, length: int, count: i
 def captured(
     model: Any, cache: KVCache, token: torch.Tensor, length: int, count: int, compile: bool
 ) -> tuple[list[int], str]:
-    """The same by a captured step; and how it ran."""
+    """Return the tokens of a captured step, and the way it ran."""
     stopping, sampling = Stopping(1, (), (), None), Sampling()
     lengths = torch.tensor([length], device=token.device)
     reason = graphs.refuses(model, cache, "always", count - 1, token.device)
@@ -76,13 +76,13 @@ def captured(
 
 
 def parted(left: list[int], right: list[int]) -> int | None:
-    """Where two continuations part."""
+    """Return the first position at which two continuations differ."""
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=True)) if a != b), None)
 
 
 @torch.inference_mode()
 def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One prompt."""
+    """Compare the ways for one prompt."""
     method = parse(METHODS[name]).load()
     ids, count = torch.tensor([prompt.ids], device=model.device), arguments.tokens
     spans = [prompt.span] if prompt.span else None

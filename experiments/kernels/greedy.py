@@ -31,7 +31,7 @@ METHODS: dict[str, str] = {
 
 
 def load(name: str, device: str) -> tuple[Any, Any]:
-    """Model and tokenizer of ``conf/model``."""
+    """Load model and tokenizer of ``conf/model``."""
     import yaml
 
     from kvbench.config.run_config import RuntimeConfig
@@ -47,7 +47,7 @@ def load(name: str, device: str) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def compare(model: Any, tokenizer: Any, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
-    """One prompt continued twice: the first token that differs and the reference path's gap there, or None."""
+    """Continue one prompt twice; return the first token that differs and the reference path's gap there, or None."""
     method = parse(METHODS[name]).load()
     ids = torch.tensor([prompt.ids], device=model.device)
     spans = [prompt.span] if prompt.span else None

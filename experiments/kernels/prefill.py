@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 def measure(call: Callable[[], object], device: torch.device, repeats: int) -> dict[str, float]:
-    """Milliseconds of the first call and the best of the others, and peak GiB beside what was there."""
+    """Return milliseconds of the first call and the best of the others, and peak GiB above the memory before."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     if device.type == "cuda":
@@ -78,7 +78,7 @@ def measure(call: Callable[[], object], device: torch.device, repeats: int) -> d
 
 
 def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """Causal attention of `count` tokens to themselves; None for a back end that refuses."""
+    """Measure causal attention of `count` tokens to themselves; None for a back end that refuses."""
     module = Attention(model)
     # as projections leave them: heads beside channels
     q, k, v = (
@@ -109,7 +109,7 @@ def attention(model: Model, count: int, device: torch.device, dtype: torch.dtype
 
 
 def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype, repeats: int) -> dict[str, Any]:
-    """The feed-forward layer of one model on `count` tokens: whole, and in slices of several sizes."""
+    """Measure the feed-forward layer of one model on `count` tokens: whole, and in slices of several sizes."""
     hidden, inner = SIZES[name]
     block = Block(Mlp(hidden, inner, device, dtype))
     x = torch.randn(1, count, hidden, device=device, dtype=dtype)

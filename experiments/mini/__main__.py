@@ -21,7 +21,7 @@ from experiments.mini.grid import COMPARISONS, PAIRS, Setting
 
 
 def overrides(setting: Setting, arguments: argparse.Namespace) -> list[str]:
-    """One run as it would be typed after ``python -m kvbench``."""
+    """Return one run as it would be typed after ``python -m kvbench``."""
     tasks = [f"dataset.tasks=[{','.join(arguments.tasks)}]"] if arguments.tasks else []
     return [
         *setting.overrides,
@@ -38,7 +38,7 @@ def overrides(setting: Setting, arguments: argparse.Namespace) -> list[str]:
 
 
 def composed(setting: Setting, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The setting's configuration as plain data."""
+    """Return the setting's configuration as plain data."""
     from hydra import compose, initialize_config_dir
 
     from kvbench.cli.compose import run_config
@@ -67,7 +67,7 @@ def run_apart(setting: Setting, arguments: argparse.Namespace, given: Sequence[s
 
 
 def parse(given: Sequence[str]) -> argparse.Namespace:
-    """The command line, with what the comparison says where it is silent."""
+    """Parse the command line, with the comparison's defaults."""
     parser = argparse.ArgumentParser(prog="python -m experiments.mini", description=__doc__)
     parser.add_argument("--grid", choices=tuple(COMPARISONS), default="all", help="which comparison")
     parser.add_argument("--limit", type=int, help="samples a task and length (default: 100; of the search 200)")

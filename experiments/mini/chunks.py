@@ -41,13 +41,13 @@ COLUMNS = ("key", "whole key", "answer", "cut")
 
 
 def held(offsets: Sequence[tuple[int, int]], chunks: Chunked, start: int, stop: int) -> list[int]:
-    """Chunks that hold tokens of the characters ``[start, stop)``; the number after the last is the exact remainder."""
+    """Return the chunks that hold tokens of the characters ``[start, stop)``; the exact remainder is the last."""
     tokens = [i for i, (a, b) in enumerate(offsets) if a < stop and start < b]
     return sorted({min((token - chunks.first) // chunks.size, len(chunks.texts)) for token in tokens})
 
 
 def places(sample: Sample) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Characters of the queried key and of its value, for each place of the text that the question asks about."""
+    """Return the characters of the queried key and of its value, for each place that the question asks about."""
     found = re.search(KEYS[sample.task], sample.query)
     assert found is not None, sample.query
     key = found.group(1)
@@ -62,7 +62,7 @@ def places(sample: Sample) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def judge(sample: Sample, offsets: Sequence[tuple[int, int]], chunks: Chunked, widths: Widths) -> dict[str, float]:
-    """The figures of one sample (:data:`COLUMNS`), and the share of chunks of each width."""
+    """Return the figures of one sample (:data:`COLUMNS`), and the share of chunks of each width."""
 
     def above(chunk: int) -> bool:
         return chunk == len(widths.bits) or widths.bits[chunk] > 2
@@ -80,7 +80,7 @@ def judge(sample: Sample, offsets: Sequence[tuple[int, int]], chunks: Chunked, w
 
 
 def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_words: bool) -> list[dict[str, float]]:
-    """The figures of all samples of one task."""
+    """Return the figures of all samples of one task."""
     found = []
     for sample in Mini(tasks=(task,), lengths=(arguments.length,), limit=arguments.limit).samples():
         prompt = encode(sample, tokenizer)
@@ -94,7 +94,7 @@ def measure(task: str, arguments: argparse.Namespace, tokenizer: Any, whole_word
 
 
 def markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) -> str:
-    """A line for each task and each way to read a chunk's text."""
+    """Return a line for each task and each way to read a chunk's text."""
     lines = [
         "| task | chunk's text | key | whole key | answer begins | keys cut by a border | INT2 / INT4 / FP16 |",
         "|---|---|---|---|---|---|---|",

@@ -61,7 +61,7 @@ def fold(
 
 
 def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The samples that a setting has done, of all its runs, finished or not; None where it has not begun.
+    """Return the samples that a setting has done in all its runs, finished or not; None where it has not begun.
 
     A setting has several runs where its tasks were run one by one. Samples of tasks and lengths that `config` does not
     ask for, and beyond its limit, are left out.
@@ -86,26 +86,26 @@ def read(runs: Path, setting: Setting, config: Mapping[str, Any]) -> dict[str, A
 
 
 def same(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether two groups mean the same; a key that came after the run was made has the value that changes nothing."""
+    """Return True if two groups mean the same; a key newer than the run has the value that changes nothing."""
     return all(have[key] == value if key in have else value in (None, False, 0) for key, value in wanted.items())
 
 
 def asked(row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
-    """Whether a sample is one of those that the data set's configuration asks for."""
+    """Return True if a sample is one of those that the data set's configuration asks for."""
     tasks, limit = data.get("tasks", "all"), data.get("limit", math.inf)
     number = int(row["id"].rsplit("/", 1)[1])
     return (tasks == "all" or row["task"] in tasks) and row["length"] in data["lengths"] and number < limit
 
 
 def whole_tasks(ids: set[str]) -> set[str]:
-    """Without the tasks of which some setting has done less than half of the others (an interrupted comparison)."""
+    """Drop the tasks of which some setting has done less than half of the others (an interrupted comparison)."""
     counts = Counter(i.rsplit("/", 1)[0] for i in ids)
     most = max(counts.values(), default=0)
     return {i for i in ids if 2 * counts[i.rsplit("/", 1)[0]] > most}
 
 
 def summarize(row: dict[str, Any], ids: Sequence[str], base: dict[str, Any] | None) -> dict[str, Any]:
-    """Scores of a setting over the samples `ids`, by task and over all, paired with `base`; mean bytes."""
+    """Score a setting over the samples `ids`, by task and over all, paired with `base`; with mean bytes."""
     samples = row["samples"]
 
     def cell(chosen: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def summarize(row: dict[str, Any], ids: Sequence[str], base: dict[str, Any] | No
 
 
 def less(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """`first` less `second`, sample by sample, by task and over all, with the bytes of both."""
+    """Return `first` less `second`, sample by sample, by task and over all, with the bytes of both."""
     one, two = first["samples"], second["samples"]
     ids = sorted(one.keys() & two.keys())
     tasks = by_task(one, ids)
@@ -153,7 +153,7 @@ def less(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_task(samples: Mapping[str, Any], ids: Sequence[str]) -> dict[str, list[str]]:
-    """The samples `ids` by ``task@length``."""
+    """Group the samples `ids` by ``task@length``."""
     tasks: dict[str, list[str]] = {}
     for i in ids:
         tasks.setdefault(f"{samples[i]['task']}@{samples[i]['length']}", []).append(i)
@@ -161,22 +161,22 @@ def by_task(samples: Mapping[str, Any], ids: Sequence[str]) -> dict[str, list[st
 
 
 def score(row: Mapping[str, Any]) -> float:
-    """A sample's score."""
+    """Return a sample's score."""
     return float(row["scores"]["score"])
 
 
 def mean_bytes(samples: Mapping[str, Any], ids: Sequence[str]) -> float:
-    """Bytes of keys and values in use at the end of a sample, mean."""
+    """Return the mean bytes of keys and values in use at the end of a sample."""
     return float(sum(samples[i]["kv_bytes"]["used"]["total"] for i in ids) / len(ids))
 
 
 def mean_of(values: Sequence[float], name: str = "diff") -> dict[str, Any]:
-    """Mean under `name`, its standard error and the number of values."""
+    """Return the mean under `name`, its standard error and the number of values."""
     return {name: sum(values) / len(values), "stderr": error(values), "n": len(values)}
 
 
 def error(values: Sequence[float]) -> float:
-    """Standard error of the mean."""
+    """Return the standard error of the mean."""
     n = len(values)
     if n < 2:
         return math.nan

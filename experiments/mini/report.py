@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[str, int] | None = None) -> str:
-    """A line a setting and a column a task; then the pairs; then what is not in the table."""
+    """Return a line per setting and a column per task, then the pairs, then what the table leaves out."""
     keys = list(rows[0]["tasks"])
     lengths = sorted({key.split("@")[-1] for key in keys}, key=int)
     names = [key.replace("_", " ") if len(lengths) > 1 else key.split("@")[0].replace("_", " ") for key in keys]
@@ -57,7 +57,7 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[st
 
 
 def in_pairs(pairs: Sequence[Row]) -> list[str]:
-    """A line a pair: the first less the second in points, over all samples that both have done and by task."""
+    """Return a line per pair: the first less the second in points, over all samples that both have, and by task."""
     keys = sorted({key for pair in pairs for key in pair["tasks"]})
     lines = [
         "| first less second | scores | Δ | n | KV bytes, MiB | " + " | ".join(keys) + " |",
@@ -77,17 +77,17 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
 
 
 def points(difference: Row) -> str:
-    """A difference and its standard error in percentage points."""
+    """Return a difference and its standard error in percentage points."""
     return f"{100 * difference['diff']:+.1f} ±{100 * difference['stderr']:.1f}"
 
 
 def versions_of(env: Row) -> str:
-    """What a run was computed in and with."""
+    """Return dtype, device and versions of a run."""
     return f"{env['dtype']}, torch {env['torch']}, transformers {env['transformers']}"
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Score against KV bytes, both of all tasks."""
+    """Plot score against KV bytes, both over all tasks."""
     try:
         import matplotlib
     except ImportError:

@@ -43,7 +43,7 @@ def launch(layout: str, out: Path, processes: int, rest: list[str], limit_s: flo
 
 
 def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """Where two answers part, and the gap there; None where they do not."""
+    """Return the first position at which two answers differ, and the gap there; None for equal answers."""
     left, right = one["tokens"], other["tokens"]
     for number, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
@@ -53,7 +53,7 @@ def parted(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """For each dtype, method and layout where the prompts' answers part from one GPU's, and the sums of bytes."""
+    """Compare answers with one GPU's by dtype, method and layout: where they first differ, and the sums of bytes."""
     found: dict[str, Any] = {}
     for part, methods in results["one"].items():
         if not part.startswith("tokens "):

@@ -66,7 +66,7 @@ class Record:
 
 
 def loaded(name: str, layout: str, **changes: Any) -> LoadedModel:
-    """A model of ``conf/model`` in a layout."""
+    """Load a model of ``conf/model`` in a layout."""
     data = yaml.safe_load((conf_dir() / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
     runtime = SimpleNamespace(
         device="auto" if layout != "one" or not torch.cuda.is_available() else "cuda:0",
@@ -79,7 +79,7 @@ def loaded(name: str, layout: str, **changes: Any) -> LoadedModel:
 
 @torch.inference_mode()
 def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[str, Any]:
-    """Greedy tokens of one prompt, with the gap between the two best logits at each (a token a step)."""
+    """Return greedy tokens of one prompt, with the gap between the two best logits at each (a token per step)."""
     method = parse(EQUAL[name]).load()
     ids = torch.tensor([prompt.ids], device=held.device)
     spans = [prompt.span] if prompt.span else None
@@ -108,7 +108,7 @@ def answers(held: LoadedModel, prompt: Prompt, name: str, count: int) -> dict[st
 
 
 def equality(record: Record, layout: str, dtype: str, names: list[str], count: int, prompts: int) -> None:
-    """Tokens of the bundled model with every method."""
+    """Record the tokens of the bundled model with every method."""
     held = loaded("tiny", layout, dtype=dtype)
     given = tasks(held.tokenizer, 1024, prompts)
     for name in names:
@@ -120,7 +120,7 @@ def equality(record: Record, layout: str, dtype: str, names: list[str], count: i
 
 
 def long(record: Record, layout: str, held: LoadedModel, name: str, graphs: Any, context: int, steps: int) -> None:
-    """One method on a cache of `context` random tokens: bytes of every device, time of a token."""
+    """Measure one method on a cache of `context` random tokens: bytes of every device, time per token."""
     free(layout)
     devices = mine(held)
     weights = [torch.cuda.memory_allocated(device) for device in devices]
@@ -164,7 +164,7 @@ class Peaks:
         self.devices, self.decode = devices, [0] * len(devices)
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
+        """Note that a phase begins."""
         for number, device in enumerate(self.devices):
             if name == "end":
                 self.decode[number] = torch.cuda.max_memory_allocated(device)
@@ -172,7 +172,7 @@ class Peaks:
 
 
 def mine(held: LoadedModel) -> list[torch.device]:
-    """The devices of this process that hold a part of the model."""
+    """Return the devices of this process that hold a part of the model."""
     return sorted({parameter.device for parameter in held.model.parameters()}, key=str)
 
 
@@ -183,7 +183,7 @@ def free(layout: str) -> None:
 
 
 def main() -> None:
-    """Everything that was asked for."""
+    """Measure everything that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", choices=LAYOUTS, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def more(record: Record, args: argparse.Namespace) -> None:
-    """Tokens in the other dtypes, once."""
+    """Record the tokens in the other dtypes, once."""
     for dtype in args.dtypes[1:]:
         if f"tokens {dtype}" not in record.content:
             equality(record, args.layout, dtype, args.methods, args.tokens, args.prompts)

@@ -72,7 +72,7 @@ class Setup:
     def run(
         self, draft: Draft, prompt: Prompt, gammas: Sequence[int], tokens: int, temperature: float
     ) -> list[dict[str, Any]]:
-        """One record for each gamma."""
+        """Return one record per gamma."""
         method = load_method("quantspec", gamma=max(gammas), **draft.options)
         speculation = method.speculation
         assert speculation is not None
@@ -108,7 +108,7 @@ class Setup:
 
 
 def prompts_of(data: str, setup: Setup, length: int, count: int) -> list[Prompt]:
-    """Prompts of a data set by name."""
+    """Return the prompts of a data set by name."""
     return (tasks if data == "mini" else books)(setup.tokenizer, length, count)
 
 

@@ -49,7 +49,7 @@ class Setup:
         self.method = load_method("quantspec", quantizer={"key": key, "value": value})
 
     def speculate(self, cache: KVCache, first: torch.Tensor, gamma: int, tokens: int) -> tuple[list[int], list[Round]]:
-        """Tokens and rounds of one answer from the cache that the prompt left."""
+        """Return tokens and rounds of one answer from the cache after the prompt."""
         stopping = Stopping(1, (), (), None)
         sampling = Sampling()
         speculation = Speculation(gamma=gamma, weights=self.weights)
@@ -58,7 +58,7 @@ class Setup:
 
 
 def flushes(rounds: Sequence[Round], prompt: int, group: int, border: int) -> tuple[int, ...]:
-    """Of the points at which a run settled, those where something was flushed."""
+    """Return the points at which a run settled and flushed something."""
     packed, found = border, []
     for each in rounds:
         while each.settled[0] - packed >= 2 * group:
@@ -68,7 +68,7 @@ def flushes(rounds: Sequence[Round], prompt: int, group: int, border: int) -> tu
 
 
 def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) -> list[dict[str, Any]]:
-    """One record for each gamma."""
+    """Return one record per gamma."""
     ids = torch.tensor([prompt.ids], device=setup.device)
     cache = setup.method.new_cache(setup.model, max_length=ids.shape[1] + tokens)
     with torch.inference_mode():
@@ -102,12 +102,12 @@ def compare(setup: Setup, prompt: Prompt, gammas: Sequence[int], tokens: int) ->
 
 
 def lengths(group: int, count: int) -> list[int]:
-    """Prompt lengths whose next flush is 3 to 16 tokens away, on 3 or 4 groups."""
+    """Return prompt lengths whose next flush is 3 to 16 tokens away, on 3 or 4 groups."""
     return [group * (3 + i % 2) - 3 - (i * 5) % 14 for i in range(count)]
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[str]:
-    """A line a gamma, and what differed."""
+    """Return a line per gamma, and the differences."""
     lines = [
         "| gamma | prompts | equal | differ at a tie | differ elsewhere | flushes | accepted |",
         "|--:|" + "--:|" * 6,

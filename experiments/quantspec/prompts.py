@@ -36,7 +36,7 @@ class Prompt:
 
 
 def books(tokenizer: Any, length: int, count: int, folder: str | None = None) -> list[Prompt]:
-    """`count` prompts of `length` tokens from PG-19-like books in turn, each one further into its book.
+    """Return `count` prompts of `length` tokens from PG-19-like books in turn, each one further into its book.
 
     Without a folder (or ``KVBENCH_DATA/pg19``) the texts that come with Python stand in.
     """
@@ -67,7 +67,7 @@ def books(tokenizer: Any, length: int, count: int, folder: str | None = None) ->
 
 
 def tasks(tokenizer: Any, length: int, count: int, names: tuple[str, ...] = TASKS) -> list[Prompt]:
-    """`count` prompts of mini's tasks in turn, of nominally `length` tokens."""
+    """Return `count` prompts of mini's tasks in turn, of nominally `length` tokens."""
     made = Mini(tasks=names, lengths=(length,), limit=-(-count // len(names)))
     found = []
     for index in range(made.limit):
@@ -82,6 +82,6 @@ def tasks(tokenizer: Any, length: int, count: int, names: tuple[str, ...] = TASK
 
 
 def default_folder() -> str | None:
-    """Where the books lie, if anywhere."""
+    """Return the folder of the books, None where there is none."""
     folder = Path(os.environ.get("KVBENCH_DATA", "")) / "pg19"
     return str(folder) if os.environ.get("KVBENCH_DATA") and folder.is_dir() else None

@@ -50,7 +50,7 @@ HEAD = (
 
 
 def by_cell(records: Sequence[Record], drafts: Sequence[str]) -> list[dict[str, Any]]:
-    """One entry for each draft and gamma: rate, error, tokens a round, paired difference of the first draft to it."""
+    """Return one entry per draft and gamma: rate, error, tokens per round, the first draft's paired difference."""
     found = {}
     for record in records:
         found.setdefault((record["draft"], record["gamma"]), {})[record["prompt"]] = record
@@ -80,12 +80,12 @@ def by_cell(records: Sequence[Record], drafts: Sequence[str]) -> list[dict[str, 
 
 
 def rate(record: Record) -> float:
-    """Acceptance rate of one answer."""
+    """Return the acceptance rate of one answer."""
     return record["accepted"] / record["drafted"]
 
 
 def rates(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Rows are drafts, columns gammas."""
+    """Return a table with drafts as rows and gammas as columns."""
     gammas = sorted({cell["gamma"] for cell in cells})
     lines = ["| draft | " + " | ".join(f"γ = {g}" for g in gammas) + " |", "|:--|" + "--:|" * len(gammas)]
     for draft in dict.fromkeys(cell["draft"] for cell in cells):
@@ -95,7 +95,7 @@ def rates(cells: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def differences(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the first draft's rate has over each other's, prompt by prompt, in points."""
+    """Return the lead of the first draft's rate over each other's, prompt by prompt, in points."""
     first = cells[0]["draft"]
     gammas = sorted({cell["gamma"] for cell in cells})
     lines = [f"{first}, less the draft of the row (mean over prompts of the difference of their rates, in points):", ""]

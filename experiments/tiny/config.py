@@ -151,7 +151,7 @@ class TrainConfig:
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The configuration of a YAML file with ``key.sub=value`` overrides (values in YAML).
+    """Return the configuration of a YAML file with ``key.sub=value`` overrides (values in YAML).
 
     Raises:
         ConfigError: an unknown key, a wrong value, an override without ``=``.

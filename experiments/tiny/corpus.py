@@ -27,7 +27,7 @@ _SOURCE = re.compile(r"# file: (\S+)\n")
 
 
 def files(folder: Path) -> list[Path]:
-    """The text files of a folder, by name.
+    """Return the text files of a folder, by name.
 
     Raises:
         DataError: the folder is missing or has no text file.
@@ -39,7 +39,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def documents(path: Path) -> Iterator[str]:
-    """The documents of one file that training may see."""
+    """Return the documents of one file that training may see."""
     with _OPEN[path.suffix](path, "rt", encoding="utf-8") as stream:
         text = stream.read()
     for document in re.split(r"^\f$", text, flags=re.M):
@@ -54,12 +54,12 @@ def documents(path: Path) -> Iterator[str]:
 
 
 def is_code(path: Path, patterns: Sequence[str]) -> bool:
-    """Whether a file holds code rather than prose, by its name."""
+    """Return True if a file holds code rather than prose, by its name."""
     return any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def chunks(document: str, size: int = 1 << 16) -> Iterator[str]:
-    """A document in stretches of about `size` characters, each but the first beginning with a line break.
+    """Return a document in stretches of about `size` characters, each but the first beginning with a line break.
 
     The stretches are tokenized one by one, to the same tokens as the whole: they end where a non-space meets one.
     """
@@ -86,13 +86,13 @@ class Tokens:
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
-        """The arrays of :meth:`save`."""
+        """Read the arrays of :meth:`save`."""
         with np.load(path) as data:
             return cls(data["prose"], data["code"], int(data["characters"]))
 
 
 def _encode_file(job: tuple[Path, Path, int, int, int]) -> tuple[np.ndarray, int]:
-    """Every `step`-th document of a file from `first`, tokenized."""
+    """Tokenize every `step`-th document of a file from `first`."""
     path, tokenizer, end_of_text, first, step = job
     encode = encoder(tokenizer)
     parts: list[np.ndarray] = []
@@ -107,7 +107,7 @@ def _encode_file(job: tuple[Path, Path, int, int, int]) -> tuple[np.ndarray, int
 
 
 def tokenize(folder: Path, code: Sequence[str], tokenizer: Path, end_of_text: int, workers: int) -> Tokens:
-    """The whole folder as tokens; the order does not depend on the number of workers.
+    """Return the whole folder as tokens; the order does not depend on the number of workers.
 
     Args:
         folder: text files.

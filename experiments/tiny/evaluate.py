@@ -32,7 +32,7 @@ Row = tuple[str, str]  # prompt and its exact continuation, line break included
 
 
 def load(path: Path, device: torch.device) -> tuple[Any, Any]:
-    """Model in fp32 and tokenizer, as anybody loads them."""
+    """Load model (in fp32) and tokenizer as transformers loads them."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
@@ -40,7 +40,7 @@ def load(path: Path, device: torch.device) -> tuple[Any, Any]:
 
 
 def rows_of(sample: Sample) -> list[Row]:
-    """What is asked of one sample: one row, or one for each of its questions."""
+    """Return the rows of one sample: one, or one for each of its questions."""
     if not isinstance(sample.work, AskQuestions):
         return [(sample.prompt, sample.continuation + "\n")]
     shared = sample.prompt[: sample.work.shared]
@@ -49,7 +49,7 @@ def rows_of(sample: Sample) -> list[Row]:
 
 @torch.inference_mode()
 def forced(model: Any, tokenizer: Any, rows: Sequence[Row], tokens: int = 65536) -> list[tuple[bool, float, int]]:
-    """Teacher forcing, in batches of about `tokens` tokens.
+    """Score by teacher forcing, in batches of about `tokens` tokens.
 
     Returns:
         for each row: whether every token is the first choice, the sum of their NLL in nats, their number.
@@ -73,7 +73,7 @@ def forced(model: Any, tokenizer: Any, rows: Sequence[Row], tokens: int = 65536)
 
 @torch.inference_mode()
 def greedy(model: Any, tokenizer: Any, samples: Sequence[Sample], size: int = 25) -> list[str]:
-    """Greedy answers up to the first line break."""
+    """Return greedy answers up to the first line break."""
     tokenizer.padding_side = "left"
     found: list[str] = []
     newline = tokenizer("\n", add_special_tokens=False)["input_ids"][0]
@@ -94,14 +94,14 @@ def greedy(model: Any, tokenizer: Any, samples: Sequence[Sample], size: int = 25
 
 
 def mean(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, its standard error, and n."""
+    """Return mean, its standard error, and n."""
     n, average = len(values), sum(values) / len(values)
     spread = sum((v - average) ** 2 for v in values) / max(1, n - 1)
     return {"score": round(average, 4), "stderr": round(math.sqrt(spread / n), 4), "n": n}
 
 
 def cell(model: Any, tokenizer: Any, task: Mini, samples: Sequence[Sample], generate: bool) -> dict[str, Any]:
-    """Score of one task at one length."""
+    """Return the score of one task at one length."""
     rows = [rows_of(sample) for sample in samples]
     results = forced(model, tokenizer, [row for group in rows for row in group])
     exact: list[float] = []
@@ -125,7 +125,7 @@ def cell(model: Any, tokenizer: Any, task: Mini, samples: Sequence[Sample], gene
 
 
 def books(model: Any, tokenizer: Any, paths: Sequence[Path], context: int, limit: int) -> dict[str, Any]:
-    """Bits per character over the first `limit` tokens of each book, in windows of `context` tokens with `<s>`."""
+    """Return bits per character over the first `limit` tokens of each book, in spans of `context` tokens with `<s>`."""
     by_book = {}
     total_nll, total_characters, total_tokens = 0.0, 0, 0
     for path in paths:

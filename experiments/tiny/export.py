@@ -15,7 +15,7 @@ from experiments.tiny.mix import BOS, EOS
 
 
 def state_dict(shape: ModelShape, weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The parameters under transformers' names, joined matrices split, the tied head left out."""
+    """Return the parameters under transformers' names, joined matrices split, the tied head left out."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     found = {"model.embed_tokens.weight": weights["embedding"], "model.norm.weight": weights["norm"]}
     for i in range(shape.layers):
@@ -38,7 +38,7 @@ def state_dict(shape: ModelShape, weights: dict[str, Tensor], dtype: torch.dtype
 
 
 def config(shape: ModelShape, dtype: torch.dtype) -> dict[str, object]:
-    """The content of ``config.json``."""
+    """Return the content of ``config.json``."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -63,11 +63,11 @@ class Feed:
             process.join()
 
     def tell(self, progress: float) -> None:
-        """How far the training is, for batches that are yet to be made."""
+        """Set the progress of the training, for batches that are yet to be made."""
         self._progress.value = progress
 
     def next(self) -> Batch:
-        """The next batch.
+        """Return the next batch.
 
         Raises:
             RuntimeError: its worker has died.

@@ -42,11 +42,11 @@ class Library:
         return np.flatnonzero(before[tokens[:-1]] & after[tokens[1:]]) + 1
 
     def text(self, ids: np.ndarray) -> str:
-        """The text of some tokens."""
+        """Return the text of some tokens."""
         return str(self.tokenizer.decode(ids.tolist(), skip_special_tokens=False))
 
     def row(self, rng: Rng, length: int, code: bool) -> np.ndarray:
-        """`length` consecutive tokens from anywhere."""
+        """Return `length` consecutive tokens from a random place."""
         source = self.tokens.code if code and len(self.tokens.code) > length else self.tokens.prose
         start = rng.below(len(source) - length)
         return source[start : start + length]
@@ -135,7 +135,7 @@ class CorpusWriter:
         self._library, self._rng = library, rng
 
     def sentence(self) -> str:
-        """A sentence of 6 to 60 tokens."""
+        """Return a sentence of 6 to 60 tokens."""
         borders, prose = self._library.sentences, self._library.tokens.prose
         while True:
             at = self._rng.below(len(borders) - 1)
@@ -146,7 +146,7 @@ class CorpusWriter:
                     return text
 
     def passage(self, n_words: int) -> str:
-        """Sentences of about `n_words` words."""
+        """Return sentences of about `n_words` words."""
         parts: list[str] = []
         count = 0
         while count < n_words:

@@ -38,7 +38,7 @@ class Mix:
         self.newline = texts.encode(["\n"])[0]
 
     def batch(self, index: int, length: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batch number `index`.
+        """Return batch number `index`.
 
         Returns:
             ids [rows, length] uint16 and codes [rows, length] uint8: the weight of predicting each token, as an index
@@ -49,7 +49,7 @@ class Mix:
         return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
 
     def row(self, rng: Rng, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """One row of exactly `length` tokens."""
+        """Return one row of exactly `length` tokens."""
         ids: list[int] = []
         codes: list[int] = []
         if not rng.chance(self.config.text):
@@ -74,7 +74,7 @@ class Mix:
         return np.asarray(ids, np.uint16), np.asarray(codes, np.uint8)
 
     def sample(self, rng: Rng, length: int, row: int) -> tuple[list[int], list[int]]:
-        """A sample of at most `length` tokens in a row of `row`; nothing where five draws in a row were too long."""
+        """Return a sample of at most `length` tokens in a row of `row`; nothing after five draws that are too long."""
         for _ in range(5):
             try:
                 return self._sample(rng, length, row)
@@ -130,6 +130,6 @@ class Mix:
 
 
 def ends(codes: np.ndarray) -> list[tuple[int, int]]:
-    """Half-open ranges of the answers in a row's codes (line break included), for tests and inspection."""
+    """Return half-open ranges of the answers in a row's codes (line break included), for tests and inspection."""
     marks = np.flatnonzero(np.diff(np.concatenate([[0], (codes == ANSWER).astype(np.int8), [0]])))
     return [(int(a), int(b)) for a, b in pairwise(marks)][::2]

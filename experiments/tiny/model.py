@@ -21,14 +21,14 @@ BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.E
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm of x [N, d] in fp32, the result in x's dtype."""
+    """Return RMSNorm of x [N, d], computed in fp32, in x's dtype."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight.to(x.dtype) * wide.to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE of x [N, H, D] with cos and sin [N, D / 2]: the halves of D are the pairs."""
+    """Return RoPE of x [N, H, D] with cos and sin [N, D / 2]; the halves of D are the pairs."""
     first, second = x.float().chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
@@ -47,14 +47,14 @@ def before_attention(
 def after_attention(
     x: Tensor, mixed: Tensor, out: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float
 ) -> Tensor:
-    """Residual x [N, d] with attention's output [N, Hq * D] and the feed-forward block added."""
+    """Return the residual x [N, d] plus attention's output [N, Hq * D] and the feed-forward block."""
     x = x + functional.linear(mixed, out.to(x.dtype))
     gate, up = functional.linear(rms_norm(x, norm, eps), gate_up.to(x.dtype)).chunk(2, -1)
     return x + functional.linear(functional.silu(gate) * up, down.to(x.dtype))
 
 
 def losses(x: Tensor, norm: Tensor, embedding: Tensor, targets: Tensor, eps: float) -> Tensor:
-    """Cross entropy in nats [N] of the targets [N] given the last layer's x [N, d]."""
+    """Return the cross entropy in nats [N] of the targets [N] given the last layer's x [N, d]."""
     logits = functional.linear(rms_norm(x, norm, eps), embedding.to(x.dtype)).float()
     return functional.cross_entropy(logits, targets, reduction="none")
 
@@ -102,7 +102,7 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
-        """Normal weights of deviation 0.02; those that add to the residual stream are scaled by 1 / sqrt(2 layers)."""
+        """Draw normal weights of deviation 0.02, divided by sqrt(2 layers) if they add to the residual stream."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 parameter.fill_(1.0)
@@ -127,13 +127,13 @@ class Network(nn.Module):
         return x
 
     def losses(self, ids: Tensor) -> Tensor:
-        """Cross entropy [B, T] of predicting the token after each one; the last of a row is no prediction (0)."""
+        """Return the cross entropy [B, T] of predicting the next token; the last of a row predicts nothing (0)."""
         targets = torch.roll(ids, -1, 1)
         found = self._losses(self.hidden(ids), self.norm, self.embedding, targets.flatten(), self.shape.eps)
         found = found.view(ids.shape)
         return torch.cat([found[:, :-1], torch.zeros_like(found[:, :1])], 1)
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Logits [B, T, V] in fp32."""
+        """Return logits [B, T, V] in fp32."""
         x = rms_norm(self.hidden(ids), self.norm, self.shape.eps)
         return functional.linear(x, self.embedding.to(x.dtype)).float().view(*ids.shape, -1)

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def table(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    """Scores by task (rows) and length (columns) in per cent, as Markdown."""
+    """Return scores by task (rows) and length (columns) in per cent, as Markdown."""
     lengths = sorted({int(key.split("@")[1]) for key in scores})
     tasks = list(dict.fromkeys(key.split("@")[0] for key in scores))
     lines = [
@@ -31,7 +31,7 @@ def table(scores: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def sensitivity(result: Mapping[str, Any]) -> str:
-    """Scores by task (rows) and cache format (columns) in per cent, their mean, and the paired difference to fp16."""
+    """Return scores by task (rows) and cache format (columns) in per cent, their mean and the difference to fp16."""
     names = list(result["mean"])
     lines = ["| task | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
     for task, entries in result["tasks"].items():

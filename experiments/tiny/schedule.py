@@ -8,7 +8,7 @@ from experiments.tiny.config import OptimizerConfig, Phase
 
 
 def length_at(phases: Sequence[Phase], progress: float) -> int:
-    """The row length in tokens at `progress` in [0, 1]."""
+    """Return the row length in tokens at `progress` in [0, 1]."""
     total = sum(phase.share for phase in phases)
     end = 0.0
     for phase in phases:
@@ -19,7 +19,7 @@ def length_at(phases: Sequence[Phase], progress: float) -> int:
 
 
 def rate_at(config: OptimizerConfig, step: int, progress: float) -> float:
-    """The learning rate of step `step` (from 0)."""
+    """Return the learning rate of step `step` (from 0)."""
     if progress <= config.hold or config.hold >= 1.0:
         rate = config.rate
     else:

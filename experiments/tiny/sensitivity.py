@@ -40,7 +40,7 @@ def front(x: Tensor, tokens: int, quantizer: AffineQuantizer) -> Tensor:
 
 
 def kivi(bits: int, key_axis: str = "channel") -> Change:
-    """KIVI with a residual of 128: keys in whole residuals, values but for the newest 128."""
+    """Quantize as KIVI with a residual of 128: keys in whole residuals, values but for the newest 128."""
     group = 32 if key_axis == "channel" else 64
     for_keys = AffineQuantizer(bits, group, key_axis)  # type: ignore[arg-type]
     for_values = AffineQuantizer(bits, group, "token")
@@ -54,7 +54,7 @@ def kivi(bits: int, key_axis: str = "channel") -> Change:
 
 
 def atom(bits: int) -> Change:
-    """Atom: every token, one group a head."""
+    """Quantize as Atom: every token, one group per head."""
     quantizer = AtomQuantizer(bits, 64, "token")
 
     def change(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ VARIANTS: dict[str, Change | None] = {
 
 @torch.inference_mode()
 def answers(model: Any, tokenizer: Any, prompt: str, target: str) -> dict[str, tuple[bool, float, int]]:
-    """By variant: whether the whole answer is the model's first choice, its NLL in nats, its tokens."""
+    """Return by variant if the whole answer is the model's first choice, its NLL in nats, and its tokens."""
     from transformers import DynamicCache
 
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(model.device)
@@ -95,7 +95,7 @@ def answers(model: Any, tokenizer: Any, prompt: str, target: str) -> dict[str, t
 
 
 def summary(results: list[dict[str, tuple[bool, float, int]]]) -> dict[str, Any]:
-    """By variant: exact match, its paired difference to fp16, mean NLL a token."""
+    """Return by variant exact match, its paired difference to fp16, and mean NLL per token."""
     entries: dict[str, Any] = {}
     for name in VARIANTS:
         entry = mean([float(result[name][0]) for result in results])
@@ -106,7 +106,7 @@ def summary(results: list[dict[str, tuple[bool, float, int]]]) -> dict[str, Any]
 
 
 def overall(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The unweighted mean over the tasks and its standard error."""
+    """Return the unweighted mean over the tasks and its standard error."""
     entries: dict[str, Any] = {}
     for name in VARIANTS:
         rows = [task[name] for task in tasks.values()]

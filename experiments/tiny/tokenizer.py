@@ -25,7 +25,7 @@ CONTEXT = 4096
 
 
 def generated(samples: int, seed: int = 0) -> Iterator[str]:
-    """Records, questions, filler and code as `mini` has them, without lengths (which need a tokenizer)."""
+    """Yield records, questions, filler and code as `mini` has them, without lengths (which need a tokenizer)."""
     for index in range(samples):
         for name, entry in TASKS.items():
             rng = Rng("tokenizer", seed, name, index)
@@ -38,7 +38,7 @@ def generated(samples: int, seed: int = 0) -> Iterator[str]:
 
 
 def sample(folder: Path, code: list[str], prose_characters: int, code_characters: int) -> Iterator[str]:
-    """The beginning of every document, in shares that add up to the characters wanted."""
+    """Yield the beginning of every document, in shares that add up to the characters wanted."""
     paths = corpus.files(folder)
     for wanted, kind in ((prose_characters, False), (code_characters, True)):
         texts = [text for path in paths if corpus.is_code(path, code) == kind for text in corpus.documents(path)]

@@ -31,7 +31,7 @@ from kvbench.util import atomic
 
 
 def prepare(config: TrainConfig) -> Library:
-    """The tokenized corpus, from its cache where there is one."""
+    """Return the tokenized corpus, from its cache where there is one."""
     cache = Path(config.corpus.cache) if config.corpus.cache else None
     tokenizer = Path(config.corpus.tokenizer)
     if cache and cache.exists():
@@ -76,7 +76,7 @@ class Trainer:
         return min(1.0, self.step / run.steps if run.steps else self.seconds / (run.seconds or math.inf))
 
     def update(self, batch: Batch) -> torch.Tensor:
-        """One step.
+        """Take one step.
 
         Returns:
             [6] on the device: loss, its weight, answers' loss and count, text's loss and count (sums over tokens).
@@ -117,7 +117,7 @@ class Trainer:
             torch.save(state, partial)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint of the same model."""
+        """Resume from a checkpoint of the same model."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         if state["model"] != dataclasses.asdict(self.config.model):
             raise ValueError(f"{path} holds a model of another shape; give another run.dir")
@@ -127,7 +127,7 @@ class Trainer:
 
 
 def row_of_log(trainer: Trainer, sums: torch.Tensor, length: int, pace: float) -> dict[str, Any]:
-    """One line of the log: means over the steps since the last."""
+    """Write one line of the log: means over the steps since the last."""
     loss, weight, answers, n_answers, text, n_text = sums.tolist()
     return {
         "step": trainer.step,

@@ -13,7 +13,7 @@ from kvbench.bench.choices import number, tokens
 
 
 def point(text: str) -> str:
-    """`text`, if it is a point (:func:`kvbench.bench.shapes.point`)."""
+    """Return `text` if it is a point (:func:`kvbench.bench.shapes.point`)."""
     from kvbench.bench import shapes
 
     try:
@@ -24,7 +24,7 @@ def point(text: str) -> str:
 
 
 def parser(measuring: bool = True) -> argparse.ArgumentParser:
-    """The command line; without the commands that measure it needs no torch."""
+    """Return the parser of the command line; without the commands that measure it needs no torch."""
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",
         description="Times kvbench on this GPU, kernels of one layer and whole models, or predicts times on any.",
@@ -38,7 +38,7 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
 
 
 def measured(commands: Any) -> None:
-    """The commands that measure, whose choices come with torch."""
+    """Add the commands that measure, whose choices need torch."""
     from kvbench.bench.shapes import FORMATS, MODELS
 
     kernel = commands.add_parser("kernel", help="decode attention over packed keys and values")

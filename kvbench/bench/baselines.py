@@ -20,7 +20,7 @@ BACKENDS = {
 
 
 def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
-    """One decode step; without a mask, which is exact for one new token and the same work for a few.
+    """Run one decode step; without a mask, which is exact for one new token and the same work for a few.
 
     Args:
         query: ``[B, Hq, q, D]``. keys, values: ``[B, H, T, D]``.
@@ -57,7 +57,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
 
 
 def best(found: dict[str, Time | str]) -> tuple[str, float] | None:
-    """The fastest back end and its microseconds."""
+    """Return the fastest back end and its microseconds."""
     times = [(time.us, name) for name, time in found.items() if isinstance(time, Time)]
     if not times:
         return None

@@ -30,7 +30,7 @@ class Ceiling:
         return size / us / 1e3
 
     def floor(self, size: int) -> float:
-        """Microseconds in which `size` bytes can be read, between the measured sizes by a straight line."""
+        """Return the microseconds in which `size` bytes can be read, interpolated between the measured sizes."""
         below, above = self.points[0], self.points[-1]
         if size >= above[0]:
             return above[1] * size / above[0]
@@ -42,7 +42,7 @@ class Ceiling:
         raise AssertionError
 
     def as_dict(self) -> dict[str, object]:
-        """For the JSON file."""
+        """Return the reads as data for the JSON file."""
         rows = [{"bytes": size, "us": round(us, 3), "GB_s": round(size / us / 1e3, 1)} for size, us in self.points]
         return {"GB_s": round(self.rate, 1), "kernel": self.kernel, "reads": rows}
 
@@ -63,7 +63,7 @@ def measure(seconds: float = 0.2) -> Ceiling:
 
 
 def reader(device: torch.device):  # type: ignore[no-untyped-def]
-    """Name and function of the fastest plain read at hand."""
+    """Return name and function of the fastest plain read available."""
     try:
         from kvbench.bench.read_kernel import read
     except ImportError:

@@ -21,7 +21,7 @@ from kvbench.util.schema import MOST, MOST_TOKENS
 
 
 def token_count(text: str) -> int:
-    """``"32k"`` -> 32768, ``"4096"`` -> 4096.
+    """Return a number of tokens: ``"32k"`` is 32768, ``"4096"`` is 4096.
 
     Raises:
         ValueError: it is no number of tokens.
@@ -44,17 +44,17 @@ def tokens(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """A number from 1 on."""
+    """Return a whole number of at least 1."""
     return _whole(text, 1)
 
 
 def several(text: str) -> int:
-    """A number from 2 on: the first new token comes from the prompt, the second from a step."""
+    """Return a whole number of at least 2: the prompt gives the first new token, a step the second."""
     return _whole(text, 2)
 
 
 def count(text: str) -> int:
-    """A number from 0 on."""
+    """Return a whole number of at least 0."""
     return _whole(text, 0)
 
 
@@ -67,21 +67,21 @@ def _whole(text: str, least: int) -> int:
 
 
 def device(text: str) -> str:
-    """``cpu``, ``cuda`` or ``cuda:N``."""
+    """Return a device: ``cpu``, ``cuda`` or ``cuda:N``."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no device: cuda, cuda:N or cpu")
     return text
 
 
 def rows(text: str) -> int | Literal["auto"] | None:
-    """``auto``, ``all`` or a number of prompts."""
+    """Return ``auto``, None for ``all``, or a number of prompts."""
     if text in ("auto", "all"):
         return "auto" if text == "auto" else None
     return number(text)
 
 
 def duration(text: str) -> float:
-    """A number from 0 on, with a fraction."""
+    """Return a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -92,7 +92,7 @@ def duration(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A number above 0."""
+    """Return a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -103,7 +103,7 @@ def positive(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -140,7 +140,7 @@ def shape_of(name: str) -> Shape:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The keys of a YAML or JSON file.
+    """Return the keys of a YAML or JSON file.
 
     Raises:
         ConfigError: it is damaged, or holds something else.

@@ -29,7 +29,7 @@ class Time:
 
 
 def copies(size: int) -> int:
-    """Copies of buffers of `size` bytes whose round does not fit the cache; at most 64."""
+    """Return how many copies of buffers of `size` bytes exceed the cache, so that none is read from it; at most 64."""
     return max(1, min(64, -(-ROUND // max(size, 1))))
 
 

@@ -47,7 +47,7 @@ HEAD = (
 
 
 def points(args: argparse.Namespace) -> list[Point]:
-    """The shapes that are asked for."""
+    """Return the shapes that were asked for."""
     if args.quick or args.points:
         return [point(text) for text in args.points or QUICK]
     return [
@@ -60,7 +60,7 @@ def points(args: argparse.Namespace) -> list[Point]:
 
 
 def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
-    """A layer of random codes in a format."""
+    """Return a layer of random codes in a format."""
     model, layer = MODELS[at.model], FORMATS[name]
     sides = []
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
@@ -72,7 +72,7 @@ def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work
 
 
 def twin(work: Work) -> Work:
-    """The same layer in buffers of its own."""
+    """Return the same layer in buffers of its own."""
     made: dict[int, Part] = {}
 
     def copied(held: Part) -> Part:
@@ -87,7 +87,7 @@ def twin(work: Work) -> Work:
 
 
 def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One row: time, bytes, error. Raises where the kernel does."""
+    """Measure one row: time, bytes, error. Errors of the kernel are raised."""
     dtype, model = getattr(torch, args.dtype), MODELS[at.model]
     work = make(name, at, dtype)
     query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
@@ -110,7 +110,7 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
 
 def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Microseconds of a mix if each format's bytes were read at the rate of a layer of that format alone."""
+    """Return a mix's microseconds if each format's bytes were read at the rate of a layer of that format alone."""
     layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
     if layer.single or not row.get("best"):
         return None
@@ -137,7 +137,7 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 
 def line(row: dict[str, Any]) -> list[object]:
-    """A row of the table."""
+    """Return a row of the table."""
     start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
     best, best_us = row.get("best"), row.get("best_us")
     if "us" not in row:
@@ -152,7 +152,7 @@ def line(row: dict[str, Any]) -> list[object]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """All rows; 1 where one failed."""
+    """Measure all rows; return 1 if one failed."""
     began = time.perf_counter()
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
@@ -203,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float) -> None:
-    """The table, and what it does not say by itself."""
+    """Print the table and notes on it."""
     print("\n" + table(HEAD, [line(row) for row in rows]))
     for row in rows:
         if row.get("expected_us"):
@@ -217,7 +217,7 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
 
 
 def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:
-    """The rows from job `skip` on, measured by a new process."""
+    """Measure the rows from job `skip` on in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,

@@ -59,7 +59,7 @@ class Row:
 
 
 def add_parser(commands: Any) -> None:
-    """The subcommand's options."""
+    """Add the options of the subcommand."""
     add = commands.add_parser(
         "predict", help="TTFT, TPOT, memory and the largest batch by a roofline; needs no GPU", description=__doc__
     ).add_argument
@@ -110,14 +110,14 @@ def add_parser(commands: Any) -> None:
 
 
 def mlp_chunk(text: str) -> int | Literal["auto"] | None:
-    """``auto``, ``none`` or a number of tokens."""
+    """Return ``auto``, None for ``none``, or a number of tokens."""
     if text == "auto":
         return "auto"
     return None if text in ("none", "null") else tokens(text)
 
 
 def gpus_of(args: argparse.Namespace) -> list[Gpu]:
-    """The GPUs asked for.
+    """Return the GPUs that were asked for.
 
     Raises:
         ConfigError: an unknown one, or numbers of an own one that do not suffice.
@@ -148,7 +148,7 @@ class Case:
     args: argparse.Namespace
 
     def kv(self, view: View, at: int) -> KVBytes:
-        """Bytes of one sequence of `at` tokens."""
+        """Return the bytes of one sequence of `at` tokens."""
         s = self.shape
         return kv_bytes(
             self.method,
@@ -168,7 +168,7 @@ class Case:
         return self.context + self.args.new_tokens - 1
 
     def step(self, view: View, weights: int, q_len: int = 1) -> Prediction:
-        """A step in the middle of the generation: what `view` reads, with what the cache holds at the end."""
+        """Predict a step in the middle of the generation, which reads `view`; the cache has its size at the end."""
         middle = self.context + (self.args.new_tokens - 1) // 2
         read = self.kv(view, middle)
         # where nothing is packed, tokens may be evicted; else all are there that a layer's window shows
@@ -188,11 +188,11 @@ class Case:
         )
 
     def parts(self) -> dict[str, Any]:
-        """How prompts are read."""
+        """Return the options that split the reading of prompts."""
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:
-        """The figures; `fp16_s` is the TPOT of full precision, None: this is it."""
+        """Return the figures; `fp16_s` is the TPOT of full precision, None where this row is full precision."""
         args, shape = self.args, self.shape
         weights = shape.weight_bytes(args.weight_bits, args.weight_group if args.weight_bits < 16 else None)
         plan, extra, draft_s, verify_s = self.method.speculation, 0, None, None
@@ -238,7 +238,7 @@ class Case:
 
 
 def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
-    """Bytes of all weights that a draft reads, and what of these is held beside the target's.
+    """Return the bytes of all weights that a draft reads, and those of them stored in addition to the target's.
 
     Args:
         weights: bytes of the target's.
@@ -255,7 +255,7 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
 
 
 def rows(args: argparse.Namespace) -> list[Row]:
-    """All lines asked for."""
+    """Return all rows that were asked for."""
     gpus, methods = gpus_of(args), {text: method_of(text) for text in args.methods}
     shapes = {name: shape_of(name) for name in args.model}
     for method in methods.values():
@@ -293,7 +293,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shown(found: list[Row], args: argparse.Namespace) -> str:
-    """The table and what its columns are."""
+    """Return the table, followed by the meaning of its columns."""
     head = [
         "model",
         "gpu",

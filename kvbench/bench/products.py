@@ -26,7 +26,7 @@ TOLERANCE = 2e-2
 
 
 def products(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Rows and columns of the products of a decoder layer; those that read the same input are one."""
+    """Return rows and columns of a decoder layer's products; those that read the same input are one."""
     queries, keys = shape.query_heads * shape.channels, shape.heads * shape.channels
     return {
         "queries, keys, values": (queries + 2 * keys, shape.hidden),
@@ -37,7 +37,7 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """What is compared."""
+    """Return the ways of computing a product that are compared."""
     found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "kernel": matvec.launch,
         "torch (library)": torch.nn.functional.linear,
@@ -53,7 +53,7 @@ def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 @torch.inference_mode()
 def run(args: argparse.Namespace) -> int:
-    """All rows; 1 where one failed or is wrong, 2 where a model is not known."""
+    """Measure all rows; return 1 if one failed or is wrong, 2 for an unknown model."""
     dtype = getattr(torch, args.dtype)
     try:
         models = args.models[:1] if args.quick else args.models
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Figures of a product by each way."""
+    """Return the figures of a product, computed in each way."""
     try:
         weights = [one(count, columns, dtype, seed) for seed in range(max(copies(2 * count * columns), 8))]
     except torch.OutOfMemoryError as error:
@@ -95,7 +95,7 @@ def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namesp
 
 
 def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0.02) -> Tensor:
-    """Random numbers ``[rows, columns]``."""
+    """Return random numbers ``[rows, columns]``."""
     rng = torch.Generator("cuda").manual_seed(seed)
     return (torch.randn(rows, columns, generator=rng, device="cuda") * scale).to(dtype)
 
@@ -116,7 +116,7 @@ def measured(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """A row of the table."""
+    """Return a row of the table."""
     start = [row[key] for key in ("model", "product", "rows", "columns", "by")]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]

@@ -37,7 +37,7 @@ def profile(
     compile: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Milliseconds of a captured step after `context` random tokens, by kind of kernel.
+    """Return milliseconds of a captured step after `context` random tokens, by kind of kernel.
 
     Args:
         prompts: what the cache is told about them (:meth:`kvbench.measure.meter.Meter.batch`).
@@ -76,7 +76,7 @@ def profile(
 
 
 def summed(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Times of kernels by kind.
+    """Return the times of kernels by kind.
 
     Args:
         times: name of a kernel -> milliseconds of its calls, each shared by the steps.
@@ -96,5 +96,5 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def kind(name: str) -> str:
-    """Kind of a kernel; what is left are norms, activations, RoPE and the like."""
+    """Return the kind of a kernel; norms, activations, RoPE and the like are the rest."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

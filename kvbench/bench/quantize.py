@@ -100,7 +100,7 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
 
 
 def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
-    """Whether both sides come out bit for bit as torch's way packs them (4096 tokens, gathered ones too)."""
+    """Return True if both sides are packed bit for bit as by torch (4096 tokens, gathered ones too)."""
     x = fresh(at, dtype, 4096)
     order = torch.randperm(4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     for side in ("key", "value"):
@@ -116,7 +116,7 @@ def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
 
 
 def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]:
-    """Calls that pack a layer's keys and values, in as many buffers as do not fit the cache."""
+    """Return calls that pack a layer's keys and values, in as many buffers as exceed the cache."""
     model = MODELS[at.model]
     size = 4 * at.batch * model.heads * at.context * model.channels
     calls: list[Callable[[], None]] = []
@@ -135,7 +135,7 @@ def put_both(made: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
 
 
 def traffic(format: str, at: Point) -> int:
-    """Bytes that are read and written."""
+    """Return the bytes that are read and written."""
     model, tier = MODELS[at.model], FORMATS[format].tiers[0]
     packed = sum(side_bytes(form, at.context, model.channels) for form in (tier.key, tier.value))
     return (4 * at.context * model.channels + packed) * model.heads * at.batch
@@ -175,7 +175,7 @@ def hqq(bits: int) -> Callable[[Tensor], object]:
 
 
 def flushes(format: str) -> list[tuple[str, Side, int]]:
-    """What leaves a window at once: a group of keys, half a tile (LogQuant, W = 64), one value (KIVI)."""
+    """Return the blocks that leave a window at once: a key group, half a tile (LogQuant, W = 64), one value (KIVI)."""
     group = quantizer(format, "key", 128)
     found: list[tuple[str, Side, int]] = [("128 keys", "key", 128)]
     if group.block_tokens <= 64:
@@ -186,7 +186,7 @@ def flushes(format: str) -> list[tuple[str, Side, int]]:
 def measure_flush(
     format: str, at: Point, side: Side, count: int, dtype: torch.dtype, seconds: float
 ) -> tuple[float, float, float]:
-    """Microseconds of a flush behind `at.context` tokens: on the GPU, as called from Python, and torch's way."""
+    """Return microseconds of a flush behind `at.context` tokens: on the GPU, as called from Python, and with torch."""
     x = fresh(at, dtype, count).contiguous()
     # the same tokens again and again: the place is what matters, and it is cold in no real decode step either
     segment = empty(format, side, at, dtype, at.context + 128)
@@ -197,7 +197,7 @@ def measure_flush(
 
 
 def run(args: argparse.Namespace) -> int:
-    """All rows; 1 where one failed or differs from torch's way."""
+    """Measure all rows; return 1 if one failed or differs from torch."""
     dtype = getattr(torch, args.dtype)
     if args.quick:
         args.seconds, args.contexts = min(args.seconds, 0.1), [4096, 32768]
@@ -255,7 +255,7 @@ def packed_rows(
 def row_of(
     at: Point, format: str, what: str, found: Time | str, size: int | None, rate: float | None
 ) -> dict[str, Any]:
-    """A row for the JSON file."""
+    """Return a row for the JSON file."""
     row: dict[str, Any] = {**asdict(at), "format": format, "what": what}
     if isinstance(found, str):
         return row | {"failed": found}
@@ -266,7 +266,7 @@ def row_of(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """A row of the table."""
+    """Return a row of the table."""
     start = [row["model"], short(row["context"]), row["format"], row["what"]]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]
@@ -277,7 +277,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Flushes at every context of the first model."""
+    """Return the flushes at every context of the first model."""
     model = args.models[0]
     for format in formats:
         for name, side, count in flushes(format):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @triton.jit
 def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
-    """Or everything together; the result is stored only where it is a value that the buffers do not hold."""
+    """Reduce a buffer by OR; the result is stored only where it is a value that the buffers do not hold."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     found = tl.zeros((BLOCK,), tl.int32)
     place = tl.arange(0, BLOCK)

@@ -20,7 +20,7 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 
 
 def machine() -> dict[str, Any]:
-    """Device, driver and versions."""
+    """Return device, driver and versions."""
     return {
         **device(),
         "cuda": torch.version.cuda,
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def device() -> dict[str, Any]:
-    """The GPU, or the CPU where there is none."""
+    """Return the GPU, or the CPU where there is none."""
     if not torch.cuda.is_available():
         from kvbench.results.environment import cpu_name
 
@@ -48,7 +48,7 @@ def device() -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """Version of the driver, as nvidia-smi says."""
+    """Return the driver's version, from nvidia-smi."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
@@ -58,7 +58,7 @@ def driver() -> str | None:
 
 
 def version(name: str) -> str | None:
-    """Version of an installed package."""
+    """Return the version of an installed package, None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -66,14 +66,14 @@ def version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Commit of the source tree."""
+    """Return the commit of the source tree."""
     from kvbench.results.environment import commit as found
 
     return found()
 
 
 def folder(out: Path | None) -> Path:
-    """Where the JSON goes: ``results/h200`` on an ``NVIDIA H200``, and so on."""
+    """Return the folder of the JSON file: ``results/h200`` on an ``NVIDIA H200``, and so on."""
     if out is not None:
         return out
     if not torch.cuda.is_available():
@@ -89,7 +89,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 def healthy() -> bool:
-    """Whether the device still answers: an illegal access breaks it for the whole process."""
+    """Return True if the device still answers; an illegal access breaks it for the whole process."""
     try:
         torch.cuda.synchronize()
         return int(torch.ones(2, device="cuda").sum()) == 2

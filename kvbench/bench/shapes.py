@@ -52,12 +52,12 @@ class Layer:
 
     @property
     def single(self) -> bool:
-        """One format throughout, no window."""
+        """Return a layer with one format throughout and no window."""
         return len(self.tiers) == 1 and not self.key_window and not self.value_window
 
 
 def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
-    """Keys per channel in groups of `key` tokens, values per token in groups of `value` channels (None: the head)."""
+    """Return formats: keys per channel in groups of `key` tokens, values per token in groups of `value` channels."""
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
 
 
@@ -109,7 +109,7 @@ def short(count: int) -> str:
 
 
 def point(text: str) -> Point:
-    """``"7b:1:32k"`` or ``"8b:16:32k:5"``."""
+    """Parse a point: ``"7b:1:32k"`` or ``"8b:16:32k:5"``."""
     parts = text.split(":")
     counts = parts[1:2] + parts[3:]
     if len(parts) not in (3, 4) or parts[0] not in MODELS or not all(n.isdecimal() and int(n) for n in counts):
@@ -118,14 +118,14 @@ def point(text: str) -> Point:
 
 
 def resolved(form: Format, channels: int) -> Format:
-    """A format with its group in channels."""
+    """Return a format with its group in channels."""
     if form.axis != "token":
         return form
     return Format(form.kind, form.bits, form.axis, min(form.group or channels, channels))
 
 
 def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
-    """Tokens of the key segments and of the value segments, the exact tail last.
+    """Return the tokens of the key segments and of the value segments, the exact tail last.
 
     `context` keys have left the window; the window, or at least the step's own tokens, comes on top.
     """
@@ -142,7 +142,7 @@ def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int
 
 
 def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
-    """Bytes of `count` tokens of one head, codes and parameters; partial groups are not counted."""
+    """Return the bytes of `count` tokens of one head, codes and parameters; partial groups are not counted."""
     form = resolved(form, channels)
     if form.kind == "full":
         return count * channels * width
@@ -151,7 +151,7 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
 
 
 def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
-    """Bytes that a step must read, by name of the format (``int2``, ``fp16``, ...), of the whole batch."""
+    """Return the bytes that a step of the whole batch must read, by name of the format (``int2``, ``fp16``, ...)."""
     model, found = MODELS[at.model], dict[str, int]()
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
         forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
@@ -163,5 +163,5 @@ def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
 
 
 def phases(layer: Layer, at: Point) -> int:
-    """How many runs of tokens with one format of keys and one of values there are."""
+    """Return the number of runs of tokens with one format of keys and one of values."""
     return len(pairs_of_row(*lengths(layer, at.context, at.q_len)))

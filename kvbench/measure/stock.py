@@ -32,7 +32,7 @@ SHOWN = 16
 
 @contextmanager
 def stock(model: Any) -> Iterator[None]:
-    """`model` with torch's SDPA as transformers calls it."""
+    """Switch `model` to torch's SDPA as transformers calls it, within the block."""
     detach(model)
     before = model.config.get_text_config(decoder=True)._attn_implementation
     model.set_attn_implementation("sdpa")
@@ -43,7 +43,7 @@ def stock(model: Any) -> Iterator[None]:
 
 
 def new_cache(name: str, model: Any, length: int) -> Any:
-    """The cache of a baseline with room for `length` tokens.
+    """Return the cache of a baseline with room for `length` tokens.
 
     Raises:
         ConfigError: its package is missing.

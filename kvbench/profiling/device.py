@@ -6,7 +6,7 @@ import torch
 
 
 def device_name(device: torch.device | str) -> str | None:
-    """For example ``NVIDIA H200``; None for a CPU, whose name torch does not know."""
+    """Return a device's name, for example ``NVIDIA H200``; None for a CPU, whose name torch does not know."""
     device = torch.device(device)
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))

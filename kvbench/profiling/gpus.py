@@ -94,7 +94,7 @@ _NAMES = (
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """The GPU that ``torch.cuda.get_device_name()`` names (``"NVIDIA H200"``), or None where it is not known here."""
+    """Return the GPU named by ``torch.cuda.get_device_name()`` (``"NVIDIA H200"``), None for an unknown one."""
     for pattern, name in _NAMES:
         if re.search(rf"\b{pattern}", device_name, re.IGNORECASE) and "MIG" not in device_name:
             return GPUS[name]
@@ -102,7 +102,7 @@ def gpu_of(device_name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """A GPU by its name here (``"h200"``) or by its device name.
+    """Return a GPU by its short name (``"h200"``) or by its device name.
 
     Raises:
         ConfigError: it is not known.
@@ -122,6 +122,6 @@ def gpu_named(name: str) -> Gpu:
 
 
 def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "own") -> Gpu:
-    """A GPU of given numbers, which are taken as reached (no share of a data sheet); memory in GiB."""
+    """Return a GPU of given numbers, which count as reached (no share of a data sheet); memory in GiB."""
     rate, flops = bandwidth_TBs * _T, tflops * _T
     return Gpu(name, memory_gb, rate, flops, measured_read=rate, measured_matmul=flops)

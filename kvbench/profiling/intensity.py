@@ -42,7 +42,7 @@ class Intensity:
 
 
 def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> Intensity:
-    """QuantSpec's Table 1 with its own letters.
+    """Return QuantSpec's Table 1 in its own letters.
 
     Args:
         phase, part: row and column of the table.
@@ -63,7 +63,7 @@ def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> I
 
 
 def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
-    """The table's last rows: what the intensity tends to, ``S_L`` far below `d` or (from `d` on) far above it."""
+    """Return the table's last rows: the limits of intensity, ``S_L`` far below `d` or (from `d` on) far above it."""
     short = d > S_L
     if phase == "decode":
         return {"linear": B, "attention": 1, "aggregate": B if short else 1}[part]
@@ -71,7 +71,7 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
-    """What bounds work on a GPU by its data sheet: intensity below the ridge point is memory-bound (sec. 3.1.2)."""
+    """Return the bound of work on a GPU: intensity below the ridge point is memory-bound (sec. 3.1.2)."""
     return "memory" if flops / moved_bytes < gpu.ridge else "compute"
 
 
@@ -84,7 +84,7 @@ def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "
 
 
 def accepted(acceptance: float, gamma: int) -> float:
-    """E, tokens that a round yields on average: ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
+    """Return E, the mean number of tokens per round: ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
 
     Args:
         acceptance: a, probability that a drafted token is accepted, each independently of the others.
@@ -96,7 +96,7 @@ def accepted(acceptance: float, gamma: int) -> float:
 
 
 def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
-    """Speed-up of speculation over plain decoding: ``E * T_ar / (g * T_draft + T_verify)``.
+    """Return the speed-up of speculation over plain decoding: ``E * T_ar / (g * T_draft + T_verify)``.
 
     Args:
         acceptance, gamma: as :func:`accepted`.
@@ -109,7 +109,7 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
-    """The number of drafted tokens with the largest :func:`speed_up`, and that speed-up; of equal ones the smaller."""
+    """Return the draft length with the largest :func:`speed_up`, the smaller of equal ones, and that speed-up."""
     found = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
     best = max(found, key=lambda gamma: (found[gamma], -gamma))
     return best, found[best]

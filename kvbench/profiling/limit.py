@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool]:
-    """Let this process allocate at most `limit_gb` GiB within the block; more is an out-of-memory error.
+    """Limit the memory of this process to `limit_gb` GiB within the block; beyond it is an out-of-memory error.
 
     On CUDA the limit is on torch's allocator of `device`; the context (about half a GiB) is not in it. On a CPU (Linux)
     it is on what comes on top of what the process holds already, since an interpreter with torch takes some GiB of
@@ -46,7 +46,7 @@ def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool
 
 
 def _data_bytes() -> int | None:
-    """Private writable memory that this process has mapped (what RLIMIT_DATA counts); None where it is not known."""
+    """Return the private writable memory mapped by this process (as RLIMIT_DATA counts it), None where unknown."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as handle:
             for line in handle:

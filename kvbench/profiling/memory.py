@@ -32,7 +32,7 @@ class LiveTensor:
 
 
 def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[LiveTensor]:
-    """Storages that Python objects hold at this moment, each once, largest first.
+    """Return the storages that Python objects hold at this moment, each once, largest first.
 
     Finds what the garbage collector tracks (parameters, buffers, cached tensors); a tensor that only C++ holds is not
     seen, which is why :class:`TensorCensus` follows storages from their birth where that matters.
@@ -78,12 +78,12 @@ class TensorCensus(TorchDispatchMode):
         self._finalizers.clear()
 
     def phase(self, name: str) -> None:
-        """Begin a phase; what is alive at its beginning counts for it too. ``end`` begins none."""
+        """Begin a phase, which counts storages that are alive at its beginning; ``end`` begins none."""
         self._phase = "" if name == END else name
         self._note()
 
     def live(self) -> list[LiveTensor]:
-        """All storages alive now, largest first."""
+        """Return all storages that are alive, largest first."""
         return sorted(self._live.values(), key=lambda item: -item.nbytes)
 
     def __torch_dispatch__(
@@ -147,12 +147,12 @@ class PhasePeaks:
         return "cpu_live_tensors" if self._census else None
 
     def run(self) -> AbstractContextManager[Any]:
-        """Context in which the generation is measured."""
+        """Return the context in which the generation is measured."""
         reset_peak_rss()
         return self._census if self._census is not None else nullcontext()
 
     def phase(self, name: str) -> None:
-        """``prefill``, ``decode`` or ``end`` begins."""
+        """Begin the phase ``prefill``, ``decode`` or ``end``."""
         if self._census is not None:
             self._census.phase(name)
             self.peaks = self._census.peaks
@@ -163,7 +163,7 @@ class PhasePeaks:
             self._phase = "" if name == END else name
 
     def row(self) -> dict[str, Any]:
-        """``{prefill, decode, kind, rss}`` in bytes; decode is None for an answer of one token."""
+        """Return ``{prefill, decode, kind, rss}`` in bytes; decode is None for an answer of one token."""
         return {
             PREFILL: self.peaks.get(PREFILL),
             DECODE: self.peaks.get(DECODE),
@@ -173,7 +173,7 @@ class PhasePeaks:
 
 
 def cuda_peak() -> int:
-    """Peak allocated bytes since the last reset, summed over the visible devices (exact with one)."""
+    """Return the peak of allocated bytes since the last reset, summed over the visible devices (exact with one)."""
     return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
 
 
@@ -185,7 +185,7 @@ def cuda_reset_peak() -> None:
 
 
 def peak_rss() -> int | None:
-    """Peak resident bytes of this process: since :func:`reset_peak_rss` on Linux, else since its start."""
+    """Return the peak of resident bytes: since :func:`reset_peak_rss` on Linux, else since the process began."""
     try:
         with open("/proc/self/status", encoding="ascii") as handle:
             for line in handle:

@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def kept(*, strict: bool) -> Iterator[None]:
-    """Have oneDNN, if it was in use, in use again after the block.
+    """Restore oneDNN after the block if it was in use before.
 
     Where a product on a CPU finds no memory inside oneDNN, torch warns, takes another library, and stays with it until
     the process ends: bfloat16 prompts then took ten times as long.

@@ -110,7 +110,7 @@ class Shape:
         return self.linear_elements + self.other_elements + self.head_elements * (1 if self.tied else 2)
 
     def weight_bytes(self, bits: int = 16, group: int | None = None) -> int:
-        """Bytes of all weights on the device; `bits` below 16 hold for linear layers and lm_head.
+        """Return the bytes of all weights on the device; `bits` below 16 hold for linear layers and lm_head.
 
         Args:
             bits: of a weight; other widths than 16 have a scale and a minimum (4 bytes) for each group.
@@ -121,18 +121,18 @@ class Shape:
         return packed + 2 * (self.other_elements + self.head_elements)
 
     def bytes_read(self, weight_bytes: float, width: int = 2) -> float:
-        """What a step reads of `weight_bytes`: all but the embedding table (unless lm_head is that table)."""
+        """Return the part of `weight_bytes` that a step reads: all but an embedding table apart from lm_head."""
         return weight_bytes - (0 if self.tied else width * self.head_elements)
 
     def kv_bytes(self, tokens: int, width: int = 2) -> int:
-        """Bytes of the exact keys and values of so many tokens, all layers; of a sliding window's, what it shows."""
+        """Return the bytes of so many exact keys and values of all layers, visible ones alone of sliding windows."""
         windows = self.windows or (None,) * self.layers
         held = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
         return 2 * self.heads * self.channels * held * width
 
 
 def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
-    """The sliding windows of the layers; ``config.json`` of older models names the layers by a rule, not one by one."""
+    """Return the sliding windows of the layers; ``config.json`` of older models names the layers by a rule."""
     window, layers = get("sliding_window"), get("num_hidden_layers")
     if not window or get("use_sliding_window", True) is False:
         return None
@@ -182,7 +182,7 @@ class Prediction:
         return max(self.decode_peak_bytes, self.prefill_peak_bytes)
 
     def throughput(self, batch: int, new_tokens: int) -> float:
-        """Tokens/s of a whole generation of `new_tokens` a sequence, prefill inside."""
+        """Return tokens/s of a whole generation of `new_tokens` per sequence, prefill included."""
         return batch * new_tokens / (self.ttft_s + (new_tokens - 1) * self.tpot_s)
 
 
@@ -203,7 +203,7 @@ def predict(
     mlp_chunk: Slice = "auto",
     width: int = 2,
 ) -> Prediction:
-    """TTFT, TPOT and memory of one model, cache, batch, context and GPU.
+    """Predict TTFT, TPOT and memory of one model, cache, batch, context and GPU.
 
     Args:
         shape: the model (``Shape.of(model.config)``).
@@ -268,7 +268,7 @@ def max_batch(
     mlp_chunk: Slice = "auto",
     reserve_gib: float = 1.0,
 ) -> int:
-    """Most sequences that fit into the GPU's memory; 0: not even one.
+    """Return the most sequences that fit into the GPU's memory; 0 if not even one does.
 
     Args:
         shape, weight_bytes, context, gpu, prefill_chunk, prefill_rows, mlp_chunk: as :func:`predict`.
@@ -298,7 +298,7 @@ def max_batch(
 
 
 def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None, prefill_rows: Rows = "auto") -> int:
-    """Prompt tokens that the model reads at once; prompts that come in chunks come all together."""
+    """Return the prompt tokens that the model reads at once; chunks of all prompts are read together."""
     if prefill_chunk is not None and prefill_chunk < context:
         return batch * prefill_chunk
     rows = max(1, TOGETHER // context) if prefill_rows == "auto" else prefill_rows or batch
@@ -306,7 +306,7 @@ def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None,
 
 
 def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
-    """Elements that are alive at once where a prefill of `tokens` (of all sequences) is largest.
+    """Return the most elements alive at once during a prefill of `tokens` (of all sequences).
 
     In the feed-forward layer the gate, the up projection and their product stand beside four residual streams; in
     attention queries, keys and values before and after RoPE and the output stand beside two. For Llama-2-7B with stock
@@ -320,7 +320,7 @@ def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
 
 
 def _linear_activations(shape: Shape) -> int:
-    """Elements a token that the linear layers of a decoder layer read and write."""
+    """Return the elements per token that the linear layers of a decoder layer read and write."""
     attention = 2 * shape.hidden + shape.channels * (2 * shape.query_heads + 2 * shape.heads)
     return attention + 2 * shape.hidden + 3 * shape.intermediate
 

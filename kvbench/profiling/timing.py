@@ -19,7 +19,7 @@ def synchronize(device: torch.device | str) -> None:
 
 
 def now(device: torch.device | str = "cpu") -> float:
-    """Seconds on a monotonic clock, after the device has finished."""
+    """Return seconds on a monotonic clock, after the device has finished."""
     synchronize(device)
     return time.perf_counter()
 
@@ -41,7 +41,7 @@ def timed(device: torch.device | str = "cpu") -> Iterator[Elapsed]:
 
 
 def median(values: Sequence[float]) -> float:
-    """Median; NaN for no values."""
+    """Return the median; NaN for no values."""
     return percentile(values, 50)
 
 
@@ -51,7 +51,7 @@ def p99(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Percentile with linear interpolation between the neighbours (numpy's default); NaN for no values."""
+    """Return a percentile with linear interpolation between the neighbours (numpy's default); NaN for no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
