@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -25,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvbench.cli import settings
 from kvbench.cli.expand import check_sweeps
 from kvbench.cli.extra import check_folder
+from kvbench.cli.keys import Keys
 from kvbench.cli.model_choice import accept, filled
 from kvbench.cli.overrides import (
     check_hydras,
@@ -37,11 +37,10 @@ from kvbench.cli.overrides import (
     value,
 )
 from kvbench.config.prerequisites import check_here, check_launcher
-from kvbench.config.run_config import GROUPS, DecodingConfig, check
-from kvbench.errors import CombinationError, ConfigError, nearest
+from kvbench.config.run_config import check
+from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
 from kvbench.util.confdir import conf_dir, groups, options
-from kvbench.util.schema import field_names, unknown
 
 #: combinations of choices whose keys are checked beforehand; the rest is checked when a job starts
 MAX_COMBINATIONS = 256
@@ -75,6 +74,7 @@ class Composer:
             check_folder(extra.absolute())
         self.extra = extra.absolute() if extra else None
         self.groups = {group: list(options(group, self.extra)) for group in groups()}
+        self.keys = Keys(self.groups, self.extra)
 
     def check(self, texts: Sequence[str], multirun: bool = False, here: bool = False) -> list[list[str]]:
         """Check a command line and return its jobs.
@@ -198,45 +198,8 @@ class Composer:
                 hint="no spaces around '='; quote values with special characters: 'model.path=\"/my models/a\"'",
             ) from error
         if not is_hydras(override):
-            self._check_name(override)
+            self.keys.check_name(override)
         return override
-
-    def _check_name(self, override: Override) -> None:
-        """Raise ConfigError unless the key is a group, or begins with one."""
-        key = override.key_or_group
-        shown = value(override)
-        if key in self.groups:
-            return
-        top, dot, rest = key.partition(".")
-        if "/" in key:
-            group, _, option = key.partition("/")
-            if group in self.groups:
-                near = nearest(option, self.groups[group])
-                raise ConfigError(key, shown, "is not a group", hint=f"{group}={near or self.groups[group][0]}")
-        if not dot and top in GROUPS:  # a block of keys without choices, as `decoding`
-            raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
-        if top in GROUPS and rest:
-            return
-        homes = self._homes(key) if not dot else []
-        near = nearest(top, self._names())
-        hint = " or ".join(f"{home}={shown}" for home in homes)
-        if near and not homes:
-            hint = f"did you mean '{near}{dot}{rest}'?"
-        raise unknown(key, shown, f"no such group as '{top}'", self._names(), hint)
-
-    def _names(self) -> list[str]:
-        return sorted({*self.groups, *GROUPS})
-
-    def _files(self, group: str) -> dict[str, Path]:
-        return options(group, self.extra) if group in self.groups else {}
-
-    def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
-        """Return ``group.name`` for each group with a choice that has a key `name`."""
-        homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
-        for group in groups:
-            if any(name in _yaml(path) for path in self._files(group).values()):
-                homes.append(f"{group}.{name}")
-        return homes
 
     def _check_choice(self, override: Override) -> None:
         group, allowed = override.key_or_group, self.groups[override.key_or_group]
@@ -268,40 +231,7 @@ class Composer:
                 break  # each job's own check comes before it starts
             config = to_plain(self.compose(choice, fill=False), resolve=False)
             for override in leaves:
-                self._check_path(config, override, " ".join(choice))
-
-    def _check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
-        key, shown = override.key_or_group, value(override)
-        node: Any = config
-        path: list[str] = []
-        for part in key.split("."):
-            where = ".".join(path)
-            if not isinstance(node, Mapping):
-                problem = f"{where} is null here" if node is None else f"{where} has no keys, it is a value"
-                raise ConfigError(key, shown, problem, hint=f"set {where} itself, or see --cfg job")
-            if part not in node:
-                names = [str(name) for name in node if name not in ("_target_", "takes", "name")]
-                hint = "" if nearest(part, names) else self._elsewhere(path, part, shown)
-                with_choice = f" with {choices}" if choices else ""
-                raise unknown(key, shown, f"no such key in {where}{with_choice}", names, hint)
-            node = node[part]
-            path.append(part)
-        given = None if override.is_sweep_override() else override.value()
-        if isinstance(node, Mapping) and node and isinstance(given, Mapping) and not given:
-            raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
-
-    def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
-        """Return a hint at the same key in another choice of the group, or in another group."""
-        if len(path) != 1:
-            return ""
-        group = path[0]
-        keys = {choice: [str(key) for key in _yaml(file)] for choice, file in self._files(group).items()}
-        near = nearest(part, {name for names in keys.values() for name in names})
-        if near:
-            having = ", ".join(choice for choice, names in keys.items() if near in names)
-            return f"'{near}' is a key of {group}={having}: add one of them, and {group}.{near}={shown}"
-        homes = self._homes(part)
-        return f"did you mean '{homes[0]}'?" if homes else ""
+                self.keys.check_path(config, override, " ".join(choice))
 
     def _check_jobs(self, jobs: Sequence[Sequence[str]], launcher: str | None) -> None:
         """Check each job's whole configuration, as far as the time allows.
@@ -365,8 +295,3 @@ def _combinations(chosen: Sequence[Override]) -> Iterator[list[str]]:
         axes.append([f"{override.key_or_group}={choice}" for choice in values])
     for combination in itertools.product(*axes):
         yield list(combination)
-
-
-def _yaml(path: Path) -> Mapping[str, Any]:
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return data if isinstance(data, Mapping) else {}

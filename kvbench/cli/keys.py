@@ -1,0 +1,104 @@
+"""Keys on the command line: the check that a configuration has them, and hints at the keys that were meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.types import Override
+
+from kvbench.cli.overrides import value
+from kvbench.config.run_config import GROUPS, DecodingConfig
+from kvbench.errors import ConfigError, nearest
+from kvbench.util.confdir import options
+from kvbench.util.schema import field_names, unknown
+
+
+class Keys:
+    """The keys of a configuration, by group and choice.
+
+    Args:
+        groups: the choices of each group of Hydra.
+        extra: the folder of ``--config-dir``, or None.
+    """
+
+    def __init__(self, groups: Mapping[str, Sequence[str]], extra: Path | None) -> None:
+        self.groups, self.extra = groups, extra
+
+    def check_name(self, override: Override) -> None:
+        """Raise ConfigError unless the key is a group, or begins with one."""
+        key = override.key_or_group
+        shown = value(override)
+        if key in self.groups:
+            return
+        top, dot, rest = key.partition(".")
+        if "/" in key:
+            group, _, option = key.partition("/")
+            if group in self.groups:
+                near = nearest(option, self.groups[group])
+                raise ConfigError(key, shown, "is not a group", hint=f"{group}={near or self.groups[group][0]}")
+        if not dot and top in GROUPS:  # a block of keys without choices, as `decoding`
+            raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
+        if top in GROUPS and rest:
+            return
+        homes = self._homes(key) if not dot else []
+        near = nearest(top, self._names())
+        hint = " or ".join(f"{home}={shown}" for home in homes)
+        if near and not homes:
+            hint = f"did you mean '{near}{dot}{rest}'?"
+        raise unknown(key, shown, f"no such group as '{top}'", self._names(), hint)
+
+    def _names(self) -> list[str]:
+        return sorted({*self.groups, *GROUPS})
+
+    def _files(self, group: str) -> dict[str, Path]:
+        return options(group, self.extra) if group in self.groups else {}
+
+    def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
+        """Return ``group.name`` for each group with a choice that has a key `name`."""
+        homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
+        for group in groups:
+            if any(name in _yaml(path) for path in self._files(group).values()):
+                homes.append(f"{group}.{name}")
+        return homes
+
+    def check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
+        """Raise ConfigError for an override of a key that `config`, composed from `choices`, does not have."""
+        key, shown = override.key_or_group, value(override)
+        node: Any = config
+        path: list[str] = []
+        for part in key.split("."):
+            where = ".".join(path)
+            if not isinstance(node, Mapping):
+                problem = f"{where} is null here" if node is None else f"{where} has no keys, it is a value"
+                raise ConfigError(key, shown, problem, hint=f"set {where} itself, or see --cfg job")
+            if part not in node:
+                names = [str(name) for name in node if name not in ("_target_", "takes", "name")]
+                hint = "" if nearest(part, names) else self._elsewhere(path, part, shown)
+                with_choice = f" with {choices}" if choices else ""
+                raise unknown(key, shown, f"no such key in {where}{with_choice}", names, hint)
+            node = node[part]
+            path.append(part)
+        given = None if override.is_sweep_override() else override.value()
+        if isinstance(node, Mapping) and node and isinstance(given, Mapping) and not given:
+            raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
+
+    def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
+        """Return a hint at the same key in another choice of the group, or in another group."""
+        if len(path) != 1:
+            return ""
+        group = path[0]
+        keys = {choice: [str(key) for key in _yaml(file)] for choice, file in self._files(group).items()}
+        near = nearest(part, {name for names in keys.values() for name in names})
+        if near:
+            having = ", ".join(choice for choice, names in keys.items() if near in names)
+            return f"'{near}' is a key of {group}={having}: add one of them, and {group}.{near}={shown}"
+        homes = self._homes(part)
+        return f"did you mean '{homes[0]}'?" if homes else ""
+
+
+def _yaml(path: Path) -> Mapping[str, Any]:
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return data if isinstance(data, Mapping) else {}
