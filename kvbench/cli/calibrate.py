@@ -18,7 +18,7 @@ from pathlib import Path
 from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.models import by_name
 from kvbench.models.spec import ModelConfig
-from kvbench.tasks.formats import is_file
+from kvbench.tasks.files import is_file
 from kvbench.util.requirements import exists
 from kvbench.util.schema import MOST_ROWS, MOST_TOKENS, build
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import ConfigError, DataError, nearest
-from kvbench.tasks.formats import Found, is_file, placed_records, read_json, read_records, read_text
+from kvbench.tasks.files import Found, is_file
+from kvbench.tasks.formats import placed_records, read_json, read_records, read_text
 from kvbench.tasks.records import Record
 
 __all__ = [

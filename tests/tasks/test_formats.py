@@ -18,8 +18,8 @@ import pytest
 from pyarrow import parquet
 
 from kvbench.errors import ConfigError, DataError
-from kvbench.tasks import formats
-from kvbench.tasks.formats import DEFAULT_MB, MAX_FILE, MAX_LINE, Found, read_json, read_records, read_text
+from kvbench.tasks.files import DEFAULT_MB, MAX_FILE, MAX_LINE, Found, limit
+from kvbench.tasks.formats import read_json, read_records, read_text
 from kvbench.tasks.records import TEXT
 
 MIB = 1 << 20
@@ -140,7 +140,7 @@ def test_many_small_values_count_more_than_their_bytes(tmp_path: Path, small: No
 
 def test_limits_let_the_largest_known_file_through() -> None:
     """Multi-LexSum's documents, 1.5 GB."""
-    assert {name: formats.limit(name) for name in DEFAULT_MB} == {MAX_FILE: 2048 * MIB, MAX_LINE: 64 * MIB}
+    assert {name: limit(name) for name in DEFAULT_MB} == {MAX_FILE: 2048 * MIB, MAX_LINE: 64 * MIB}
 
 
 # -- forms and damage ------------------------------------------------------------------------------------------------

@@ -1,0 +1,165 @@
+"""Bytes of files, unpacked piece by piece, and never more of them than a limit.
+
+A file of a few megabytes can unpack to more than a machine's memory. Two environment variables raise the limits:
+:data:`MAX_FILE` and :data:`MAX_LINE`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from kvbench.errors import ConfigError, DataError
+
+#: most MiB that a file may have once unpacked
+MAX_FILE = "KVBENCH_MAX_FILE_MB"
+#: most MiB that a line of JSON may have
+MAX_LINE = "KVBENCH_MAX_LINE_MB"
+#: what holds where the variable is not set. The largest file of a known data set has 1.5 GB: Multi-LexSum's documents
+DEFAULT_MB = {MAX_FILE: 2048, MAX_LINE: 64}
+
+#: bytes that are unpacked at a time
+_PIECE = 1 << 20
+#: what reading a damaged or unreadable file may raise
+DAMAGE = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    RuntimeError,
+    IndexError,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    zipfile.BadZipFile,
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file on this machine, and the member of it where it is an archive."""
+
+    path: Path
+    member: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.path) if self.member is None else f"{self.path}!{self.member}"
+
+    def content(self) -> bytes:
+        """Return the unpacked bytes.
+
+        Raises:
+            DataError: the file is damaged, cannot be read, or holds more than :data:`MAX_FILE`.
+        """
+        try:
+            return b"".join(pieces(self))
+        except MemoryError as error:
+            raise no_memory(self) from error
+
+    @property
+    def ending(self) -> str:
+        """Ending of the unpacked file: ``.jsonl``, ``.json``, ``.parquet``, ``.txt`` ..."""
+        return Path((self.member or self.path.name).removesuffix(".gz")).suffix
+
+
+def is_file(path: Path, what: str) -> bool | None:
+    """Return True for a file, False for a folder, None where nothing exists.
+
+    Raises:
+        DataError: it is neither (a fifo, a device), or cannot be looked at; `what` begins the message.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        shown = str(path) if len(str(path)) < 200 else f"{str(path)[:100]}..."
+        raise DataError(f"{what}{shown} cannot be read: {reason}.") from error
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return stat.S_ISREG(mode)
+    kinds = {stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+    kind = kinds.get(stat.S_IFMT(mode), "something else")
+    raise DataError(f"{what}{path} is no regular file but {kind}.\n  hint: write what it gives into a file")
+
+
+def limit(name: str) -> int:
+    """Return the bytes that :data:`MAX_FILE` or :data:`MAX_LINE` allow. Raises ConfigError for a malformed value."""
+    value = os.environ.get(name, "")
+    if not value:
+        return DEFAULT_MB[name] << 20
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise ConfigError(name, value, "is no number of MiB", allowed="whole numbers from 1 on")
+    return int(value) << 20
+
+
+def utf8(content: bytes, place: str) -> str:
+    """Return the text without the byte order mark that some editors write."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{place} is not UTF-8 text: {error}.") from error
+
+
+def pieces(found: Found) -> Iterator[bytes]:
+    """Yield the unpacked content, a piece at a time."""
+    most = limit(MAX_FILE)
+    try:
+        if not is_file(found.path, ""):
+            raise DataError(f"{found.path} is no file.")
+        total = 0
+        for piece in _unpacked(found, most):
+            total += len(piece)
+            if total > most:
+                raise too_large(found)
+            yield piece
+    except DAMAGE as error:
+        reason = error.args[0] if isinstance(error, KeyError) and error.args else error
+        raise DataError(f"{found} cannot be read: {reason or type(error).__name__}.\n  hint: fetch it again") from error
+
+
+def _unpacked(found: Found, most: int) -> Iterator[bytes]:
+    if found.member is not None:
+        with zipfile.ZipFile(found.path) as archive:
+            if archive.namelist().count(found.member) > 1:
+                raise DataError(f"{found.path} has several members named {found.member}.\n  hint: keep one of them")
+            if archive.getinfo(found.member).file_size > most:
+                raise too_large(found)
+            with archive.open(found.member) as stream:
+                yield from _read(stream)
+    elif found.path.suffix == ".gz":
+        with gzip.open(found.path) as stream:
+            yield from _read(stream)
+    else:
+        with found.path.open("rb") as stream:
+            if os.fstat(stream.fileno()).st_size > most:
+                raise too_large(found)
+            yield from _read(stream)
+
+
+def _read(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
+    while piece := stream.read(_PIECE):
+        yield piece
+
+
+def too_large(found: Found) -> DataError:
+    """Return the error for a file beyond the limit."""
+    most = limit(MAX_FILE) >> 20
+    return DataError(
+        f"{found} holds more than {most} MiB once unpacked and parsed; more is not read.\n"
+        f"  hint: {MAX_FILE}={4 * most} in the environment, if it is meant to be so large"
+    )
+
+
+def no_memory(found: Found) -> DataError:
+    """Return the error for a file that does not fit into memory."""
+    return DataError(f"{found}: what it holds does not fit into memory.")
