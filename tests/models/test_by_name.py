@@ -19,7 +19,7 @@ from kvbench.errors import ConfigError
 from kvbench.models import by_name
 from kvbench.models.random_weights import byte_tokenizer, random_model
 from kvbench.results.identity import identity, run_id
-from kvbench.runner.run import settled
+from kvbench.runner.resolve import settled
 from kvbench.util.confdir import conf_dir, options
 from tests.models.hub import COMMIT, reachable, serving
 
