@@ -1,4 +1,4 @@
-"""Columns of every table of runs and of points: a new one is one entry of :data:`COLUMNS` or :data:`POINT_COLUMNS`.
+"""Columns of every table of runs: a new one is one entry of :data:`COLUMNS`.
 
 The screen, markdown, CSV and ``kvbench.report`` read these lists. An entry's functions take the typed record
 (:mod:`kvbench.results.record`), in which keys that an older run did not write have their defaults.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from kvbench.results import code as codes
-from kvbench.results.record import Mean, Metrics, Pair, Point, Score
+from kvbench.results.record import Metrics
+from kvbench.results.record_scores import Mean, Pair, Score
 from kvbench.util.cells import Cell, seconds, size
 
 Line = TypeVar("Line")
@@ -29,17 +29,6 @@ class RunLine:
 
     name: str
     run: Metrics
-
-
-@dataclass(frozen=True)
-class PointLine:
-    """One point of a run; None where the run has no point."""
-
-    name: str
-    run: Metrics
-    prompt: int = 0
-    batch: int = 0
-    point: Point | None = None
 
 
 @dataclass(frozen=True)
@@ -274,141 +263,4 @@ COLUMNS: list[Column[RunLine]] = [
         present=_drafted,
     ),
     Column("code", cell=lambda line: Cell(_code(line.run)), places=(LIST,)),
-]
-
-
-def _figure(cell: Callable[[Point], Cell]) -> Callable[[PointLine], Cell]:
-    """Return the cell of a measured point; a dash for what ran out of memory."""
-    return lambda line: cell(line.point) if line.point is not None and line.point.status == "ok" else Cell("-")
-
-
-def _value(read: Callable[[Point], Any]) -> Callable[[PointLine], Any]:
-    return lambda line: None if line.point is None else read(line.point)
-
-
-def _plain(*names: str) -> dict[str, Callable[[PointLine], Any]]:
-    """Return the CSV values of a point's own keys."""
-    return {name: _value(attrgetter(name)) for name in names}
-
-
-def _inner(group: str, names: Mapping[str, str]) -> dict[str, Callable[[PointLine], Any]]:
-    """Return the CSV values inside a group of a point: heading -> key."""
-
-    def reader(name: str) -> Callable[[Point], Any]:
-        def read(point: Point) -> Any:
-            inner = getattr(point, group)
-            return inner.get(name) if isinstance(inner, Mapping) else getattr(inner, name, None)
-
-        return read
-
-    return {heading: _value(reader(name)) for heading, name in names.items()}
-
-
-def _point_name(line: PointLine) -> Cell:
-    return Cell(line.name, line.run.status if line.point is None else "")
-
-
-def _point_ttft(line: PointLine) -> Cell:
-    point = line.point
-    if point is None:
-        return Cell("-")
-    if point.status != "ok":
-        return Cell("oom", "" if point.bytes_asked is None else f"{size(point.bytes_asked)} more")
-    search = f"search {seconds(point.search_s)}" if point.search_s else _roof(point, "ttft_s")
-    return Cell(seconds(point.ttft_s), search)
-
-
-def _roof(point: Point, name: str) -> str:
-    predicted = (point.predicted or {}).get(name)
-    return "" if predicted is None else f"roof {seconds(predicted)}"
-
-
-def _point_gaps(point: Point) -> Cell:
-    gaps = point.itl_s or {}
-    return Cell(seconds(gaps.get("p90")), f"p99 {seconds(gaps['p99'])}" if "p99" in gaps else "")
-
-
-def _point_read(point: Point) -> Cell:
-    share = "" if point.read_share is None else f"{point.read_share:.0%} of the ceiling"
-    return Cell(size(point.read_bytes), share)
-
-
-def _point_tokens(point: Point) -> Cell:
-    pair = (point.vs_fp16 or {}).get("tokens_per_s")
-    return Cell(f"{point.tokens_per_s:.4g}", "" if pair is None else f"{pair:.2f}x fp16")
-
-
-POINT_COLUMNS: list[Column[PointLine]] = [
-    Column(
-        "",
-        cell=_point_name,
-        csv={
-            "run": lambda line: line.name,
-            "run_id": lambda line: line.run.run_id,
-            "model": lambda line: line.run.config.model,
-            "device": lambda line: line.run.env.device_name,
-        },
-    ),
-    Column(
-        "prompt",
-        "tokens",
-        lambda line: Cell(str(line.prompt) if line.point else "-"),
-        {"prompt": lambda line: line.prompt},
-    ),
-    Column(
-        "batch",
-        "sequences",
-        lambda line: Cell(str(line.batch) if line.point else "-"),
-        {"batch": lambda line: line.batch} | _plain("status"),
-    ),
-    Column("TTFT", "seconds", _point_ttft, _plain("ttft_s", "search_s", "prefill_s", "first_step_s")),
-    Column(
-        "TPOT",
-        "seconds",
-        _figure(lambda point: Cell(seconds(point.tpot_s.median if point.tpot_s else None), _roof(point, "tpot_s"))),
-        _inner("tpot_s", {f"tpot_{name}_s": name for name in ("median", "mean", "p10", "p90", "p99")}),
-    ),
-    Column("p90", "seconds", _figure(_point_gaps), _inner("itl_s", {f"itl_{p}_s": p for p in ("p50", "p90", "p99")})),
-    Column("read", "bytes a step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
-    Column("tokens/s", "tokens a second", _figure(_point_tokens), _plain("tokens_per_s")),
-    Column("peaks", "bytes", csv=_plain("peak_prefill", "peak_decode", "weights")),
-    Column(
-        "KV",
-        "bytes",
-        _figure(
-            lambda point: Cell(size(point.kv_used), "" if point.kv_ratio is None else f"{point.kv_ratio:.2f}x less")
-        ),
-        _plain("kv_used", "kv_reserved", "kv_ratio"),
-    ),
-    Column(
-        "peak",
-        "bytes; share of weights and KV",
-        _figure(
-            lambda point: Cell(
-                size(point.peak_decode), "" if point.over_used is None else f"{point.over_used:.3f} of both"
-            )
-        ),
-        _plain("over_used", "over_reserved", "capture_s"),
-    ),
-    Column(
-        "steps",
-        cell=_figure(lambda point: Cell(str(point.stepping).split(" (", 1)[0])),
-        csv=_plain("stepping")
-        | _inner("speculation", {n: n for n in ("rounds", "drafted", "accepted")})
-        | _plain("path"),
-    ),
-    Column(
-        "predicted",
-        "seconds and bytes",
-        csv=_inner(
-            "predicted",
-            {f"predicted_{n}": n for n in ("ttft_s", "tpot_s", "expected_tpot_s", "peak_prefill", "peak_decode")},
-        ),
-    ),
-    Column(
-        "to fp16",
-        "ratio",
-        csv=_inner("vs_fp16", {f"{n}_vs_fp16": n for n in ("ttft_s", "tpot_s", "tokens_per_s", "peak_decode")}),
-    ),
-    Column("asked", "bytes", csv=_plain("bytes_asked")),
 ]

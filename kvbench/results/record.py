@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.results import typed
+from kvbench.results.record_scores import Mean, Score
 from kvbench.results.typed import ShapeError, key
 
 #: raised when a key of metrics.json changes its meaning; version 2 records the code of every row
@@ -21,139 +22,6 @@ SCHEMA = Path(__file__).with_name("metrics.schema.json")
 
 #: ``older``: all samples are there, and not all of them were made by the code of now
 Status = Literal["ok", "older", "oom", "error", "interrupted"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """A paired difference to the fp16 run over the same sample ids."""
-
-    diff: float
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=None, minimum=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mean:
-    """A mean score."""
-
-    score: float | None
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
-    vs_fp16: Pair | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """A further score of the same samples."""
-
-    score: float | None
-    stderr: float | None = key(default=None, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nll:
-    """The mean answer NLL per token, nats."""
-
-    mean: float | None
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
-    vs_fp16: Pair | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Perplexity:
-    """The perplexity of a text's spans."""
-
-    ppl: float = key(exclusiveMinimum=0)
-    stderr: float | None = key(default=None, minimum=0)
-    bits_per_byte: float | None = None
-    mode: Literal["decode", "simulated", "fp16"] | None = None
-    prefill: int | None = key(default=None, minimum=0)
-    chunk: int | None = key(default=None, minimum=1)
-    windows: int | None = key(default=None, minimum=1)
-    vs_fp16: Pair | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointTpot:
-    """Seconds of the decode steps of one point, the first left out."""
-
-    median: float | None = key(default=None, minimum=0)
-    mean: float | None = key(default=None, minimum=0)
-    p10: float | None = key(default=None, minimum=0)
-    p50: float | None = key(optional=True, minimum=0)
-    p90: float | None = key(default=None, minimum=0)
-    p99: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=None, minimum=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """Time and memory of one prompt length and batch; a point that ran out of memory has few of the keys."""
-
-    status: Literal["ok", "oom"]
-    ttft_s: float | None = key(optional=True, minimum=0)
-    search_s: float | None = key(optional=True, minimum=0)
-    prefill_s: float | None = key(optional=True, minimum=0)
-    first_step_s: float | None = key(optional=True, minimum=0)
-    tpot_s: PointTpot | None = key(optional=True)
-    itl_s: dict[str, float] | None = key("percentiles of the time between two outputs", optional=True, minimum=0)
-    tokens_per_s: float | None = key(optional=True, minimum=0)
-    new_tokens: int | None = key(optional=True, minimum=2)
-    fill: str | None = key("random: random keys and values in place of a prompt's", optional=True)
-    capture_s: float | None = key(optional=True, minimum=0)
-    stepping: str | None = key(optional=True)
-    speculation: dict[str, int] | None = key("summed over the rows of the batch", optional=True, minimum=0)
-    path: str | None = key(optional=True)
-    weights: int | None = key(optional=True, minimum=0)
-    over_used: float | None = key(optional=True, minimum=0)
-    over_reserved: float | None = key(optional=True, minimum=0)
-    predicted: dict[str, Any] | None = key("what the roofline predicts", optional=True)
-    read_bytes: int | None = key("bytes that a decode step must read", optional=True, minimum=0)
-    GB_s: float | None = key("their rate", optional=True, minimum=0)
-    ceiling: dict[str, Any] | None = key("GB/s that the device reads at most, and if measured or known", optional=True)
-    read_share: float | None = key("the rate's share of the ceiling", optional=True, minimum=0)
-    over_roof: float | None = key("TPOT to the roofline's", optional=True, minimum=0)
-    same: dict[str, int] | None = key("captured tokens that are those of eager steps", optional=True, minimum=0)
-    stock: dict[str, Any] | None = key("points of stock transformers, by cache", optional=True)
-    bytes_asked: int | None = key(optional=True, minimum=0)
-    phase: str | None = key(optional=True)
-    beyond: int | None = key(optional=True, minimum=1)
-    kv_used: int | None = key(optional=True, minimum=0)
-    kv_reserved: int | None = key(optional=True, minimum=0)
-    peak_prefill: int | None = key(optional=True, minimum=0)
-    peak_decode: int | None = key(optional=True, minimum=0)
-    kv_ratio: float | None = key(optional=True, minimum=0)
-    vs_fp16: dict[str, float | None] | None = key("ratios to the fp16 run's point", optional=True, minimum=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Points:
-    """The points of one prompt length by batch."""
-
-    max_batch: int | None = key(default=None, minimum=1)
-    oom_batch: int | None = key(default=None, minimum=1)
-    best_batch: int | None = key(default=None, minimum=1)
-    tokens_per_s: float | None = key(default=None, minimum=0)
-    max_batch_vs_fp16: float | None = key(default=None, minimum=0)
-    tokens_per_s_vs_fp16: float | None = key(default=None, minimum=0)
-    batches: dict[str, Point] = key(keys="^[0-9]+$")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """The scores of one task, or of one task at one length."""
-
-    score: float | None
-    stderr: float | None = key(default=None, minimum=0)
-    n: int | None = key(default=0, minimum=0)
-    vs_fp16: Pair | None = None
-    version: int | None = None
-    scorer_version: int | None = None
-    variants: dict[str, Variant] = key("the scorer's further scores", factory=dict)
-    nll: Nll | None = None
-    perplexity: Perplexity | None = key("of a text; null for tasks with answers", default=None)
-    points: Points | None = key("time and memory (dataset=efficiency)", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)

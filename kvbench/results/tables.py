@@ -22,10 +22,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbench.results import record
-from kvbench.results.columns import POINT_COLUMNS, TABLE, Column, PointLine, RunLine, columns
+from kvbench.results.columns import TABLE, Column, RunLine, columns
 from kvbench.results.findings import findings
 from kvbench.results.labels import UNSAID, labels
 from kvbench.results.notes import notes, untouched
+from kvbench.results.point_columns import POINT_COLUMNS, PointLine
 from kvbench.results.points import has_points
 from kvbench.util.cells import Cell, size
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from kvbench.cli import report
-from kvbench.results import columns, record, tables, typed
+from kvbench.results import columns, point_columns, record, tables, typed
 from kvbench.results.columns import LIST, TABLE, Column
 from kvbench.results.store import RunStore
 from kvbench.runner.run import run
@@ -106,7 +106,7 @@ def test_a_new_column_is_one_entry_and_older_runs_are_shown(tmp_path, monkeypatc
 
 
 def test_headings_of_the_csv_are_told_apart():
-    for entries in (columns.COLUMNS, columns.POINT_COLUMNS):
+    for entries in (columns.COLUMNS, point_columns.POINT_COLUMNS):
         headings = [heading for column in entries for heading in column.csv]
         assert len(headings) == len(set(headings)) > 10
 
