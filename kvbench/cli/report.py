@@ -41,17 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: argparse.Namespace) -> int:
     exists(str(arguments.results), "--results")
-    stores = [store for store in find_runs(arguments.results) if not _said(store)]
+    stores = [store for store in find_runs(arguments.results) if not _skipped(store)]
     if not stores:
         raise KvbenchError(
             f"no runs under {arguments.results}.\n  hint: --results DIR, or make one: python -m kvbench method=kivi"
         )
     if arguments.compare:
-        found = compare.compare(*(_find(stores, name) for name in arguments.compare))
+        comparison = compare.compare(*(_find(stores, name) for name in arguments.compare))
         if arguments.format == "screen":
-            Console(highlight=False).print(compare.screen(found))
+            Console(highlight=False).print(compare.screen(comparison))
         else:
-            print(compare.markdown(found) if arguments.format == "markdown" else compare.to_csv(found), end="")
+            print(
+                compare.markdown(comparison) if arguments.format == "markdown" else compare.to_csv(comparison), end=""
+            )
         return 0
     if not arguments.show:
         _list(stores)
@@ -77,8 +79,8 @@ def _main(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _said(store: RunStore) -> bool:
-    """Whether a run cannot be shown; the reason is printed."""
+def _skipped(store: RunStore) -> bool:
+    """Return True if a run cannot be shown, after printing the reason."""
     problem = store.problem()
     if problem:
         print(f"skipped: {problem}", file=sys.stderr)
@@ -99,14 +101,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _find(stores: Sequence[RunStore], name: str) -> RunStore:
-    """The run whose id is `name` or begins with it (or whose second half does)."""
-    found = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
-    exact = [s for s in found if s.run_id == name]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    ids = [store.run_id for store in (found or stores)]
-    if found:
-        raise KvbenchError(f"{name} is the beginning of {len(found)} runs: {', '.join(ids)}")
+    """Return the run whose id is `name` or begins with it (or whose second half does)."""
+    matches = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
+    exact = [s for s in matches if s.run_id == name]
+    if len(exact or matches) == 1:
+        return (exact or matches)[0]
+    ids = [store.run_id for store in (matches or stores)]
+    if matches:
+        raise KvbenchError(f"{name} is the beginning of {len(matches)} runs: {', '.join(ids)}")
     near = nearest(name, ids)
     raise KvbenchError(f"no run {name}." + (f"\n  hint: did you mean {near}?" if near else "\n  hint: --list"))
 
@@ -164,7 +166,7 @@ def _begun(store: RunStore) -> dict[str, Any]:
 
 
 def _details(store: RunStore) -> None:
-    """Where one run was made and how, below its table."""
+    """Print the details of one run below its table."""
     metrics: dict[str, Any] = store.metrics() or {}
     damaged = store.samples().damaged
     print(f"\n{store.run_id}  {metrics.get('label', '')}  {metrics.get('status', 'unfinished')}")

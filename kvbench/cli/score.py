@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Scores of a file, or of each file of a folder that is named for a task.
+    """Return the scores of a file, or of each file of a folder that is named for a task.
 
     Args:
         path: a .jsonl, .json (.gz) file, or a folder of them.
@@ -78,10 +78,10 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
         name = task or _stem(path)
         return {name: _score_file(name, path)}, []
     if task is not None:
-        found = [file for file in sorted(path.iterdir()) if _stem(file) == task]
-        if len(found) != 1:
-            raise KvbenchError(f"{path} has {len(found) or 'no'} files for --task {task}: name the one to score.")
-        return {task: _score_file(task, found[0])}, []
+        files = [file for file in sorted(path.iterdir()) if _stem(file) == task]
+        if len(files) != 1:
+            raise KvbenchError(f"{path} has {len(files) or 'no'} files for --task {task}: name the one to score.")
+        return {task: _score_file(task, files[0])}, []
     scores: dict[str, dict[str, Any]] = {}
     skipped = []
     for file in sorted(path.iterdir()):
@@ -101,7 +101,7 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
 
 
 def score_records(task: str, records: Sequence[Record], where: str = "records") -> dict[str, Any]:
-    """Scores of one task's outputs.
+    """Return the scores of one task's outputs.
 
     Returns:
         ``{score, stderr, n, variants, buckets}``: on LongBench's scale of 0..100 (`score` rounded as its eval.py does);
@@ -127,7 +127,7 @@ def _check_known(task: str) -> None:
 
 
 def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """As :func:`score_records`, of records after their places."""
+    """Return what :func:`score_records` does, for records that follow their places."""
     _check_known(task)
     score_one = _gsm8k if task in _GSM8K else _longbench
     rows = []
@@ -159,7 +159,7 @@ def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> 
 
 
 def known(task: str) -> bool:
-    """Whether there is such a task."""
+    """Return True if there is such a task."""
     return task in _GSM8K or task in longbench.METRICS or task in EXTENDED
 
 
@@ -209,7 +209,7 @@ def _field(record: Record, names: Sequence[str], where: str) -> Any:
 
 
 def _overall(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The plain mean of the tasks' scores, as papers average them, with how many tasks it is over."""
+    """Return the plain mean of the tasks' scores, as papers average them, and the number of tasks."""
     return {"mean": round(sum(entry["score"] for entry in scores.values()) / len(scores), 2), "tasks": len(scores)}
 
 

@@ -9,7 +9,7 @@ from kvbench.loggers.base import Logger, Safe
 
 
 def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: Callable[[str], None]) -> Logger:
-    """The logger that the configuration names, wrapped so that its failures are said and otherwise ignored.
+    """Return the configured logger, wrapped so that its failures are reported and otherwise ignored.
 
     Args:
         logger: the checked `logger` group: an object with `name` and the fields of its kind.

@@ -1,4 +1,4 @@
-"""What a logger is told, and the wrapper that keeps its failures away from the run."""
+"""The interface of a logger, and the wrapper that keeps its failures away from the run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Logger:
     failed = False
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """The rows that earlier sessions of the run left, in the order of `samples.jsonl`; before any other call."""
+        """Take the rows of earlier sessions, in the order of `samples.jsonl`; called before any other method."""
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """A row was written to `samples.jsonl`."""
+        """Take a row that was written to `samples.jsonl`."""
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """`metrics.json` was written; no call comes after it."""
+        """Take `metrics.json` after it was written; the last call."""
 
     def destination(self) -> str | None:
-        """Where the run goes, in words: the run records that it arrived there, and sends it again only when it changed.
+        """Return a name of the place that the run goes to; it is sent there again only when it has changed.
 
         None: the logger looks by itself whether the run is there.
         """

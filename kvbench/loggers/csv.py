@@ -25,7 +25,7 @@ LOCK_SECONDS = 60
 
 
 class CsvLogger(Logger):
-    """Appends to `path`; when a run brings new columns (other tasks) the file is rewritten with them, atomically.
+    """One row per run in the file `path`; a run that brings new columns (other tasks) rewrites it, atomically.
 
     A run whose latest row in the file says the same gets no other. A last line that a killed writer cut off is moved to
     ``<path>.damaged``: its run sends its row again.
@@ -45,7 +45,7 @@ class CsvLogger(Logger):
         lock.touch()  # where no file can be made, this says so; the lock would wait for it for ever
         with FileLock(lock, timeout=LOCK_SECONDS):
             columns, rows, whole = self._read()
-            if rows and _same([each for each in rows if each.get("run_id") == row["run_id"]][-1:], row):
+            if rows and _same([old for old in rows if old.get("run_id") == row["run_id"]][-1:], row):
                 return
             wanted = columns + [key for key in row if key not in columns]  # a row begins with what identifies it
             if columns == wanted and whole:
@@ -54,7 +54,7 @@ class CsvLogger(Logger):
                 atomic.write(self.path, _text([*rows, row], wanted, header=True).encode())
 
     def _read(self) -> tuple[list[str], list[dict[str, str]], bool]:
-        """Columns, rows, and whether the file ends as a file of rows does."""
+        """Return columns, rows, and True if the file ends with a whole line."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -82,7 +82,7 @@ class CsvLogger(Logger):
 
 
 def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """One flat row of `metrics.json`: dotted keys, hyper-parameters as ``method.residual``, scores as
+    """Return `metrics.json` as one flat row: dotted keys, hyper-parameters as ``method.residual``, scores as
     ``scores.needle@2048.score``, points as ``scores.efficiency@4096.b8.tpot_s.median``; lists and
     tracebacks left out."""
     config = metrics["config"]
@@ -113,7 +113,7 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested mappings as one with dotted keys, without lists; None stays, so that a column does not come and go."""
+    """Return nested mappings as one with dotted keys, without lists; None stays, so that columns stay the same."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}.{key}"
@@ -132,7 +132,7 @@ def _score(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(latest: list[dict[str, str]], row: Mapping[str, Any]) -> bool:
-    """Whether the run's latest row (none, or one) says what `row` says."""
+    """Return True if the run's latest row (none, or one) equals `row` in what counts."""
     now = {key: "" if value is None else str(value) for key, value in row.items() if not _LATER.match(key)}
     return any(all(written.get(key, "") == value for key, value in now.items()) for written in latest)
 

@@ -34,7 +34,7 @@ _TABLE = (
 
 
 class WandbLogger(Logger):
-    """Logs one run; its W&B id is the run id, so that a resumed run goes on where it was.
+    """Logger of one run; its W&B id is the run id, so that a resumed run goes on where it was.
 
     Args:
         settings: the checked `logger` group (project, entity, group, tags, mode, dir).
@@ -53,7 +53,7 @@ class WandbLogger(Logger):
         self._rows: list[Mapping[str, Any]] = []
 
     def destination(self) -> str | None:
-        """The service and project, or the folder of an offline run."""
+        """Return the service and project, or the folder of an offline run."""
         mode = self._mode()
         if mode == "offline":
             return f"wandb offline {Path(self.settings.dir).absolute()}"
@@ -61,17 +61,17 @@ class WandbLogger(Logger):
         return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows of earlier sessions: what the service lacks of them is sent with the first new one, or at the end."""
+        """Take the rows of earlier sessions; the service gets those that it lacks with the next one, or at the end."""
         self._rows = list(rows)
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """One history row; the whole row goes into the table at the end."""
+        """Log one history row; the whole row goes into the table at the end."""
         run = self._start()
         self._rows.append(row)
         run.log(_history(row), step=len(self._rows) - 1)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """The table of all samples, and the summary: every number of `metrics.json` under its dotted name."""
+        """Log the table of all samples, and the summary: every number of `metrics.json` under its dotted name."""
         import wandb
 
         run = self._start()
@@ -111,7 +111,7 @@ class WandbLogger(Logger):
         return self._run
 
     def _mode(self) -> str:
-        """``online``, ``offline`` or ``disabled``."""
+        """Return ``online``, ``offline`` or ``disabled``."""
         if self._went or self.settings.mode != "auto":
             return str(self._went or self.settings.mode)
         return os.environ.get("WANDB_MODE") or ("online" if has_key() else "offline")
@@ -137,7 +137,7 @@ class WandbLogger(Logger):
 
 
 def _history(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the history says of one sample."""
+    """Return the history row of one sample."""
     measured = row["measured"]
     key = row["task"] if row["length"] is None else f"{row['task']}@{row['length']}"
     history = {
@@ -155,7 +155,7 @@ def _history(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_key() -> bool:
-    """Whether W&B would find a key by itself, so that it is not asked for in the middle of a run."""
+    """Return True if W&B finds a key by itself, so that it does not ask for one in the middle of a run."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
@@ -166,7 +166,7 @@ def has_key() -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Nested plain data."""
+    """Return nested plain data."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

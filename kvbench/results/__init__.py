@@ -1,1 +1,1 @@
-"""What a run leaves on disk: its identity, its directory, its aggregates and its tables."""
+"""Results on disk: a run's identity, its directory, its aggregates and its tables."""

@@ -19,7 +19,7 @@ PARTS = ("codes", "scales", "window", "index")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Mean and its standard error; the error of fewer than two values is None (unknown), not zero."""
+    """Return the mean and its standard error; the error of fewer than two values is None (unknown), not zero."""
     if not values:
         return None, None
     mean = fmean(values)
@@ -32,7 +32,7 @@ def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
 def scores(
     rows: Iterable[Row], baseline: Mapping[str, Row] | None = None, version: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Scores by `task` or `task@length`.
+    """Return the scores by `task` or `task@length`.
 
     Args:
         rows: the run's rows.
@@ -41,14 +41,14 @@ def scores(
 
     Returns:
         key -> ``{score, stderr, n, version, scorer_version, variants, nll, vs_fp16}``. ``variants`` holds the scorer's
-        further scores, ``nll`` the mean answer NLL per token (None where no answer was given), ``perplexity`` see
+        further scores, ``nll`` the mean answer NLL per token (None without answers), ``perplexity`` see
         :func:`perplexity`, ``vs_fp16`` is None without a baseline; ``points`` is there for time and memory alone
         (:func:`kvbench.results.points.points`).
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(score_key(row), []).append(row)
-    result = {}
+    by_key = {}
     for key, group in groups.items():
         entry: dict[str, Any] = _compare(group, baseline, lambda row: _finite(row["scores"].get("score")))
         entry = {"score": entry.pop("mean"), **entry, "version": version}
@@ -56,8 +56,8 @@ def scores(
         names = sorted({name for row in group for name in row["scores"]} - {"score"})
         variants = {}
         for name in names:
-            found = [_finite(row["scores"].get(name)) for row in group]
-            mean, error = mean_error([value for value in found if value is not None])
+            numbers = [_finite(row["scores"].get(name)) for row in group]
+            mean, error = mean_error([number for number in numbers if number is not None])
             variants[name] = {"score": mean, "stderr": error}
         entry["variants"] = variants
         nll = _compare(group, baseline, nll_per_token)
@@ -66,12 +66,12 @@ def scores(
         measured = points(group, baseline)
         if measured is not None:
             entry["points"] = measured
-        result[key] = entry
-    return result
+        by_key[key] = entry
+    return by_key
 
 
 def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Perplexity of a text's windows, None where the rows are no windows.
+    """Return the perplexity of a text's spans; None for rows of other work.
 
     It is the exponential of the mean of the windows' means (GPTQ's rule). Errors are to first order: that of the mean
     over windows times the perplexity; the difference to fp16 is from the windows' paired differences.
@@ -104,7 +104,7 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Unweighted mean over the tasks, errors propagated from theirs; ``vs_fp16`` only where all tasks have it."""
+    """Return the unweighted mean over the tasks, with propagated errors; ``vs_fp16`` only if all tasks have it."""
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]
     complete = bool(pairs) and all(pair is not None and pair["n"] for pair in pairs)
@@ -123,26 +123,26 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Bytes of the cache of one sequence at the end of its answer, averaged over the samples, by part.
+    """Return the bytes of one sequence's cache at the end of its answer, by part, averaged over the samples.
 
     ``ratio`` is what method=fp16 holds of the same tokens, in the model's own dtype, over the bytes used (4 means a
     quarter of the memory; 1 for method=fp16 itself, of a float32 model too). ``fp16_equivalent`` is 16 bits an element.
     """
-    held = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
-    result: dict[str, Any] = {}
+    bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
+    bytes_held: dict[str, Any] = {}
     for kind in ("used", "reserved"):
-        parts = {part: _mean_int([bill[kind][part] for bill in held]) for part in PARTS}
-        total = sum(count or 0 for count in parts.values()) if held else None
-        result[kind] = {"total": total, **parts}
-    result["fp16_equivalent"] = _mean_int([bill["fp16_equivalent"] for bill in held])
-    used = sum(bill["used"]["total"] for bill in held)
+        parts = {part: _mean_int([bill[kind][part] for bill in bills]) for part in PARTS}
+        total = sum(count or 0 for count in parts.values()) if bills else None
+        bytes_held[kind] = {"total": total, **parts}
+    bytes_held["fp16_equivalent"] = _mean_int([bill["fp16_equivalent"] for bill in bills])
+    used = sum(bill["used"]["total"] for bill in bills)
     whole = sum(row["kv_bytes"]["fp16_equivalent"] * halves(row) for row in rows if row.get("kv_bytes"))
-    result["ratio"] = whole / used if used else None
-    return result
+    bytes_held["ratio"] = whole / used if used else None
+    return bytes_held
 
 
 def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Largest peak of each phase over the samples where it was measured, and how it was measured."""
+    """Return the largest peak of each phase over the samples that measured it, and the kind of measurement."""
     peaks = [row["measured"]["peak_bytes"] for row in rows if row.get("measured", {}).get("peak_bytes")]
     counted = [peak for peak in peaks if peak.get("prefill") is not None]
     return {
@@ -155,7 +155,7 @@ def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Timings per device (warm-up samples left out): device -> ``{ttft_s, tpot_s, tokens_per_s, n}``.
+    """Return the timings per device (warm-up samples left out): device -> ``{ttft_s, tpot_s, tokens_per_s, n}``.
 
     TPOT is over all decode steps but the first of each sample, which is given apart: it pays for what a method does
     once after the prompt.
@@ -166,7 +166,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         timed = timing.get("ttft_s") is not None or timing.get("step_s")
         if timed and not timing.get("warm_up"):
             groups.setdefault(str(timing.get("device")), []).append(timing)
-    result = {}
+    by_device = {}
     for device, group in groups.items():
         later = [step for timing in group for step in timing["step_s"][1:]]
         first = [timing["step_s"][0] for timing in group if timing["step_s"]]
@@ -174,7 +174,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         seconds = sum((timing.get("decode_s") or sum(timing["step_s"])) / timing["batch_rows"] for timing in group)
         tokens = sum(timing["decoded"] for timing in group)
         starts = [timing["ttft_s"] for timing in group if timing.get("ttft_s") is not None]
-        result[device] = {
+        by_device[device] = {
             "ttft_s": {"median": _median(starts), "n": len(starts)},
             "tpot_s": {
                 "median": _median(later),
@@ -185,11 +185,11 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
             "tokens_per_s": tokens / seconds if seconds else None,
             "n": len(group),
         }
-    return result
+    return by_device
 
 
 def no_timings() -> dict[str, Any]:
-    """What stands in `metrics.json` where nothing was timed (one sample only: it was the warm-up)."""
+    """Return the timings of a run in which nothing was timed (its only sample was the warm-up)."""
     return {
         "ttft_s": {"median": None, "n": 0},
         "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},
@@ -199,18 +199,18 @@ def no_timings() -> dict[str, Any]:
 
 
 def score_key(row: Mapping[str, Any]) -> str:
-    """``task`` or ``task@length``."""
+    """Return ``task`` or ``task@length``."""
     return str(row["task"]) if row.get("length") is None else f"{row['task']}@{row['length']}"
 
 
 def nll_per_token(row: Row) -> float | None:
-    """Mean answer NLL per token (nats) of one sample, None where it has none."""
+    """Return the mean answer NLL per token (nats) of one sample; None without an answer."""
     nll = row.get("nll")
     return nll["sum"] / nll["n"] if nll and nll.get("n") and _finite(nll["sum"]) is not None else None
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """Percentile with linear interpolation (numpy's default), None for no values."""
+    """Return a percentile with linear interpolation (numpy's default); None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -223,7 +223,7 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 def _compare(
     group: Sequence[Row], baseline: Mapping[str, Row] | None, value: Callable[[Row], float | None]
 ) -> dict[str, Any]:
-    """Mean, error, n, and the paired difference to the baseline's rows of the same sample ids."""
+    """Return mean, error, n, and the paired difference to the baseline's rows of the same sample ids."""
     mean, error = mean_error(_values(group, value))
     entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(_values(group, value)), "vs_fp16": None}
     if baseline is not None:
@@ -233,9 +233,9 @@ def _compare(
             # a baseline scored by another scorer cannot be compared; it is re-scored when it is run again
             if other is None or other["scorer_version"] != row["scorer_version"]:
                 continue
-            mine, theirs = value(row), value(other)
-            if mine is not None and theirs is not None:
-                differences.append(mine - theirs)
+            own, full = value(row), value(other)
+            if own is not None and full is not None:
+                differences.append(own - full)
         if differences:
             difference, spread = mean_error(differences)
             entry["vs_fp16"] = {"diff": difference, "stderr": spread, "n": len(differences)}

@@ -23,7 +23,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         names: of the two runs.
@@ -45,13 +45,13 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
     """Compare two runs over the samples that both have."""
     rows_a, rows_b = a.samples().rows, b.samples().rows
     common = [name for name in rows_a if name in rows_b]
-    ours = aggregate.scores([rows_a[name] for name in common])
-    theirs = aggregate.scores([rows_b[name] for name in common], rows_a)
+    scores_a = aggregate.scores([rows_a[name] for name in common])
+    scores_b = aggregate.scores([rows_b[name] for name in common], rows_a)
     keys = {}
-    for key, entry in theirs.items():
+    for key, entry in scores_b.items():
         pair, nll = entry["vs_fp16"] or {}, (entry["nll"] or {}).get("vs_fp16")
         keys[key] = {
-            "a": ours[key]["score"],
+            "a": scores_a[key]["score"],
             "b": entry["score"],
             "diff": pair.get("diff"),
             "stderr": pair.get("stderr"),
@@ -62,51 +62,51 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
     for name in common:
         x, y = _score(rows_a[name]), _score(rows_b[name])
         if x != y:
-            said = (rows_a[name]["prediction"], rows_b[name]["prediction"])
-            changed.append({"id": name, "a": x, "b": y, "said_a": said[0], "said_b": said[1]})
+            answers = (rows_a[name]["prediction"], rows_b[name]["prediction"])
+            changed.append({"id": name, "a": x, "b": y, "said_a": answers[0], "said_b": answers[1]})
         elif rows_a[name]["prediction"] != rows_b[name]["prediction"]:
             reworded += 1
     changed.sort(key=lambda item: (-abs((item["b"] or 0.0) - (item["a"] or 0.0)), item["id"]))
     return Comparison(_names(a, b), keys, changed, reworded, _notes(a, b, rows_a, rows_b, len(common)))
 
 
-def screen(found: Comparison) -> Group:
-    """Tables for a terminal."""
+def screen(comparison: Comparison) -> Group:
+    """Return tables for a terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("", "A", "B", "B - A", "answer NLL", "n"):
         table.add_column(name, justify="left" if not name else "right")
-    for line in lines(found):
+    for line in lines(comparison):
         table.add_row(*line)
-    parts: list[Any] = [Text(f"A {found.names[0]}\nB {found.names[1]}\n"), table]
-    said = f"\n{len(found.changed)} samples changed their score, {found.reworded} more only their wording"
-    parts.append(Text(said, style="dim"))
-    for item in found.changed[:SHOWN]:
+    parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table]
+    summary = f"\n{len(comparison.changed)} samples changed their score, {comparison.reworded} more only their wording"
+    parts.append(Text(summary, style="dim"))
+    for item in comparison.changed[:SHOWN]:
         parts.append(Text(f"{item['id']}  {_number(item['a'])} -> {_number(item['b'])}"))
         parts += [Text(f"  {name} {_short(item[key])}") for name, key in (("A", "said_a"), ("B", "said_b"))]
-    parts += [Text(f"note: {note}", style="dim") for note in found.notes]
+    parts += [Text(f"note: {note}", style="dim") for note in comparison.notes]
     return Group(*parts)
 
 
-def markdown(found: Comparison) -> str:
-    """The table of differences and the changed samples as GitHub tables."""
-    rows = [f"A: {found.names[0]}, B: {found.names[1]}", ""]
+def markdown(comparison: Comparison) -> str:
+    """Return the table of differences and the changed samples as GitHub tables."""
+    rows = [f"A: {comparison.names[0]}, B: {comparison.names[1]}", ""]
     rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
-    rows += ["| " + " | ".join(line) + " |" for line in lines(found)]
-    if found.changed:
+    rows += ["| " + " | ".join(line) + " |" for line in lines(comparison)]
+    if comparison.changed:
         rows += ["", "| sample | A | B | A said | B said |", "|:--|--:|--:|:--|:--|"]
-        for item in found.changed[:SHOWN]:
-            said = [_short(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
-            rows.append("| " + " | ".join([item["id"], _number(item["a"]), _number(item["b"]), *said]) + " |")
-    rows += ["", *(f"note: {note}" for note in found.notes)] if found.notes else []
+        for item in comparison.changed[:SHOWN]:
+            answers = [_short(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
+            rows.append("| " + " | ".join([item["id"], _number(item["a"]), _number(item["b"]), *answers]) + " |")
+    rows += ["", *(f"note: {note}" for note in comparison.notes)] if comparison.notes else []
     return "\n".join(rows) + "\n"
 
 
-def to_csv(found: Comparison) -> str:
-    """One line per score key with plain numbers (differences are b - a)."""
+def to_csv(comparison: Comparison) -> str:
+    """Return one line per score key with plain numbers (differences are b - a)."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"])
-    for key, entry in found.keys.items():
+    for key, entry in comparison.keys.items():
         nll = entry["nll"] or {}
         writer.writerow(
             [key, *(entry[k] for k in ("a", "b", "diff", "stderr", "n")), nll.get("diff"), nll.get("stderr")]
@@ -114,15 +114,15 @@ def to_csv(found: Comparison) -> str:
     return buffer.getvalue()
 
 
-def lines(found: Comparison) -> list[tuple[str, ...]]:
-    """Cells of the table of differences."""
-    result: list[tuple[str, ...]] = []
-    for key, entry in found.keys.items():
+def lines(comparison: Comparison) -> list[tuple[str, ...]]:
+    """Return the cells of the table of differences."""
+    cells: list[tuple[str, ...]] = []
+    for key, entry in comparison.keys.items():
         nll = entry["nll"]
         beside = f"{nll['diff']:+.4f}{_error(nll['stderr'], 4)}" if nll else "-"
         diff = "-" if entry["diff"] is None else f"{entry['diff']:+.3f}{_error(entry['stderr'])}"
-        result.append((key, _number(entry["a"]), _number(entry["b"]), diff, beside, str(entry["n"])))
-    return result
+        cells.append((key, _number(entry["a"]), _number(entry["b"]), diff, beside, str(entry["n"])))
+    return cells
 
 
 def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[str, Row], common: int) -> list[str]:
@@ -145,15 +145,15 @@ def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[
 
 
 def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
-    """The two runs with the settings that set them apart."""
-    found = [(store.metrics() or {}, store.config() or {}) for store in (a, b)]
-    whole = [metrics for metrics, _ in found if metrics]
-    names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else [m.get("label", "?") for m, _ in found]
-    told = []
-    for store, (_, config), name in zip((a, b), found, names, strict=True):
+    """Return the names of the two runs with the settings that set them apart."""
+    runs = [(store.metrics() or {}, store.config() or {}) for store in (a, b)]
+    whole = [metrics for metrics, _ in runs if metrics]
+    names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else [m.get("label", "?") for m, _ in runs]
+    headings = []
+    for store, (_, config), name in zip((a, b), runs, names, strict=True):
         model, data = ((config.get(group) or {}).get("name", "?") for group in ("model", "dataset"))
-        told.append(f"{store.run_id}  {name}, {model}, {data}")
-    return told[0], told[1]
+        headings.append(f"{store.run_id}  {name}, {model}, {data}")
+    return headings[0], headings[1]
 
 
 def _score(row: Row) -> float | None:

@@ -1,4 +1,4 @@
-"""Where a run was made: versions, machine, commit. Imports nothing heavy; the session fills in the device."""
+"""The environment of a run: versions, machine, commit. Imports nothing heavy; the session fills in the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "triton")
 
 
 def environment(device: str | None = None, device_name: str | None = None, dtype: str | None = None) -> dict[str, Any]:
-    """Content of `env.json` and of ``env`` in `metrics.json`.
+    """Return the content of `env.json` and of ``env`` in `metrics.json`.
 
     Args:
         device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.
@@ -39,7 +39,7 @@ def environment(device: str | None = None, device_name: str | None = None, dtype
 
 @cache
 def cpu_name() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -51,7 +51,7 @@ def cpu_name() -> str:
 
 @cache
 def commit() -> str | None:
-    """Commit of the source tree that kvbench is imported from, ``+`` where tracked files differ; None outside git."""
+    """Return the commit that kvbench is imported from, with ``+`` if tracked files differ; None outside git."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

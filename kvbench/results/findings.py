@@ -1,4 +1,4 @@
-"""What a sweep's table shows, in words: each method's loss to fp16 and what it saves, read from the rows."""
+"""Sentences below a sweep's table: each method's loss to fp16 and the memory that it saves."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MOST = 8
 
 
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
-    """A sentence for each run that was compared with fp16 on the same samples, worst loss first.
+    """Return a sentence for each run that was compared with fp16 on the same samples, worst loss first.
 
     Args:
         names: of the runs in the table.
         runs: contents of `metrics.json`.
     """
-    found = []
+    losses = []
     for name, run in zip(names, runs, strict=True):
         pair = (run.get("mean") or {}).get("vs_fp16")
         if run["status"] == "ok" and pair and pair["n"]:
-            found.append((pair["diff"], f"{name} {effect(pair, run['mean'].get('score'))}{memory(run)}"))
-    return [line for _, line in sorted(found, key=lambda each: each[0])] if len(found) <= MOST else []
+            losses.append((pair["diff"], f"{name} {effect(pair, run['mean'].get('score'))}{memory(run)}"))
+    return [line for _, line in sorted(losses, key=lambda loss: loss[0])] if len(losses) <= MOST else []
 
 
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
-    """The paired difference in points (hundredths of the score) with its standard error, and whether it is one."""
+    """Return the paired difference in points (hundredths of the score), its standard error, and if it is clear."""
     points, error = 100 * pair["diff"], pair["stderr"]
     if error is None:
         return f"scores {points:+.1f} points to fp16 (n = {pair['n']}: too few for an error)"
@@ -44,7 +44,7 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
 
 
 def memory(run: Mapping[str, Any]) -> str:
-    """What its keys and values take beside fp16's."""
+    """Return the memory of keys and values compared with fp16's."""
     ratio = run["kv_bytes"]["ratio"]
     if ratio is None:
         return ""

@@ -45,7 +45,7 @@ def identity(
     weights: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """What determines the outputs of a run, as JSON data.
+    """Return what determines the outputs of a run, as JSON data.
 
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
@@ -83,7 +83,7 @@ def identity(
 
 
 def _described(folder: Path) -> str:
-    """A digest of what a folder gives a model with random weights: its shape and its tokenizer."""
+    """Return a digest of what a model with random weights takes from a folder: its shape and its tokenizer."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json", "tokenizer.model"):
         file = folder / name
@@ -92,17 +92,17 @@ def _described(folder: Path) -> str:
 
 
 def run_id(material: Mapping[str, Any]) -> str:
-    """``<setting>-<method>``: two times ten hexadecimal digits, usable as a directory's name and as a W&B id."""
+    """Return ``<setting>-<method>``: two times ten hexadecimal digits, usable as a directory's name and as a W&B id."""
     return f"{_digest(material['setting'])}-{_digest(material['method'])}"
 
 
 def is_baseline(config: Mapping[str, Any]) -> bool:
-    """Whether this is the full-precision run that others are paired with."""
+    """Return True for the full-precision run that others are paired with."""
     return config["method"].get("_target_") == BASELINE_TARGET
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Method and quantizer as a person says them, for example ``kivi int2``; labels only, not part of the id.
+    """Return method and quantizer as a person says them, for example ``kivi int2``; no part of the id.
 
     The method is called by its preset (``method.preset``, which the command line fills in), else by its module.
     """
@@ -114,7 +114,7 @@ def short_name(config: Mapping[str, Any]) -> str:
 
 
 def content_digest(content: Any) -> str:
-    """A digest of JSON data, the same for equal data."""
+    """Return a digest of JSON data, the same for equal data."""
     return _digest(content)
 
 

@@ -1,4 +1,4 @@
-"""How busy the machine was with other things while a run was timed; reads /proc and /sys, None where there is none."""
+"""The load of the machine while a run is timed, read from /proc and /sys; None on systems without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELD_BACK = 0.05
 
 @dataclass(frozen=True)
 class Moment:
-    """What the system's counters said at one moment.
+    """The system's counters at one moment.
 
     Attributes:
         at: seconds of a clock that only goes forward.
@@ -39,7 +39,7 @@ class Moment:
 
 
 def between(start: Moment, end: Moment) -> dict[str, Any]:
-    """What stands in `env.json` under ``load``.
+    """Return the content of ``load`` in `env.json`.
 
     Returns:
         ``cpus``; ``average`` and ``mhz`` as ``[start, end]``; mean numbers of processors that were busy: ``own_cpus``
@@ -49,19 +49,19 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
     seconds = max(end.at - start.at, 1e-3)
     own = (end.own - start.own) / seconds
     busy = None if start.busy is None or end.busy is None else (end.busy - start.busy) / seconds
-    held = None if start.held_back is None or end.held_back is None else (end.held_back - start.held_back) / seconds
+    share = None if start.held_back is None or end.held_back is None else (end.held_back - start.held_back) / seconds
     return {
         "cpus": os.cpu_count() or 1,
         "average": [start.average, end.average],
         "mhz": [start.mhz, end.mhz],
         "own_cpus": round(own, 2),
         "other_cpus": None if busy is None else round(max(busy - own, 0.0), 2),
-        "held_back": None if held is None else round(min(max(held, 0.0), 1.0), 3),
+        "held_back": None if share is None else round(min(max(share, 0.0), 1.0), 3),
     }
 
 
 def busyness(load: Mapping[str, Any] | None) -> str | None:
-    """What to say where the machine was too busy for its times to be compared; None where it was not, or nobody knows.
+    """Return a warning if the machine was too busy for its times to be compared; else, or if unknown, None.
 
     Args:
         load: of :func:`between`.
@@ -95,7 +95,7 @@ def _average() -> float | None:
 
 
 def _busy() -> float | None:
-    """/proc/stat counts ticks of user, nice, system, idle, iowait, irq, softirq, steal (man 5 proc)."""
+    """Read the ticks of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal (man 5 proc)."""
     ticks = _numbers(Path("/proc/stat"), "cpu ")
     if len(ticks) < 7:
         return None
@@ -103,24 +103,24 @@ def _busy() -> float | None:
 
 
 def _held_back() -> float | None:
-    """Control groups of version 2 count microseconds."""
-    found = _numbers(Path("/sys/fs/cgroup/cpu.stat"), "throttled_usec")
-    return found[0] / 1e6 if found else None
+    """Read the throttled time of a control group of version 2, which counts microseconds."""
+    throttled = _numbers(Path("/sys/fs/cgroup/cpu.stat"), "throttled_usec")
+    return throttled[0] / 1e6 if throttled else None
 
 
 def _mhz() -> float | None:
-    found = []
+    clocks = []
     for path in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
-        found += [each / 1000 for each in _numbers(path, "")]
-    if not found:
+        clocks += [kilohertz / 1000 for kilohertz in _numbers(path, "")]
+    if not clocks:
         text = _text(Path("/proc/cpuinfo"))
-        told = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("cpu MHz")]
-        found = [float(each) for each in told if each.replace(".", "").isdigit()]
-    return round(sum(found) / len(found)) if found else None
+        texts = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("cpu MHz")]
+        clocks = [float(number) for number in texts if number.replace(".", "").isdigit()]
+    return round(sum(clocks) / len(clocks)) if clocks else None
 
 
 def _numbers(path: Path, beginning: str) -> list[float]:
-    """Numbers of the first line that begins so."""
+    """Return the numbers of the first line that begins with `beginning`."""
     for line in _text(path).splitlines():
         if line.startswith(beginning):
             return [float(word) for word in line.removeprefix(beginning).split() if word.replace(".", "").isdigit()]

@@ -1,4 +1,4 @@
-"""Points of time and memory (dataset=efficiency): the figures of each batch of one prompt length, beside fp16's."""
+"""Points of time and memory (dataset=efficiency): figures by prompt length and batch, compared with fp16's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbench.results.samples import MEASURED, Row
 Figures = dict[str, Any]
 
 #: figures of a point that stand in metrics.json as they were measured
-_KEPT = (
+_COPIED = (
     "status",
     "ttft_s",
     "search_s",
@@ -43,7 +43,7 @@ _KEPT = (
 
 
 def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
-    """Points of one prompt length, None where the rows are no points.
+    """Return the points of one prompt length; None for rows of other work.
 
     Args:
         group: the rows of one prompt length.
@@ -58,56 +58,56 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
     rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
     if not rows:
         return None
-    found = _limits(rows)
+    figures = _limits(rows)
     others = {batch: (baseline or {}).get(row["id"]) for batch, row in rows.items()}
     length = group[0].get("length")
-    theirs = {
+    fp16_rows = {
         row[MEASURED]["batch_rows"]: row
         for row in (baseline or {}).values()
         if row.get("length") == length and row.get(MEASURED, {}).get("point")
     }
-    fp16 = _limits(theirs) if theirs else {"max_batch": None, "oom_batch": None, "tokens_per_s": None}
-    ended = found["oom_batch"] and fp16["oom_batch"]
-    found["max_batch_vs_fp16"] = _ratio(found["max_batch"], fp16["max_batch"]) if ended else None
-    found["tokens_per_s_vs_fp16"] = _ratio(found["tokens_per_s"], fp16["tokens_per_s"])
-    shown = [batch for batch, row in sorted(rows.items()) if row["status"] == "ok" or batch == found["oom_batch"]]
-    found["batches"] = {str(batch): _figures(rows[batch], others[batch]) for batch in shown}
-    return found
+    fp16 = _limits(fp16_rows) if fp16_rows else {"max_batch": None, "oom_batch": None, "tokens_per_s": None}
+    ended = figures["oom_batch"] and fp16["oom_batch"]
+    figures["max_batch_vs_fp16"] = _ratio(figures["max_batch"], fp16["max_batch"]) if ended else None
+    figures["tokens_per_s_vs_fp16"] = _ratio(figures["tokens_per_s"], fp16["tokens_per_s"])
+    shown = [batch for batch, row in sorted(rows.items()) if row["status"] == "ok" or batch == figures["oom_batch"]]
+    figures["batches"] = {str(batch): _figures(rows[batch], others[batch]) for batch in shown}
+    return figures
 
 
 def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
-    """``(prompt tokens, batch, figures)`` of a run's points, in order."""
+    """Yield ``(prompt tokens, batch, figures)`` of a run's points, in order."""
     for key, entry in metrics.get("scores", {}).items():
         for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
             yield int(key.rsplit("@", 1)[1]), int(batch), figures
 
 
 def has_points(metrics: Mapping[str, Any]) -> bool:
-    """Whether a run measured points, and nothing else."""
+    """Return True if a run measured points, and nothing else."""
     entries = list(metrics.get("scores", {}).values())
     return bool(entries) and all(entry.get("points") for entry in entries)
 
 
 def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """What of the points can stand at the top of `metrics.json`: the best throughput; times where there is one point.
+    """Return the keys of `metrics.json` that points decide: the best throughput; the times of a single point.
 
     Returns:
         Values for the keys ``ttft_s``, ``tpot_s`` and ``tokens_per_s``; empty without points.
     """
-    found = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
-    if not found:
+    points_ok = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
+    if not points_ok:
         return {}
-    made: Figures = {"tokens_per_s": max(figures["tokens_per_s"] for figures in found)}
-    if len(found) == 1:
-        (one,) = found
+    top: Figures = {"tokens_per_s": max(figures["tokens_per_s"] for figures in points_ok)}
+    if len(points_ok) == 1:
+        (one,) = points_ok
         tpot = one["tpot_s"]
-        made["ttft_s"] = {"median": one["ttft_s"], "n": 1}
-        made["tpot_s"] = {"median": tpot["median"], "p99": tpot["p99"], "first_step": one["first_step_s"], "n": 1}
-    return made
+        top["ttft_s"] = {"median": one["ttft_s"], "n": 1}
+        top["tpot_s"] = {"median": tpot["median"], "p99": tpot["p99"], "first_step": one["first_step_s"], "n": 1}
+    return top
 
 
 def _limits(rows: Mapping[int, Row]) -> Figures:
-    """What memory allowed, and the best throughput, of rows by batch."""
+    """Return the batches that memory allowed, and the best throughput, of rows by batch."""
     good = {batch: row[MEASURED]["point"]["tokens_per_s"] for batch, row in rows.items() if row["status"] == "ok"}
     best = max(good, key=lambda batch: good[batch]) if good else None
     return {
@@ -120,26 +120,26 @@ def _limits(rows: Mapping[int, Row]) -> Figures:
 
 def _figures(row: Row, other: Row | None) -> Figures:
     point = row[MEASURED]["point"]
-    made = {key: point[key] for key in _KEPT if key in point}
+    figures = {key: point[key] for key in _COPIED if key in point}
     if row["status"] == "ok":
-        made |= {f"kv_{kind}": point[f"kv_{kind}"]["total"] for kind in ("used", "reserved")}
-        made |= {f"peak_{phase}": point["peak"][phase] for phase in ("prefill", "decode")}
-        made["kv_ratio"] = _ratio(point["kv_fp16"] * halves(row), made["kv_used"])
+        figures |= {f"kv_{kind}": point[f"kv_{kind}"]["total"] for kind in ("used", "reserved")}
+        figures |= {f"peak_{phase}": point["peak"][phase] for phase in ("prefill", "decode")}
+        figures["kv_ratio"] = _ratio(point["kv_fp16"] * halves(row), figures["kv_used"])
         if other is not None and other.get("status") == "ok":
-            theirs = other[MEASURED]["point"]
-            made["vs_fp16"] = {
-                "ttft_s": _ratio(point["ttft_s"], theirs["ttft_s"]),
-                "tpot_s": _ratio(point["tpot_s"]["median"], theirs["tpot_s"]["median"]),
-                "tokens_per_s": _ratio(point["tokens_per_s"], theirs["tokens_per_s"]),
-                "peak_decode": _ratio(point["peak"]["decode"], theirs["peak"]["decode"]),
+            full = other[MEASURED]["point"]
+            figures["vs_fp16"] = {
+                "ttft_s": _ratio(point["ttft_s"], full["ttft_s"]),
+                "tpot_s": _ratio(point["tpot_s"]["median"], full["tpot_s"]["median"]),
+                "tokens_per_s": _ratio(point["tokens_per_s"], full["tokens_per_s"]),
+                "peak_decode": _ratio(point["peak"]["decode"], full["peak"]["decode"]),
             }
-    return made
+    return figures
 
 
 def halves(row: Row) -> int:
-    """16-bit words in an element of the model's own dtype: 2 of float32, else 1."""
+    """Return the 16-bit words in an element of the model's own dtype: 2 of float32, else 1."""
     return 2 if row.get(MEASURED, {}).get("dtype") == "float32" else 1
 
 
-def _ratio(mine: float | None, theirs: float | None) -> float | None:
-    return mine / theirs if mine is not None and theirs else None
+def _ratio(own: float | None, full: float | None) -> float | None:
+    return own / full if own is not None and full else None

@@ -18,8 +18,9 @@ Run = Mapping[str, Any]
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:
-    """Highest mean score first, then lowest perplexity, then highest throughput (dataset=efficiency); equal ones by the
-    bytes of their cache, then as they came.
+    """Sort runs: highest mean score first, then lowest perplexity, then highest throughput (dataset=efficiency).
+
+    Equal ones are sorted by the bytes of their cache, then stay as they came.
 
     A run without all its samples stands behind all others: its mean is over other samples than theirs. Runs that all
     speculate stand by their time per token: what comes out is their target's whatever the draft (a search for gamma).
@@ -32,15 +33,15 @@ def best_first(runs: Sequence[Run]) -> list[Run]:
 
 def _rank(run: Run) -> tuple[bool, int, float, float]:
     score = (run.get("mean") or {}).get("score")
-    found = [entry["perplexity"]["ppl"] for entry in run.get("scores", {}).values() if entry.get("perplexity")]
-    held = ((run.get("kv_bytes") or {}).get("used") or {}).get("total")
+    perplexities = [entry["perplexity"]["ppl"] for entry in run.get("scores", {}).values() if entry.get("perplexity")]
+    used = ((run.get("kv_bytes") or {}).get("used") or {}).get("total")
     speed = (run.get("tokens_per_s") or 0.0) if has_points(run) else 0.0
-    kind, value = (0, -score) if score is not None else (1, fmean(found)) if found else (2, -speed)
-    return run["status"] not in DONE, kind, value, math.inf if held is None else held
+    kind, value = (0, -score) if score is not None else (1, fmean(perplexities)) if perplexities else (2, -speed)
+    return run["status"] not in DONE, kind, value, math.inf if used is None else used
 
 
 def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
-    """A table's row for a run that could not begin: what it was asked for, and nothing measured.
+    """Return the record of a run that could not begin: its configuration, and nothing measured.
 
     Args:
         config: the composed configuration.

@@ -119,7 +119,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """How attention read the cache."""
+    """The path by which attention read the cache."""
 
     reads_packed: bool | None = None
     path: str | None = None
@@ -127,7 +127,7 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """What ran out of memory."""
+    """The end of a run that ran out of memory."""
 
     bytes_asked: int | None = key(minimum=0)
     sample: str | None = None
@@ -165,7 +165,7 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class Untouched:
-    """What kept every sample exact, where a method packed and dropped nothing."""
+    """The setting that kept every sample exact, in a run that packed and dropped nothing."""
 
     key: str
     value: Any
@@ -183,7 +183,7 @@ class Older:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How busy the machine was while samples were made: [start, end] of load average and clock."""
+    """The load of the machine while samples were made; load average and clock as [start, end]."""
 
     cpus: int = key(minimum=1)
     average: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
@@ -195,7 +195,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """Where a run was made."""
+    """The environment of a run."""
 
     device: str | None = None
     device_name: str | None = None

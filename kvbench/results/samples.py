@@ -26,7 +26,7 @@ MEASURED = "measured"
 
 
 def outputs(row: Mapping[str, Any]) -> Row:
-    """A row without times and peaks: equal in a resumed and in an undisturbed run."""
+    """Return a row without times and peaks: equal in a resumed and in an undisturbed run."""
     return {key: value for key, value in row.items() if key != MEASURED}
 
 
@@ -71,7 +71,7 @@ class UnreadableError(KvbenchError):
 
 @dataclass
 class Samples:
-    """What `samples.jsonl` holds.
+    """The content of `samples.jsonl`.
 
     Attributes:
         rows: sample id -> its last good row, in the order of the file.
@@ -90,11 +90,11 @@ def read(path: Path) -> Samples:
     Raises:
         UnreadableError: there is something of that name that is no readable file.
     """
-    found = Samples()
+    samples = Samples()
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return found
+        return samples
     except OSError as error:
         raise UnreadableError(path, error) from error
     lines = content.split(b"\n")
@@ -105,13 +105,13 @@ def read(path: Path) -> Samples:
         try:
             row = decode(line)
         except ValueError as error:
-            found.damaged.append((number, line, str(error)))
+            samples.damaged.append((number, line, str(error)))
         else:
-            found.rows[row["id"]] = row
+            samples.rows[row["id"]] = row
     if tail:
-        found.torn = True
-        found.damaged.append((len(lines) + 1, tail, "cut off in writing"))
-    return found
+        samples.torn = True
+        samples.damaged.append((len(lines) + 1, tail, "cut off in writing"))
+    return samples
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -140,19 +140,19 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         os.close(descriptor)
 
 
-def repair(path: Path, found: Samples) -> None:
+def repair(path: Path, samples: Samples) -> None:
     """Take damaged lines out of the file (they are kept beside it, in ``samples.damaged``).
 
     A torn last line must go before anything is appended, or it would swallow the next row.
     """
     aside = path.with_suffix(".damaged")
     with aside.open("ab") as handle:
-        handle.writelines(line + b"\n" for _, line, _ in found.damaged)
-    write_atomically(path, b"".join(encode(row) for row in found.rows.values()))
+        handle.writelines(line + b"\n" for _, line, _ in samples.damaged)
+    write_atomically(path, b"".join(encode(row) for row in samples.rows.values()))
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    """One line of JSON ending in its own CRC-32, so that a flipped byte is seen even where the JSON still parses."""
+    """Return one line of JSON ending in its own CRC-32, which shows a flipped byte even if the JSON still parses."""
     body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
     crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
     # a lone surrogate (half an emoji in a prediction) is no UTF-8: such a row is written with escapes
@@ -163,7 +163,7 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Row:
-    """The row of one line.
+    """Return the row of one line.
 
     Raises:
         ValueError: no JSON, a key is missing, or the line was not written by :func:`encode`, or changed since.

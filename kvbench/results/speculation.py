@@ -14,31 +14,31 @@ SETTINGS = ("gamma", "draft", "draft_weights")
 
 
 def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What speculation gave over all samples; None where nothing was drafted.
+    """Return acceptance over all samples; None if nothing was drafted.
 
     Returns:
         The settings; ``acceptance_rate``: accepted drafts over drafted ones, all samples together (the paper's accepted
         over gamma times rounds), with the standard error over samples as clusters; ``tokens_per_round``; the counts
         behind them; ``n`` samples; ``speedup`` over fp16, filled in where such a run exists (:func:`speedup`).
     """
-    found = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
-    if not found:
+    drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
+    if not drafts:
         return None
-    totals = {key: sum(each[key] for each in found) for key in ("rounds", "drafted", "accepted", "tokens")}
+    totals = {key: sum(draft[key] for draft in drafts) for key in ("rounds", "drafted", "accepted", "tokens")}
     rate = totals["accepted"] / totals["drafted"] if totals["drafted"] else None
     return {
         **{key: method.get(key) for key in SETTINGS},
         "acceptance_rate": rate,
-        "stderr": ratio_error([each["accepted"] for each in found], [each["drafted"] for each in found]),
+        "stderr": ratio_error([draft["accepted"] for draft in drafts], [draft["drafted"] for draft in drafts]),
         "tokens_per_round": totals["tokens"] / totals["rounds"],
         **totals,
-        "n": len(found),
+        "n": len(drafts),
         "speedup": None,
     }
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
-    """Standard error of ``sum(parts) / sum(wholes)`` where each pair is a cluster (linearised); None for fewer than 2.
+    """Return the standard error of ``sum(parts) / sum(wholes)``, each pair a cluster (linearised); None for one.
 
     Drafts of one text are not independent, so samples are what is counted.
     """
@@ -51,12 +51,12 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
 
 
 def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:
-    """How many times faster a token is than in the fp16 run `baseline`, on one device at one batch size, or None."""
+    """Return the ratio of the fp16 run's time per token to this run's, on the same device and batch size; or None."""
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None
     ratios = [
-        theirs["tpot_s"]["median"] / mine["tpot_s"]["median"]
-        for device, mine in metrics["timings"].items()
-        if (theirs := baseline["timings"].get(device)) and mine["tpot_s"]["median"] and theirs["tpot_s"]["median"]
+        full["tpot_s"]["median"] / own["tpot_s"]["median"]
+        for device, own in metrics["timings"].items()
+        if (full := baseline["timings"].get(device)) and own["tpot_s"]["median"] and full["tpot_s"]["median"]
     ]
     return fmean(ratios) if ratios else None

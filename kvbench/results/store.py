@@ -103,15 +103,15 @@ class RunStore:
             self.write_environment(environment)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """`env.json`: where the latest session ran; rows carry their own device, so timings are never mixed."""
+        """Write `env.json`, the latest session's; rows carry their own device, so timings are never mixed."""
         lines.write_atomically(self.path / "env.json", _json(environment))
 
     def environment(self) -> dict[str, Any] | None:
-        """`env.json`, or None where there is none or it cannot be read."""
+        """Return `env.json`; None if there is none or it cannot be read."""
         return _read_json(self.path / "env.json")
 
     def config(self) -> dict[str, Any] | None:
-        """The configuration that the run was last started with, or None where the directory has none."""
+        """Return the configuration that the run was last started with; None if the directory has none."""
         text = _read_text(self.path / "config.yaml")
         try:
             content = yaml.safe_load(text) if text else None
@@ -120,17 +120,17 @@ class RunStore:
         return content if isinstance(content, dict) else None
 
     def samples(self) -> Samples:
-        """All good rows; says nothing and changes nothing (safe while another process appends)."""
+        """Return all good rows; changes nothing, and is safe while another process appends."""
         return lines.read(self.samples_path)
 
     def recover(self) -> dict[str, Row]:
-        """All good rows, with damaged lines said, set aside and thereby left to be done again. Call while holding."""
-        found = self.samples()
-        for number, _, problem in found.damaged:
+        """Return all good rows; damaged lines are reported and set aside, so that their samples are done again."""
+        samples = self.samples()
+        for number, _, problem in samples.damaged:
             self.say(f"{self.samples_path} line {number}: {problem}; skipped, its sample is done again")
-        if found.damaged:
-            lines.repair(self.samples_path, found)
-        return found.rows
+        if samples.damaged:
+            lines.repair(self.samples_path, samples)
+        return samples.rows
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows, fsynced: after this returns, no kill loses them. Raises DiskError."""
@@ -145,17 +145,17 @@ class RunStore:
             return None
 
     def problem(self) -> str | None:
-        """What is wrong with `metrics.json`, so that no report can show the run; None where all is well."""
+        """Return the defect of `metrics.json` that keeps reports from showing the run; None without one."""
         path = self.path / "metrics.json"
         if path.is_symlink() or path.exists():
             content = _read_json(path)
-            found = "it is no JSON object" if content is None else record.problem(content)
-            if found:
-                return f"{path}: {found}; the same command writes it anew from samples.jsonl"
+            defect = "it is no JSON object" if content is None else record.problem(content)
+            if defect:
+                return f"{path}: {defect}; the same command writes it anew from samples.jsonl"
         return None
 
     def deliveries(self) -> dict[str, Any]:
-        """What loggers were given: destination -> digest of the metrics; empty where nothing is known."""
+        """Return the deliveries of loggers: destination -> digest of the metrics."""
         return _read_json(self.path / _DELIVERED) or {}
 
     def record_delivery(self, destination: str, digest: str) -> None:
@@ -168,16 +168,16 @@ class RunStore:
 
 
 def find_runs(results_dir: Path | str) -> list[RunStore]:
-    """Stores of all runs under a directory, the one touched last at the end."""
+    """Return the stores of all runs under a directory, the one touched last at the end."""
     root = Path(results_dir)
     if not root.is_dir():
         return []
-    found = []
+    runs = []
     for path in root.iterdir():
         with suppress(OSError):  # removed in this moment, or not to be looked into
             if (path / "config.yaml").is_file():
-                found.append((path.stat().st_ctime_ns, path.name))
-    return [RunStore(root, name) for _, name in sorted(found)]
+                runs.append((path.stat().st_ctime_ns, path.name))
+    return [RunStore(root, name) for _, name in sorted(runs)]
 
 
 def _json(content: Mapping[str, Any]) -> bytes:
@@ -185,7 +185,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """An object, or None where there is none or it cannot be read."""
+    """Return a JSON object; None if there is none or it cannot be read."""
     text = _read_text(path)
     try:
         content = json.loads(text) if text else None
@@ -202,7 +202,7 @@ def _read_text(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Nested plain data for YAML: mappings to dict, tuples to lists, the rest as it is."""
+    """Return nested plain data for YAML: mappings to dict, tuples to lists, the rest as it is."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

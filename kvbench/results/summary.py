@@ -115,7 +115,7 @@ def build(
 
 
 def baseline(store: RunStore) -> RunStore | None:
-    """The fp16 run of the same model, data, decoding and seed, or None; found by the first half of the id."""
+    """Return the fp16 run of the same model, data, decoding and seed (the same first half of the id); or None."""
     for other in _same_setting(store):
         config = other.config()
         if config is not None and is_baseline(config) and other.samples_path.is_file():
@@ -124,7 +124,7 @@ def baseline(store: RunStore) -> RunStore | None:
 
 
 def pair_siblings(store: RunStore) -> int:
-    """After an fp16 run: give the runs of the same setting that were finished before it their paired differences.
+    """Give the runs that were finished before this fp16 run of their setting their paired differences.
 
     A difference is over the rows that the run's score counts. Runs that another process holds are left alone: they pair
     themselves when they finish. So do runs whose rows have become others since (killed, or damaged): that is said.
@@ -156,7 +156,7 @@ def pair_siblings(store: RunStore) -> int:
 
 
 def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
-    """The rows that a run's `metrics.json` is over; None where the file no longer has just these."""
+    """Return the rows behind a run's `metrics.json`; None if the file no longer has just these."""
     left_out = set(metrics["samples"].get("left_out") or ())
     rows = store.samples().rows.items()
     counted = [row for name, row in rows if not row.get("warm_up") and name not in left_out]
@@ -192,16 +192,16 @@ def older_code(
     counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
 ) -> dict[str, Any] | None:
     """Return what of a run is of older code than `now`, its end of memory included; see :func:`older`."""
-    found = older(counts, parts, now)
+    rows = older(counts, parts, now)
     names = changed(oom.get("code"), now) if oom else []
     if not names:
-        return found
-    found = found or {"samples": 0, "parts": []}
-    return {**found, "parts": sorted({*found["parts"], *names}, key=order)}
+        return rows
+    rows = rows or {"samples": 0, "parts": []}
+    return {**rows, "parts": sorted({*rows["parts"], *names}, key=order)}
 
 
 def _attention(rows: Sequence[Row]) -> dict[str, Any]:
-    """Whether attention read packed codes, and on which paths (an answer of one token takes none)."""
+    """Return if attention read packed codes, and on which paths (an answer of one token takes none)."""
     seen = [row[MEASURED]["attention"] for row in rows if row.get(MEASURED, {}).get("attention")]
     paths = sorted({part for item in seen for part in item["path"].split("+")})
     paths = [path for path in paths if path != "none"] or paths
