@@ -1,6 +1,6 @@
 """ROUGE of summaries as HELMET and InfiniteBench score them: the package rouge-score with stemming.
 
-LongBench's ROUGE is another one (:mod:`kvbench.metrics.rouge`): its numbers must not stand beside these.
+LongBench's ROUGE is another one (:mod:`kvbench.metrics.rouge`): its scores must not be compared with these.
 """
 
 from __future__ import annotations

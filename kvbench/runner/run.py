@@ -47,7 +47,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: a wrong key, value or combination; nothing was touched.
-        KvbenchError: the model or the data cannot be had; recorded as ``error`` (as any error outside a sample is)
+        KvbenchError: the model or the data are unavailable; recorded as ``error`` (as any error outside a sample is)
             where samples were asked for.
         DiskError: results cannot be written; what is on disk stays readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM, after it was recorded as ``interrupted``.
@@ -91,7 +91,7 @@ class _Run:
         self.store.start(self.config)
         self.rows = self.store.recover()
         if not self.rows and before.get("status") != "oom":
-            locate(self.checked.model)  # weights that cannot be had are said before samples are made
+            locate(self.checked.model)  # fail early if the weights are unavailable
         if self.task.needs_tokenizer:
             from kvbench.models.load import load_tokenizer
 

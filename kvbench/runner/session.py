@@ -34,7 +34,7 @@ class Session:
     Attributes:
         device: where inputs go.
         machine: device and dtype as rows name them.
-        report: told how far a long sample is; None: nobody listens.
+        report: called with the progress of a long sample; None: not reported.
 
     Raises:
         ModelError: the model cannot be loaded.

@@ -22,7 +22,7 @@ class Strategy(Protocol):
             samples: of the same kind of work, and with the same `max_new_tokens`, `stop` and end.
             first: True for the session's first batch, which warms up: its times are left out of every figure (its rows
                 say so), and on a CPU the live tensors are counted while it runs, which slows it.
-            report: told how far a long sample is; None: nobody listens.
+            report: called with the progress of a long sample; None: not reported.
 
         Raises:
             CacheError: the model did not use the method's cache.

@@ -22,7 +22,7 @@ class PromptRules:
         chat: False: the model's chat wrapper is left out.
         system: text of a system turn where the wrapper is the tokenizer's own template.
         limit: most tokens of the prompt, in place of ``model.prompt_limit``; ``fill``: all that the model leaves
-            beside the answer.
+            for it.
         limits: `limit` by name of the model or of its preset, before `limit`.
         ids: the prompt in token ids, used as they are.
         ids_context: half-open token range of the context in `ids`.

@@ -260,7 +260,7 @@ def _members(path: Path, what: str) -> list[str]:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
     except (OSError, ValueError, RuntimeError, struct.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{what}: {path} is no archive that can be read: {error}") from error
+        raise DataError(f"{what}: {path} is not a readable archive: {error}") from error
 
 
 def _split(name: str) -> tuple[str, str | None]:

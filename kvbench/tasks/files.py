@@ -89,7 +89,7 @@ def is_file(path: Path, what: str) -> bool | None:
         return stat.S_ISREG(mode)
     kinds = {stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
     kind = kinds.get(stat.S_IFMT(mode), "something else")
-    raise DataError(f"{what}{path} is no regular file but {kind}.\n  hint: write what it gives into a file")
+    raise DataError(f"{what}{path} is not a regular file but {kind}.\n  hint: write what it gives into a file")
 
 
 def limit(name: str) -> int:
@@ -98,7 +98,7 @@ def limit(name: str) -> int:
     if not value:
         return DEFAULT_MB[name] << 20
     if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigError(name, value, "is no number of MiB", allowed="whole numbers from 1 on")
+        raise ConfigError(name, value, "is not a number of MiB", allowed="whole numbers from 1 on")
     return int(value) << 20
 
 
@@ -115,7 +115,7 @@ def pieces(found: Found) -> Iterator[bytes]:
     most = limit(MAX_FILE)
     try:
         if not is_file(found.path, ""):
-            raise DataError(f"{found.path} is no file.")
+            raise DataError(f"{found.path} is not a file.")
         total = 0
         for piece in _unpacked(found, most):
             total += len(piece)

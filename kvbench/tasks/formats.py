@@ -16,7 +16,7 @@ from kvbench.errors import DataError
 from kvbench.tasks.files import DAMAGE, MAX_FILE, MAX_LINE, Found, limit, no_memory, pieces, too_large, utf8
 from kvbench.tasks.records import Kind, Record, check_record
 
-#: bytes that a record or line takes beside its texts, and a value of JSON that is read whole: they count as content
+#: bytes that a record or line counts as, in addition to its texts, and a value of JSON that is read whole
 _RECORD, _VALUE = 512, 32
 #: rows of a parquet file that are unpacked at a time: few, because all may point to one long text
 _ROWS = 16
@@ -36,7 +36,7 @@ def read_records(
         problem: says what is wrong with a record whose fields are right, or None.
 
     Raises:
-        DataError: a damaged file, a line that is no JSON, a field that is missing or of another kind, no records.
+        DataError: a damaged file, a line that is not JSON, a field that is missing or of another kind, no records.
     """
     records = []
     for place, record in placed_records(found):
@@ -57,7 +57,7 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
             if total > most:
                 raise too_large(found)
             if not isinstance(record, dict):
-                raise DataError(f"{place}: is no object with fields but {type(record).__name__}.")
+                raise DataError(f"{place}: is not an object with fields but {type(record).__name__}.")
             yield place, record
     except MemoryError as error:
         raise no_memory(found) from error
@@ -81,7 +81,7 @@ def read_text(found: Found) -> str:
     """
     text = utf8(found.content(), str(found))
     if "\0" in text:
-        raise DataError(f"{found} is no text: character {text.index(chr(0))} is NUL.\n  hint: fetch it again")
+        raise DataError(f"{found} is not text: character {text.index(chr(0))} is NUL.\n  hint: fetch it again")
     return text
 
 

@@ -39,7 +39,7 @@ class Records(Task):
         template: the prompt, with fields of a record in braces: ``Question: {question}\nAnswer:``. Fields may be
             nested, and have alternatives: ``{question.stem|question_stem}``.
         context: field or template that is the context (cocktail quantizes it chunk by chunk): `template` names it once,
-            as ``{context}`` or by its field; None: no context is told apart.
+            as ``{context}`` or by its field; None: there is no border.
         query: field or template that is the question (cocktail searches with it); `template` may name ``{query}``.
         answer: field that holds the answer: a text, a number, or a list of them of which any is right.
         metric: ``exact_match`` (but for case, quotes and final punctuation), ``f1`` (of words, as SQuAD and LongBench),

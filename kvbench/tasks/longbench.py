@@ -65,7 +65,7 @@ class LongBench(Task):
         limit: records a task, from the first; None: all.
         max_new_tokens: for every task; None: the official ones.
         prompt_limit: tokens of the raw prompt beyond which its middle is cut; None: ``model.prompt_limit``, which is
-            LongBench's for the model; ``fill``: what the model's length leaves beside the answer.
+            LongBench's for the model; ``fill``: what the model's length leaves for it.
         prompt_limits: `prompt_limit` by name of the model, before it.
         system: text of a system turn where the model has a chat template; None: no such turn (official).
     """

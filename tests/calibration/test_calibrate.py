@@ -173,7 +173,7 @@ def test_texts_that_need_no_file_leave_the_measured_ones_out():
     ("arguments", "message"),
     [
         (["--model", "tiny", "--text", "nowhere"], "there is no such file or folder"),
-        (["--model", "tiny", "--text", "/dev/zero"], "--text /dev/zero is no regular file but a device"),
+        (["--model", "tiny", "--text", "/dev/zero"], "--text /dev/zero is not a regular file but a device"),
         (["--model", "tiny", "--text", "."], "calibration: . holds no text"),
         (["--model", "tinny", "--text", "mini"], "did you mean 'tiny'"),
         (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is not a list of widths"),

@@ -173,6 +173,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Capt
     assert score.main([str(tmp_path)]) == 1
     assert "qasper.jsonl holds no records" in capsys.readouterr().err
     assert score.main(["/dev/zero", "--task", "qasper"]) == 1
-    assert "/dev/zero is no regular file" in capsys.readouterr().err
+    assert "/dev/zero is not a regular file" in capsys.readouterr().err
     with pytest.raises(DataError, match="here: no records"):
         score.score_records("qasper", [], "here")

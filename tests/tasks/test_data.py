@@ -66,7 +66,7 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "x"}\n{"te', "line 2: not JSON"),
         ("a.jsonl", b'{"other": 1}', "no field 'text'"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
-        ("a.zip", b"no zip", "no archive"),
+        ("a.zip", b"no zip", "not a readable archive"),
         ("a.parquet", b"no parquet", "cannot be read"),
     ],
 )
@@ -126,8 +126,8 @@ def test_the_nearest_file_is_proposed_unless_it_holds_other_records(tmp_path: Pa
     ("path", "said"),
     [
         ("", "dataset.path is empty"),
-        ("/dev/zero", "/dev/zero is no regular file but a device"),
-        ("FOLDER/fifo", "fifo is no regular file but a fifo"),
+        ("/dev/zero", "/dev/zero is not a regular file but a device"),
+        ("FOLDER/fifo", "fifo is not a regular file but a fifo"),
         ("FOLDER/none", "none does not exist"),
         ("FOLDER/file/below", "below does not exist"),
         ("FOLDER/" + "x" * 300, "File name too long"),
@@ -143,7 +143,7 @@ def test_places_that_cannot_be_read_are_named(tmp_path: Path, path: str, said: s
 
 def test_a_fifo_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(DataError, match=r"a.jsonl is no regular file but a fifo"):
+    with pytest.raises(DataError, match=r"a.jsonl is not a regular file but a fifo"):
         data.find(SOURCE, "a", str(tmp_path), "dataset toy")
 
 

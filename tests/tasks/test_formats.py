@@ -113,7 +113,7 @@ def test_a_line_without_end_is_refused_with_its_number(tmp_path: Path, monkeypat
 def test_a_limit_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     (tmp_path / "a.jsonl").write_text("{}")
     monkeypatch.setenv(MAX_FILE, value)
-    with pytest.raises(ConfigError, match=r"KVBENCH_MAX_FILE_MB=.*is no number of MiB"):
+    with pytest.raises(ConfigError, match=r"KVBENCH_MAX_FILE_MB=.*is not a number of MiB"):
         read_records(Found(tmp_path / "a.jsonl"))
 
 
@@ -130,7 +130,7 @@ def test_many_small_values_count_more_than_their_bytes(tmp_path: Path, small: No
                 assert len(read_records(Found(tmp_path / name))) == most
             else:
                 assert read_json(Found(tmp_path / name)) == [1] * most
-                assert "record 0: is no object" in said(tmp_path / name)
+                assert "record 0: is not an object" in said(tmp_path / name)
     (tmp_path / "d.jsonl").write_text("\n" * 2049 + "{}")
     assert "holds more than 1 MiB once unpacked and parsed" in said(tmp_path / "d.jsonl")
     (tmp_path / "c.jsonl").write_text('{"text": "a", "more": [[], []]}')
@@ -200,14 +200,14 @@ def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
 
 def test_records_that_are_no_objects_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n[2]')
-    assert "a.jsonl line 2: is no object with fields but list" in said(tmp_path / "a.jsonl")
+    assert "a.jsonl line 2: is not an object with fields but list" in said(tmp_path / "a.jsonl")
     (tmp_path / "b.json").write_text('[{"n": 1}, "x"]')
-    assert "b.json record 1: is no object with fields but str" in said(tmp_path / "b.json")
+    assert "b.json record 1: is not an object with fields but str" in said(tmp_path / "b.json")
 
 
 def test_text_with_nul_is_damage(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"words\0\0\0")
-    assert "a.txt is no text: character 5 is NUL" in said(tmp_path / "a.txt", read_text)
+    assert "a.txt is not text: character 5 is NUL" in said(tmp_path / "a.txt", read_text)
 
 
 def test_members_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -253,10 +253,10 @@ def test_cut_and_changed_files_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
-    assert "a.jsonl is no regular file but a fifo" in said(tmp_path / "a.jsonl")
-    assert "/dev/zero is no regular file but a device" in said(Path("/dev/zero"), read_text)
-    assert "is no file" in said(tmp_path)
-    assert "is no file" in said(tmp_path / "none")
+    assert "a.jsonl is not a regular file but a fifo" in said(tmp_path / "a.jsonl")
+    assert "/dev/zero is not a regular file but a device" in said(Path("/dev/zero"), read_text)
+    assert "is not a file" in said(tmp_path)
+    assert "is not a file" in said(tmp_path / "none")
     assert "cannot be read: File name too long" in said(tmp_path / ("x" * 300))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert "cannot be read" in said(tmp_path / "loop")

@@ -162,7 +162,7 @@ def test_choices(tmp_path: Path, choices: Any, answer: Any, letter: str) -> None
         ({"question": "q", "answer": 0, "o": "xy"}, {"metric": "choice", "choices": "o"}, "is not a list of options"),
         ({"question": "q", "answer": 0, "o": ["x", ""]}, {"metric": "choice", "choices": "o"}, "is an empty text"),
         ("{", {}, "not JSON"),
-        ("[1]", {}, "is no object with fields"),
+        ("[1]", {}, "is not an object with fields"),
     ],
 )
 def test_a_damaged_record_is_named_with_its_file_and_line(

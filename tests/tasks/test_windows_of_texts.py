@@ -54,14 +54,14 @@ def refused(**settings: Any) -> str:
 def test_texts_that_cannot_be_had_are_named(tmp_path: Path, text: Any) -> None:
     assert "none does not exist" in refused(text=text, path=str(tmp_path / "none"))
     assert f"{tmp_path} holds no text.\n  hint: a file, or a folder of .txt" in refused(text=text, path=str(tmp_path))
-    assert "/dev/zero is no regular file but a device" in refused(text=text, path="/dev/zero")
+    assert "/dev/zero is not a regular file but a device" in refused(text=text, path="/dev/zero")
     (tmp_path / "a.txt").write_text(" \n")
     (tmp_path / "b.txt").write_text("\n\n")
     assert f"{tmp_path} holds no text" in refused(text=text, path=str(tmp_path))
     (tmp_path / "b.txt").write_text("words")
     assert Perplexity(text=text, path=str(tmp_path)).documents == [" \n", "words"]
     os.mkfifo(tmp_path / "c.txt")
-    assert "c.txt is no regular file but a fifo" in refused(text=text, path=str(tmp_path))
+    assert "c.txt is not a regular file but a fifo" in refused(text=text, path=str(tmp_path))
 
 
 def test_records_of_texts_are_checked(tmp_path: Path) -> None:
