@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import Method, Side
-from kvbench.methods.sliding import CHUNK, whole
+from kvbench.methods.base import SIDES, Side
+from kvbench.methods.recency import RecencyMethod
 
 if TYPE_CHECKING:
-    import torch
-
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
+    from kvbench.quantizers.affine import AffineQuantizer
 
 
 @dataclass(kw_only=True)
-class Atom(Method):
+class Atom(RecencyMethod):
     """Every token packed as soon as its own step is over; one group a token and head, clamped integer zero point.
 
     Args:
@@ -35,32 +34,41 @@ class Atom(Method):
     rope: Literal["post", "pre"] = "post"
     prefill: Literal["exact", "quantized"] = "exact"
 
-    rolls: ClassVar[bool] = True
-    needs_quantizer: ClassVar[bool] = True
     by_token: ClassVar[bool] = True
+
+    def exact(self, n: int) -> int:
+        """Return 0."""
+        return 0
 
     @property
     def keys_before_rope(self) -> bool:
-        """As `rope` says."""
+        """True for ``rope=pre``."""
         return self.rope == "pre"
 
     @property
     def quantized_prefill(self) -> bool:
-        """As `prefill` says."""
+        """True for ``prefill=quantized``."""
         return self.prefill == "quantized"
 
     @property
     def eager(self) -> bool:
-        """As `prefill` says."""
+        """True for ``prefill=quantized``."""
         return self.prefill == "quantized"
 
+    def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
+        """Return Atom's own, over the whole head."""
+        from kvbench.quantizers.atom import AtomQuantizer
+
+        return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")
+
+    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return room for the token of the step under way."""
+        return self.full(layer, side, capacity=1, slack=0)
+
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Groups must be whole heads of one token."""
+        """Check that a group is a whole head."""
         super().check(head_dim, max_length)
-        assert self.quantizer is not None
-        for side, spec in (("key", self.quantizer.key), ("value", self.quantizer.value)):
-            if spec.axis != "token":
-                raise ConfigError(f"quantizer.{side}.axis", spec.axis, "Atom groups per token", allowed=["token"])
+        for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:
                 raise ConfigError(
                     f"quantizer.{side}.group_size",
@@ -69,31 +77,9 @@ class Atom(Method):
                     allowed=["head_dim"],
                 )
 
-    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Packed tokens, and room for those of the step under way."""
-        from kvbench.quantizers.atom import AtomQuantizer
-
-        assert self.quantizer is not None
-        spec = self.quantizer.key if side == "key" else self.quantizer.value
-        quantizer = AtomQuantizer(spec.bits, None, "token")
-        return [
-            self.packed(layer, side, quantizer, capacity=layer.expected_length()),
-            self.full(layer, side, capacity=1, slack=0),
-        ]
-
-    def place(
-        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
-    ) -> None:
-        """Everything packed."""
-        for store, x in zip(layer.stores(), (keys, values), strict=True):
-            store.segments[0].append(rows, x)
-
-    def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """What is hidden, :data:`~kvbench.methods.sliding.CHUNK` at a time."""
-        return whole(hidden, CHUNK)
-
-    def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack the tokens of the last step."""
-        for store in layer.stores():
-            store.segments[0].append(rows, store.tail.view(rows))
-            store.tail.drop_front(rows, store.tail.length(rows))
+    def check_rule(self) -> None:
+        """Check that a group is of one token."""
+        for side, spec in zip(SIDES, self.formats(), strict=True):
+            if spec.axis != "token":
+                raise ConfigError(f"quantizer.{side}.axis", spec.axis, "Atom groups per token", allowed=["token"])
+        super().check_rule()

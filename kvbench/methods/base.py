@@ -1,19 +1,23 @@
-"""What a method is: a dataclass whose fields are its hyper-parameters, and two rules over the stores.
+"""Base class of all methods: a dataclass whose fields are the hyper-parameters, and the rules over the stores.
 
-A method says which segments the keys and the values of a layer have (:meth:`Method.segments`), where the prompt's
+A method defines which segments the keys and the values of a layer have (:meth:`Method.segments`), where the prompt's
 tokens go (:meth:`Method.place`) and what moves as the sequence grows (:meth:`Method.settle`). Packing, attention, the
-bill, padding, rollback, beams and the benchmarks come with the stores. This module imports no torch, so that a
+bill, padding, rollback, beams and the benchmarks come with the stores. Two bases ask for less:
+:class:`~kvbench.methods.recency.RecencyMethod` for the number of exact tokens, and
+:class:`~kvbench.methods.scored.ScoredMethod` for a score of each token. Torch is imported on first use, so that a
 configuration is checked in a moment.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.speculation import Speculation
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.python_hints import for_python
+from kvbench.methods.reach import Reach
+from kvbench.methods.traits import Traits
 from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, preset
 from kvbench.util.requirements import Package
 
@@ -29,30 +33,15 @@ if TYPE_CHECKING:
     from kvbench.quantizers.affine import AffineQuantizer
 
 Side = Literal["key", "value"]
+#: the stores of a layer, in their order
+SIDES: tuple[Side, Side] = ("key", "value")
 
-
-#: tokens after a window's prompt that stand for the question of methods that look at one
+#: tokens after the prompt of a span (perplexity) that serve as the query of methods that need one
 QUERY_TOKENS = 64
 
 
-@dataclass(frozen=True)
-class Reach:
-    """How far a method leaves a sequence alone.
-
-    Args:
-        key, value: the hyper-parameter that says so.
-        tokens: as long as no more than these are cached, all of them are exact.
-        of_prompt: whether only the prompt's tokens count.
-    """
-
-    key: str
-    value: Any
-    tokens: int
-    of_prompt: bool = False
-
-
 @dataclass(kw_only=True)
-class Method:
+class Method(Traits):
     """Base of all methods.
 
     Args:
@@ -63,68 +52,20 @@ class Method:
     takes: tuple[str, ...] = ("none",)
     quantizer: QuantizerSpec | None = field(default=None, metadata={"group": "quantizer"})
 
-    #: raise it with a change of the method's outputs to get a run of its own beside that of the older code
-    version: ClassVar[int] = 1
-    #: how much of the prompt's attention the method sees: 0 nothing, n the last n queries, -1 column sums over all
-    observe_prompt: ClassVar[int] = 0
-    #: whether a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)
-    needs_prompts: ClassVar[bool] = False
-    #: whether the method acts on the prompt alone, so that a text that comes token by token would all be kept
-    prompt_only: ClassVar[bool] = False
-    #: whether :meth:`observe` is called with the attention of every decode step
-    observe_steps: ClassVar[bool] = False
-
-    @property
-    def speculation(self) -> Speculation | None:
-        """How the method is decoded speculatively, or None: one token a step."""
-        return None
-
-    def alone(self) -> Method:
-        """The method without its draft, for where no token is to be chosen (perplexity)."""
-        return self
-
-    #: whether :meth:`settle` only packs the oldest of the tails and drops it from their front, or rolls them behind
-    #: their sinks, and does the same to layers in the same state: they may then pack, or roll, together, when all have
-    #: settled
-    rolls: ClassVar[bool] = False
-    #: whether a token's stored form depends on that token and its position alone, so that any number may be taken back
-    by_token: ClassVar[bool] = False
-    #: the exact tails are the newest tokens without a gap, and all of them may be taken back, those of the prompt too
-    #: (transformers' assisted generation verifies its first drafts with the prompt); of a prompt's values some then
-    #: stay packed that a shorter prompt would have left exact
-    gives_tail: ClassVar[bool] = False
-
     @property
     def settles(self) -> bool:
-        """Whether anything moves as the sequence grows (:meth:`settle`)."""
+        """True if anything moves as the sequence grows (:meth:`settle`)."""
         return type(self).settle is not Method.settle
 
-    @property
-    def packs_together(self) -> bool:
-        """Whether :attr:`rolls` is said of the :meth:`settle` in use, not of one that a subclass has replaced."""
-        owner = next(cls for cls in type(self).__mro__ if "settle" in vars(cls))
-        return bool(vars(owner).get("rolls", False))
+    def alone(self) -> Method:
+        """Return the method without its draft, for uses that choose no tokens (perplexity)."""
+        return self
 
-    @property
-    def keys_before_rope(self) -> bool:
-        """Whether keys are stored before RoPE, which attention then applies as it reads them."""
-        return False
-
-    @property
-    def quantized_prefill(self) -> bool:
-        """Whether the prompt's tokens attend to what is stored of them, not to exact keys and values."""
-        return False
-
-    @property
-    def eager(self) -> bool:
-        """Whether a step's own tokens are stored before it attends to them (only with :attr:`by_token`)."""
-        return False
-
-    # -- to be written by a method ----------------------------------------------------------------------------------
+    # -- the rules, written by a method -----------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Empty segments of one side of `layer`, in slot order, a :class:`FullSegment` last."""
-        raise NotImplementedError(f"{type(self).__name__} must say which segments its stores have")
+        """Return the empty segments of one side of `layer`, in slot order, a :class:`FullSegment` last."""
+        raise NotImplementedError(f"{type(self).__name__} must define segments(layer, side)")
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
@@ -134,81 +75,43 @@ class Method:
         Args:
             layer: its stores are empty for `rows`.
             rows: rows of the batch whose prompts are equally long.
-            keys, values: ``[rows, H, n, D]`` in full precision, without padding and what :meth:`forgotten` says: n
-                may be less than ``layer.real_tokens(row)``.
-            scores: what :attr:`observe_prompt` asked for, ``[rows, Hq, q, n]``, else None.
+            keys, values: ``[rows, H, n, D]`` in full precision, without padding and without the tokens that
+                :meth:`forgotten` drops: n may be less than ``layer.real_tokens(row)``.
+            scores: the attention that :attr:`observe_prompt` asks for, ``[rows, Hq, q, n]``, else None.
         """
-        raise NotImplementedError(f"{type(self).__name__} must say where the prompt's tokens go")
+        raise NotImplementedError(f"{type(self).__name__} must define place(layer, rows, keys, values, scores)")
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Demote what has grown too old. `rows` hold equally many tokens in each segment. May be called repeatedly."""
+        """Demote tokens that have grown too old. `rows` hold equally many in each segment. May be called repeatedly."""
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Attention of a decode step over the slots, ``[rows, Hq, q, slots]`` (only where :attr:`observe_steps`)."""
+        """Take the attention of a decode step, ``[rows, Hq, q, slots]`` (only with :attr:`observe_steps`)."""
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Positions of a row's slots, ``[n]`` or ``[H, n]`` on the CPU; None where they are in order without a gap.
+        """Return the positions of a row's slots, ``[n]`` or ``[H, n]`` on the CPU; None if in order without a gap.
 
         A method that permutes or evicts tokens keeps them in ``layer.order``, or computes them here.
         """
         return layer.ordered(row)
 
-    #: whether the method packs in formats of conf/quantizer, so that it cannot do without one
-    needs_quantizer: ClassVar[bool] = False
+    def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
+        """Return slot ranges in the order in which attention visits them, or None: all slots, block by block.
 
-    def packages(self) -> tuple[Package, ...]:
-        """Packages beside kvbench's own that the method needs as it is set."""
-        return ()
-
-    def reach(self) -> Reach | None:
-        """Up to how many tokens everything stays exact, and what sets it; None: the first tokens are touched."""
+        Only rows that are visited alike may be given together; a method that answers is asked row by row.
+        """
         return None
 
-    def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError where a model of `max_length` tokens never has one that the method packs or drops."""
-        reach = self.reach()
-        if reach is not None and reach.tokens >= max_length - 1:  # the last token is never cached
-            raise ConfigError(
-                reach.key,
-                reach.value,
-                f"nothing would be packed or dropped: up to {reach.tokens} tokens all stay exact, and the model takes "
-                f"model.max_length={max_length}",
-                hint=f"a smaller {reach.key}, or method=fp16",
-            )
-
-    def check_windows(self, mode: str, prompt: int) -> None:
-        """Raise ConfigError where windows of a text (perplexity) would not measure the method.
-
-        Args:
-            mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
-            prompt: tokens of a window that are a prompt.
-        """
-        name = type(self).__name__.lower()
-        if mode == "fp16" and type(self).__name__ != "FP16":
-            raise ConfigError(
-                "dataset.mode", mode, f"reads no cache, so method={name} would have no effect", hint="method=fp16"
-            )
-        if mode == "simulated" and (self.needs_prompts or self.observe_prompt or getattr(self, "evict", False)):
-            raise ConfigError("dataset.mode", mode, f"cannot be had for {name}: it needs a prompt, or drops tokens")
-        if (self.needs_prompts or self.prompt_only) and prompt <= QUERY_TOKENS:
-            raise ConfigError(
-                "dataset.prefill",
-                prompt,
-                f"{name} looks at a prompt and quantizes or drops nothing else",
-                hint="dataset.prefill=1024",
-            )
-
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """How many of a row's oldest tokens are dropped on a layer with a sliding window.
+        """Return how many of a row's oldest tokens are dropped on a layer with a sliding window.
 
         Args:
-            hidden: oldest tokens that no later token sees. Fewer may be dropped, as groups leave as a whole. A method
-                that says nothing keeps everything; attention masks what is hidden in any case.
+            hidden: oldest tokens that no later token sees. Fewer may be dropped, as groups leave as a whole. By
+                default everything is kept; attention masks hidden tokens in any case.
         """
         return 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop what a sliding window has passed, after :meth:`settle`; here: where slots are in the order of positions.
+        """Drop tokens that a sliding window has passed, after :meth:`settle`; here for slots in order of position.
 
         `rows` hold equally many tokens in each segment; `hidden` as for :meth:`forgotten`. May be called repeatedly.
         """
@@ -218,11 +121,28 @@ class Method:
             for store in layer.stores():
                 store.drop_front(rows, count)
 
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of one layer of one sequence, for predictions (optional).
+
+        The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) needs no formula; tests hold both equal to the byte.
+
+        Raises:
+            ConfigError: the method has no formula.
+        """
+        raise ConfigError(
+            "method",
+            type(self).__name__,
+            "has no formula for its bytes (Method.layer_bytes)",
+            hint="run it and read cache.bill()",
+        )
+
+    # -- checks and identity ----------------------------------------------------------------------------------------
+
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for values or combinations that cannot run.
 
         Args:
-            head_dim: channels of a head, where the model's architecture is known already.
+            head_dim: channels of a head, if the model's architecture is known already.
             max_length: longest sequence of the model, likewise.
         """
         name = self.quantizer.name if self.quantizer else "none"
@@ -244,8 +164,42 @@ class Method:
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
 
+    def reach(self) -> Reach | None:
+        """Return the longest text that stays exact, and what sets it; None if the first tokens are changed."""
+        return None
+
+    def check_reach(self, max_length: int) -> None:
+        """Raise ConfigError if a model of `max_length` tokens never holds one that the method packs or drops."""
+        reach = self.reach()
+        if reach is not None:
+            reach.check(max_length)
+
+    def check_windows(self, mode: str, prompt: int) -> None:
+        """Raise ConfigError if spans of a text (perplexity) would not measure the method.
+
+        Args:
+            mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
+            prompt: tokens of a span that are a prompt.
+        """
+        name = type(self).__name__.lower()
+        if mode == "fp16" and type(self).__name__ != "FP16":
+            raise ConfigError(
+                "dataset.mode", mode, f"reads no cache, so method={name} would have no effect", hint="method=fp16"
+            )
+        if mode == "simulated" and (self.needs_prompts or self.observe_prompt or self.drops_tokens):
+            raise ConfigError(
+                "dataset.mode", mode, f"is not available for {name}, which needs a prompt or drops tokens"
+            )
+        if (self.needs_prompts or self.prompt_only) and prompt <= QUERY_TOKENS:
+            raise ConfigError(
+                "dataset.prefill",
+                prompt,
+                f"{name} acts on a prompt, and quantizes or drops nothing else",
+                hint="dataset.prefill=1024",
+            )
+
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Group sizes that a head of `head_dim` channels asks for in place of defaults, by the configuration's key.
+        """Return group sizes that replace defaults for a head of `head_dim` channels, by the configuration's key.
 
         Empty: all are as given. A row and its label name them (``kivi int2+value.group_size=16``).
         """
@@ -253,32 +207,34 @@ class Method:
             {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
         )
 
-    def prepare(self, model: ModelConfig) -> None:
-        """Told the model's configuration, after :meth:`check` and before anything is loaded; may raise ConfigError."""
+    def packages(self) -> tuple[Package, ...]:
+        """Return the packages beyond kvbench's own that the method needs with these hyper-parameters."""
+        return ()
 
-    def identity(self) -> dict[str, Any]:
-        """What stands in a run's identity in place of hyper-parameters of these names (content in place of paths)."""
-        return {}
+    def prepare(self, model: ModelConfig) -> None:
+        """Take the model's configuration: called after :meth:`check`, before loading; may raise ConfigError."""
 
     def ready(self) -> None:
-        """Raise ModelError where something that the method needs beside the model cannot be had.
+        """Raise ModelError if something that the method needs besides the model is unavailable.
 
         A run asks before it loads the model; the answer must not take longer than a look at the disk and the network.
         """
 
-    def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Slot ranges in the order in which attention visits them, or None: all slots, block by block.
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the hyper-parameters as plain data, without the quantizer, which is a group of its own."""
+        given = {entry.name for entry in fields(self) if entry.init} - {"quantizer"}
+        return {name: setting for name, setting in asdict(self).items() if name in given}
 
-        Only rows that are visited alike may be given together; a method that answers is asked row by row.
-        """
-        return None
+    def identity(self) -> dict[str, Any]:
+        """Return what replaces hyper-parameters of these names in a run's identity (content in place of paths)."""
+        return {}
 
     # -- for everybody ----------------------------------------------------------------------------------------------
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """A cache for one batch of prompts; switches `model` to kvbench's attention (:meth:`detach` undoes it).
+        """Return a cache for one batch of prompts; switch `model` to kvbench's attention (:meth:`detach` undoes it).
 
         Args:
             model: any Hugging Face causal language model with full or sliding-window attention.
@@ -288,12 +244,12 @@ class Method:
 
         Raises:
             ConfigError: a group does not divide the model's head dimension.
-            ModelError: the model has layers that are no softmax attention.
+            ModelError: the model has layers without softmax attention.
         """
         from kvbench.attention.register import attach, check_served
         from kvbench.cache import KVCache, sliding
 
-        check_served(model)  # before anything is said of groups, which such a model has no use for
+        check_served(model)  # first: groups mean nothing to such a model
         config = model.config.get_text_config(decoder=True)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         try:
@@ -317,59 +273,31 @@ class Method:
         detach(model)
 
     def make_store(self, layer: KVLayer, side: Side) -> Store:
-        """The empty store of one side of `layer`."""
+        """Return the empty store of one side of `layer`."""
         from kvbench.cache.store import Store
 
         return Store(self.segments(layer, side))
 
     def full(self, layer: KVLayer, side: Side, capacity: int = 0, slack: int = 64) -> Segment:
-        """A full-precision segment for one side of `layer`."""
+        """Return an empty full-precision segment for one side of `layer`."""
         from kvbench.cache.segments.base import FullSegment
 
-        channels = layer.key_dim if side == "key" else layer.value_dim
-        return FullSegment(
-            layer.batch, layer.heads, channels, layer.dtype, layer.device, capacity=capacity, slack=slack
-        )
+        shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
+        return FullSegment(*shape, layer.dtype, layer.device, capacity=capacity, slack=slack)
 
     def packed(self, layer: KVLayer, side: Side, quantizer: AffineQuantizer, capacity: int = 0) -> Segment:
-        """A packed segment for one side of `layer`."""
+        """Return an empty packed segment for one side of `layer`."""
         from kvbench.cache.segments.packed import PackedSegment
 
-        channels = layer.key_dim if side == "key" else layer.value_dim
-        return PackedSegment(
-            layer.batch,
-            layer.heads,
-            channels,
-            layer.dtype,
-            layer.device,
-            quantizer=quantizer,
-            side=side,
-            capacity=capacity,
-        )
-
-
-def for_python(error: ConfigError, method: Method) -> ConfigError:
-    """A refusal with a hint that can be typed as arguments of ``kvbench.load_method``."""
-    side, _, last = error.key.removeprefix("quantizer.").partition(".")
-    group = error.hint.partition("=")[2]
-    if not error.key.startswith("quantizer.") or last != "group_size" or method.quantizer is None or not group:
-        hint = re.sub(r"\b(?:method|quantizer)\.(\w+=)", r"\1", error.hint)
-    else:
-        forms = {}
-        for name, form in (("key", method.quantizer.key), ("value", method.quantizer.value)):
-            size = (int(group) if group.isdecimal() else group) if name == side else form.group_size
-            forms[name] = {"bits": form.bits, "group_size": size, "axis": form.axis}
-            if form.kind != "affine":
-                forms[name]["kind"] = form.kind
-        hint = f"{error.hint}; in Python: quantizer={forms}"
-    return ConfigError(error.key, error.value, error.problem, allowed=error.allowed, hint=hint)
+        shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
+        return PackedSegment(*shape, layer.dtype, layer.device, quantizer=quantizer, side=side, capacity=capacity)
 
 
 def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
-    """The quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles.
+    """Return the quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles.
 
     Args:
-        channels: of a head, to which a preset's group of channels is fitted; None: it is taken as it is.
+        channels: of a head, to which a preset's group of channels is fitted; None: the group is taken as it is.
     """
     from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 

@@ -8,17 +8,18 @@ chunk-level computation). The paper leaves axes and groups open: keys are groupe
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.sliding import CHUNK, whole
 from kvbench.methods.state import CacheState
-from kvbench.quantizers.spec import fitting
+from kvbench.quantizers.spec import FormatSpec, fitting
+from kvbench.util.lazy import lazy
 from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
@@ -31,36 +32,65 @@ if TYPE_CHECKING:
     from kvbench.quantizers.affine import AffineQuantizer
     from kvbench.retrieval.chunks import Chunked
     from kvbench.retrieval.search import Widths
+else:
+    torch = lazy("torch")
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlan:
-    """Where one prompt's tokens go: its chunks and the width of each. Each plan is its own, equal to no other."""
+    """Chunks of one prompt and the width of each; compared by identity.
+
+    Args:
+        chunks: spans of the context.
+        widths: of these, in bits.
+        last_layer: the layer that is placed last, after which indices are freed; None: they are kept.
+    """
 
     chunks: Chunked
     widths: Widths
+    last_layer: int | None = None
+    _orders: dict[tuple[int, int], tuple[list[int], list[int], list[int]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _indices: dict[tuple[int, int, torch.device], list[torch.Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def tokens(self, bits: int) -> list[int]:
-        """Tokens of all chunks of one width, in their order."""
+        """Return the tokens of all chunks of one width, in their order."""
         spans = zip(self.chunks.spans, self.widths.bits, strict=True)
         return [token for (first, last), width in spans if width == bits for token in range(first, last)]
 
     def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of a prompt of `length` by segment: INT2 chunks, INT4 chunks, and everything that stays exact.
+        """Return a prompt's tokens by segment: INT2 chunks, INT4 chunks, and everything that stays exact.
 
         Args:
+            length: of the prompt.
             hidden: oldest tokens that a sliding window has passed; chunks and exact tokens among them are left out.
         """
-        known = self.__dict__.setdefault("_orders", {})  # asked for by every layer
-        if (length, hidden) not in known:
+        if (length, hidden) not in self._orders:  # every layer asks
             two, four = self.tokens(2), self.tokens(4)
             packed = {*two, *four}
             exact = [token for token in range(hidden, length) if token not in packed]
             last = {token: stop for start, stop in self.chunks.spans for token in range(start, stop)}
             two, four = ([token for token in part if last[token] > hidden] for part in (two, four))
-            known[length, hidden] = two, four, exact
-        made: tuple[list[int], list[int], list[int]] = known[length, hidden]
-        return made
+            self._orders[length, hidden] = two, four, exact
+        return self._orders[length, hidden]
+
+    def indices(self, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
+        """Return :meth:`order` as indices (int32) on `device`, made once for all layers."""
+        key = (length, hidden, device)
+        if key not in self._indices:
+            with torch.inference_mode(False):
+                self._indices[key] = [
+                    torch.tensor(part, dtype=torch.int32, device=device) for part in self.order(length, hidden)
+                ]
+        return self._indices[key]
+
+    def placed(self, layer: int) -> None:
+        """Free the indices if `layer`, which has been placed, is the last one."""
+        if layer == self.last_layer:
+            self._indices.clear()
 
 
 @dataclass
@@ -80,24 +110,6 @@ class Plans(CacheState):
 
 #: channels of a value group where none is given
 VALUE_GROUP = 64
-#: bytes of indices that are kept for the layers to come: all rows of a batch, as far as they fit
-KEPT = 32 << 20
-_kept: OrderedDict[tuple[ChunkPlan, int, int, torch.device], list[torch.Tensor]] = OrderedDict()
-
-
-def placed(plan: ChunkPlan, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
-    """:meth:`ChunkPlan.order` as indices (int32) on `device`: made once for all layers, and forgotten later."""
-    import torch
-
-    key = (plan, length, hidden, device)
-    if key not in _kept:
-        with torch.inference_mode(False):
-            _kept[key] = [torch.tensor(part, dtype=torch.int32, device=device) for part in plan.order(length, hidden)]
-        held = 4 * sum(tokens for _, tokens, _, _ in _kept)
-        while held > KEPT and len(_kept) > 1:
-            held -= 4 * _kept.popitem(last=False)[0][1]
-    _kept.move_to_end(key)
-    return _kept[key]
 
 
 @dataclass(kw_only=True)
@@ -253,7 +265,7 @@ class Cocktail(Method):
         found = encoder(self.encoder)
         unspent, uncharged = found.unspent_s, found.uncharged
         started = time.perf_counter()
-        plans = [self.plan(prompts, row) for row in range(len(prompts.starts))]
+        plans = [self.plan(prompts, row, len(cache.layers) - 1) for row in range(len(prompts.starts))]
         elapsed = time.perf_counter() - started + found.unspent_s - unspent
         cache.search_s = max(elapsed, 0.0) if found.uncharged == uncharged else None
         cache.progress.method_state = Plans(plans)
@@ -261,7 +273,7 @@ class Cocktail(Method):
         cache.notes = [self.note(plan, each) for plan in plans]
         return cache
 
-    def plan(self, prompts: Prompts, row: int) -> ChunkPlan:
+    def plan(self, prompts: Prompts, row: int, last_layer: int | None = None) -> ChunkPlan:
         """Chunks of one prompt, searched."""
         from kvbench.retrieval.chunks import cut
         from kvbench.retrieval.encoders import encoder
@@ -279,7 +291,7 @@ class Cocktail(Method):
         widths = by_rank(scores, self.split) if self.split else by_threshold(scores, self.alpha, self.beta)
         if self.search == "none":
             widths = shuffled(widths, f"{self.seed}/{chunks.query}/{len(ids)}")
-        return ChunkPlan(chunks, widths)
+        return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
         """What a result row says about the search; `seconds` is None where nobody knows how long it takes."""
@@ -319,20 +331,19 @@ class Cocktail(Method):
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
         """Each row by its own plan: chunks of one width become contiguous."""
-        import torch
-
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
             plan = self.plans(layer)[row]
             hidden = whole(layer.hidden(row), CHUNK)
-            parts = placed(plan, keys.shape[2], keys.device, hidden)
+            parts = plan.indices(keys.shape[2], keys.device, hidden)
             one = slice(row, row + 1)
             for store, x in zip(layer.stores(), (keys, values), strict=True):
                 mine = x[row - first : row - first + 1]
                 for segment, tokens in zip(store.segments, parts, strict=True):
                     segment.append_chosen(one, mine, tokens)
-            order = torch.cat(placed(plan, keys.shape[2], torch.device("cpu"), hidden))
+            order = torch.cat(plan.indices(keys.shape[2], torch.device("cpu"), hidden))
             layer.order[row] = order.long() + layer.start(row)
+            plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Chunks that are hidden as a whole, and exact tokens."""
@@ -348,8 +359,6 @@ class Cocktail(Method):
                 for store in layer.stores() if count else ():
                     store.segments[number].drop_front(one, count)
             if sum(map(len, kept)) < len(order):
-                import torch
-
                 layer.order[row] = torch.cat(kept)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
@@ -376,3 +385,37 @@ class Cocktail(Method):
         state = layer.progress.method_state
         assert isinstance(state, Plans)
         return state.rows
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of chunks of each width, and of the exact rest.
+
+        On layers with a sliding window the chunks that are seen are assumed to have the prompt's mix of widths.
+        """
+        total, gone = KVBytes(), whole(at.hidden, CHUNK)
+        share = max(at.prompt - gone, 0) / at.prompt  # of the chunks that are seen
+        rest = at.tokens - gone
+        for bits, chunks in zip((2, 4), self.chunk_counts(at), strict=True):
+            count = (round(chunks * share) if gone else chunks) * self.chunk_size
+            value = FormatSpec(bits=bits, group_size=self.value_group(at.channels), axis="token")
+            key = FormatSpec(bits=bits, group_size=self.key_group, axis="channel")
+            total += at.packed(count, key if self.key_axis == "channel" else value) + at.packed(count, value)
+            rest -= count
+        if rest < 0:
+            raise ConfigError("chunks", at.chunks, f"hold more than {at.tokens} tokens")
+        return total + at.both(rest)
+
+    def chunk_counts(self, at: Setting) -> tuple[int, int]:
+        """Return INT2 and INT4 chunks: given, or by the shares of ``split`` over the chunks of the whole prompt."""
+        if at.chunks is not None:
+            return at.chunks
+        if self.split is None:
+            raise ConfigError(
+                "method.split",
+                None,
+                "cocktail's bytes follow from its search in a text, unless shares are given",
+                hint="FP16, INT4 and INT2 shares: split=[10,30,60]",
+            )
+        from kvbench.retrieval.search import by_rank
+
+        widths = by_rank([0.0] * (at.prompt // self.chunk_size), self.split)
+        return widths.count(2), widths.count(4)

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.sliding import CHUNK, whole
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
+else:
+    torch = lazy("torch")
 
 #: how the scores of the query heads that share a KV head become one; ``each`` keeps them apart
 Reduce = Literal["mean", "max", "sum"]
@@ -48,8 +51,6 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
     """`chosen` places ``[..., m]`` followed by the last `recent` of n."""
-    import torch
-
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvbench.methods.base import Method, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
 
 if TYPE_CHECKING:
     import torch
@@ -35,3 +36,7 @@ class FP16(Method):
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
         """All that are hidden."""
         return hidden
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of what is seen."""
+        return at.both(at.tokens - at.hidden)

@@ -11,20 +11,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from kvbench.errors import CacheError, ConfigError
-from kvbench.methods.base import Method, Reach, Side
-from kvbench.methods.eviction import Reduce, check_budget, forget, highest, keep, put, reduce, tokens, with_recent
+from kvbench.errors import ConfigError
+from kvbench.methods.base import Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.eviction import Reduce, check_budget, highest, keep, reduce, with_recent
+from kvbench.methods.scored import ScoredMethod
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments import scored as scored_segments
     from kvbench.cache.segments.base import Segment
-    from kvbench.cache.segments.scored import ScoredSegment
+else:
+    torch, scored_segments = lazy("torch"), lazy("kvbench.cache.segments.scored")
 
 
 @dataclass(kw_only=True)
-class H2O(Method):
+class H2O(ScoredMethod):
     """Heavy hitters by accumulated attention, per KV head, and a recent window; keys keep their positions.
 
     On a layer with a sliding window the choice, and a budget that is a share, are of the tokens that are still seen: a
@@ -36,7 +41,7 @@ class H2O(Method):
         evict: ``steps``: attention is accumulated and the least token dropped at every step (H2O); ``prefill``: once,
             after the prompt, by the column sums of its attention, and the cache grows from then on (the harnesses'
             H2O, which is another method).
-        group: how the scores of the query heads of a KV head become one.
+        group: reduction of the scores of the query heads of a KV head.
         per_query: divide a token's sum by the queries that could see it: without it early tokens gather more.
     """
 
@@ -50,139 +55,130 @@ class H2O(Method):
 
     @property
     def observe_steps(self) -> bool:  # type: ignore[override]
-        """Every step's attention is added up, unless the choice is made once."""
+        """True for ``evict=steps``: every step's attention is added up."""
         return self.evict == "steps"
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
-        """Whether nothing happens after the prompt."""
+        """True for ``evict=prefill``: nothing happens after the prompt."""
         return self.evict == "prefill"
 
-    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Shares that are shares, recent tokens within the budget."""
-        super().check(head_dim, max_length)
-        if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
-            raise ConfigError("method.recent", self.recent, "is no share of the budget", allowed="0.0 to 1.0")
-        if isinstance(self.recent, int) and self.recent < 0:
-            raise ConfigError("method.recent", self.recent, "must not be negative", allowed="0, 1, ..., 32, ...")
-        check_budget(self.budget, self.least, f"the recent tokens (method.recent={self.recent}) and a heavy one")
+    # -- the choice -------------------------------------------------------------------------------------------------
 
-    def reach(self) -> Reach | None:
-        """A budget that is a number holds so many tokens, and then drops."""
-        held = self.budget if isinstance(self.budget, int) else self.least
-        key = "budget" if isinstance(self.budget, int) else "recent"
-        return Reach(f"method.{key}", getattr(self, key), held, of_prompt=self.evict == "prefill")
+    def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
+        """Return the attention that each token has received, ``[B, H, n]``."""
+        assert attention is not None
+        queries = torch.arange(keys.shape[2], 0, -1, device=attention.device)
+        return self.totals(self.received(attention, keys.shape[1]), queries)
 
-    @property
-    def least(self) -> int:
-        """Smallest budget: the recent tokens, where they are a number, and one more."""
-        return (self.recent if isinstance(self.recent, int) else 1) + 1
+    def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
+        """Return column sums ``[B, Hq, 1, n]`` per KV head, ``[B, H, n, 1]``; for ``max`` one for each query head."""
+        sums = attention[:, :, 0].unflatten(1, (heads, -1)).transpose(-1, -2)
+        return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # sums may be taken at once
+
+    def totals(self, received: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
+        """Return the scores ``[B, H, n]`` of attention received, ``[B, H, n, group or 1]``.
+
+        Args:
+            queries: that could see each token, ``[n]`` or ``[B, H, n]`` (needed for `per_query`).
+        """
+        scores = received[..., 0] if received.shape[-1] == 1 else reduce(received, self.group, -1)
+        if self.per_query:
+            assert queries is not None
+            scores = scores / queries
+        return scores
 
     def split(self, n: int) -> tuple[int, int]:
-        """Heavy and recent tokens that are held after n."""
-        held = tokens(self.budget, n, self.least)
+        """Return heavy and recent tokens that are held after n."""
+        held = sum(super().split(n))
         recent = self.recent if isinstance(self.recent, int) else int(self.recent * held + 1e-9)
         recent = min(recent, held)
         return held - recent, recent
 
+    @property
+    def least(self) -> int:
+        """Smallest budget: the recent tokens, if they are a number, and one more."""
+        return (self.recent if isinstance(self.recent, int) else 1) + 1
+
+    # -- every step -------------------------------------------------------------------------------------------------
+
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """One segment in full precision; that of the keys carries the scores where they go on to grow."""
-        expected = layer.expected_length()
+        """Return one segment in full precision; that of the keys carries the scores where they go on to grow."""
         if self.evict == "prefill":
-            room = sum(self.split(layer.seen)) + layer.coming()
-            return [self.full(layer, side, capacity=min(room, expected))]
-        room = sum(self.split(expected)) + 64
+            return super().segments(layer, side)
+        room = sum(self.split(layer.expected_length())) + 64
         if side == "value":
             return [self.full(layer, side, capacity=room)]
-        from kvbench.cache.segments.scored import ScoredSegment
-
         shape = (layer.batch, layer.heads, layer.key_dim)
-        return [ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
+        return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
-    def place(
-        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
-    ) -> None:
-        """The newest tokens, and of the others those with the highest column sums."""
-        if scores is None:
-            raise CacheError("h2o chooses by the attention of the prompt, and none was observed")
-        heads, n = keys.shape[1:3]
-        sums = scores[:, :, 0].unflatten(1, (heads, -1)).transpose(-1, -2)  # [rows, H, n, group]
-        if self.group != "max":  # mean and sum of sums may be taken at once
-            sums = reduce(sums, self.group, -1)[..., None]
-        import torch
-
-        total = layer.real_tokens(rows.indices(layer.batch)[0])  # n: those of them that a sliding window still shows
-        index = self.kept(sums, torch.arange(total - n, total, device=sums.device), total, total - n)
-        put(layer, rows, keys, values, index)
+    def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
+        """Begin the sums of the tokens that stay with what they have received."""
         if self.evict == "steps":
-            tail = self.scored(layer)
-            tail.begin(
-                rows, sums if index is None else sums.gather(2, index[..., None].expand(-1, -1, -1, sums.shape[-1]))
-            )
-
-    def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """All that are hidden."""
-        return hidden
-
-    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Where the choice is made once, slots that are hidden in all heads; :meth:`settle` has seen to the rest."""
-        if self.evict == "prefill" and layer.order[rows.indices(layer.batch)[0]] is None:
-            super().forget(layer, rows, hidden)
-        elif self.evict == "prefill":
-            forget(layer, rows, hidden)
+            assert attention is not None
+            received = self.received(attention, layer.heads)
+            if index is not None:
+                received = received.gather(2, index[..., None].expand(-1, -1, -1, received.shape[-1]))
+            self.scored(layer).begin(rows, received)
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Attention of a step ``[rows, Hq, q, slots]``; counts once its tokens are confirmed."""
+        """Take the attention of a step, ``[rows, Hq, q, slots]``; it counts once the step's tokens are confirmed."""
         received = probabilities.unflatten(1, (layer.heads, -1))
         if self.group != "max":
             received = reduce(received, self.group, 2)[:, :, None]
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the confirmed steps' attention and drop what has received least."""
+        """Add the confirmed steps' attention and drop the tokens that have received least."""
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
-        scores, n = tail.commit(rows), layer.real_tokens(row)
-        if scores.shape[2] > sum(self.split(layer.visible_tokens(row))):
-            import torch
-
-            places = None
-            if self.per_query or layer.window:
-                places = torch.stack(
-                    [layer.positions(r).expand(layer.heads, -1) for r in range(*rows.indices(layer.batch))]
-                )
-                places = places.to(scores.device) - layer.start(row)
-            index = self.kept(scores, places, n, layer.hidden(row))
-            assert index is not None
-            keep(layer, rows, index)
-
-    def kept(self, sums: torch.Tensor, places: torch.Tensor | None, n: int, hidden: int = 0) -> torch.Tensor | None:
-        """Slots that stay, ascending, ``[B, H, budget]``; None: all of them.
-
-        Args:
-            sums: attention received by each slot, ``[B, H, slots, 1]``, or one for each query head of the group.
-            places: positions of the slots, ``[slots]`` or ``[B, H, slots]`` (needed for `per_query`).
-            n: tokens so far.
-            hidden: the oldest of them, which a sliding window has passed (needs `places`).
-        """
+        received, n, hidden = tail.commit(rows), layer.real_tokens(row), layer.hidden(row)
         heavy, recent = self.split(n - hidden)
-        slots = sums.shape[2]
+        slots = received.shape[2]
         if slots <= heavy + recent:
-            return None
-        scores = sums[..., 0] if sums.shape[-1] == 1 else reduce(sums, self.group, -1)
-        if self.per_query:
-            assert places is not None
-            scores = scores / (n - places)
+            return
+        places = None
+        if self.per_query or layer.window:
+            each = [layer.positions(r).expand(layer.heads, -1) for r in range(*rows.indices(layer.batch))]
+            places = torch.stack(each).to(received.device) - layer.start(row)
+        scores = self.totals(received, None if places is None else n - places)
         if hidden:
             assert places is not None
             scores = scores.masked_fill(places < hidden, -1.0)  # attention is not negative
-        return with_recent(highest(scores[..., : slots - recent], heavy), slots, recent)
+        keep(layer, rows, with_recent(highest(scores[..., : slots - recent], heavy), slots, recent))
 
-    def scored(self, layer: KVLayer) -> ScoredSegment:
-        """The segment of the keys, which carries the scores."""
-        from kvbench.cache.segments.scored import ScoredSegment
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """Drop slots that are hidden in all heads, for ``evict=prefill``; else :meth:`settle` has seen to it."""
+        if self.evict == "prefill":
+            super().forget(layer, rows, hidden)
 
+    def scored(self, layer: KVLayer) -> scored_segments.ScoredSegment:
+        """Return the segment of the keys, which carries the scores."""
         tail = layer.stores()[0].tail
-        assert isinstance(tail, ScoredSegment)
+        assert isinstance(tail, scored_segments.ScoredSegment)
         return tail
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of the tokens held, and of their scores where they go on to grow."""
+        if self.evict == "prefill":
+            return super().layer_bytes(at)
+        held = sum(self.split(at.tokens - at.hidden))
+        per_token = at.query_heads // at.heads if self.group == "max" else 1
+        return at.both(held) + KVBytes(index=4 * held * at.heads * per_token)
+
+    # -- checks -----------------------------------------------------------------------------------------------------
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Check for shares that are shares, and recent tokens within the budget."""
+        if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
+            raise ConfigError("method.recent", self.recent, "is no share of the budget", allowed="0.0 to 1.0")
+        if isinstance(self.recent, int) and self.recent < 0:
+            raise ConfigError("method.recent", self.recent, "must not be negative", allowed="0, 1, ..., 32, ...")
+        check_budget(self.budget, self.least, f"the recent tokens (method.recent={self.recent}) and a heavy one")
+        super().check(head_dim, max_length)
+
+    def reach(self) -> Reach | None:
+        """Return the budget, or for a share the smallest one."""
+        key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
+        return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

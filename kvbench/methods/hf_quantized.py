@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError, ModelError
-from kvbench.methods.base import Method, Reach, Side
+from kvbench.methods.base import SIDES, Method, Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.quantizers.spec import fitting
 from kvbench.util.requirements import Package
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
 
-#: the stores of a layer, in their order
-SIDES: tuple[Side, Side] = ("key", "value")
 #: bit widths and axes of each backend
 BACKENDS = {"quanto": ((2, 4), (0, -1)), "hqq": ((1, 2, 3, 4, 8), (0, 1))}
 
@@ -195,3 +194,34 @@ class HFQuantized(Method):
             if store.tail.length(rows) >= residual:
                 store.segments[-2].append(rows, store.tail.view(rows)[:, :, :excess])
                 store.tail.drop_front(rows, excess)
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of sinks, residual, and what the backend packs."""
+        total = KVBytes()
+        for side, axis in zip(SIDES, (self.axis_key, self.axis_value), strict=True):
+            residual, recent = self.window(side)
+            sinks, begun = min(self.sinks, at.tokens), min(self.sinks, at.prompt)
+            tail = min(at.prompt - begun, recent) + at.tokens - sinks - (at.prompt - begun)
+            if tail >= residual:  # quantized but for `recent`, whenever it is full
+                tail = recent + (tail - residual) % (residual - recent)
+            total += at.exact(sinks + tail) + self.backend_bytes(axis, at.tokens - sinks - tail, at)
+        return total
+
+    def backend_bytes(self, axis: int, count: int, at: Setting) -> KVBytes:
+        """Return the bytes of `count` tokens as quanto and hqq pack them.
+
+        Both pack rows of groups, several rows to a byte (hqq's 3 bits: ten to 4 bytes).
+        """
+        if not count:
+            return KVBytes()
+        if self.backend == "hqq" and axis == 1:
+            count = -(-count // 8) * 8
+        groups = at.heads * count * at.channels // self.group_size
+        # axis 0 of quanto, axis 1 of hqq: a row is a group; else a column is
+        by_row = axis == (0 if self.backend == "quanto" else 1)
+        rows, columns = (groups, self.group_size) if by_row else (self.group_size, groups)
+        if self.bits == 3:
+            codes = -(-rows // 10) * 4 * columns
+        else:
+            codes = -(-rows * self.bits // 8) * columns
+        return KVBytes(codes=codes, scales=2 * groups * at.width)

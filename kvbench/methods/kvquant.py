@@ -11,19 +11,21 @@ sees its own tokens as they are stored, as in both of the authors' codes. Their 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
-from kvbench.methods.base import Method, Reach, Side
+from kvbench.methods.base import Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.recency import RecencyMethod
 from kvbench.methods.sliding import CHUNK, outlier_block, whole
 from kvbench.methods.state import CacheState
 from kvbench.util.attachment import placement
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from kvbench.cache import KVCache, Prompts
@@ -43,7 +45,7 @@ class Calibrated(CacheState):
 
 
 @dataclass(kw_only=True)
-class KVQuant(Method):
+class KVQuant(RecencyMethod):
     """KVQuant.
 
     Args:
@@ -66,8 +68,20 @@ class KVQuant(Method):
     q_norm: bool = False
     prefill: Literal["exact", "quantized"] = "exact"
     calibration: str | None = None
+    #: file that :meth:`prepare` has found for the model
+    calibration_file: Path | None = field(default=None, init=False, repr=False, compare=False)
 
+    needs_quantizer: ClassVar[bool] = False
     by_token: ClassVar[bool] = True
+
+    def exact(self, n: int) -> int:
+        """Return 0."""
+        return 0
+
+    @property
+    def sinks(self) -> int:  # type: ignore[override]
+        """`first_tokens`."""
+        return self.first_tokens
 
     @property
     def keys_before_rope(self) -> bool:
@@ -117,17 +131,13 @@ class KVQuant(Method):
             ConfigError: there is none; the message says how to make it.
         """
         names = {model.name, model.preset}
-        found = self._find(lambda file: file.info["model"] in names, model.folder(), model.name)
-        self.__dict__["found"] = found.path
+        self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path
 
     def identity(self) -> dict[str, Any]:
         """The calibration's content stands for its place."""
-        path = self.__dict__.get("found")
-        if path is None:
+        if self.calibration_file is None:
             return {}
-        import hashlib
-
-        return {"calibration": hashlib.sha256(path.read_bytes()).hexdigest()[:16]}
+        return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
 
     def _find(self, fits: Any, beside: Path | None, name: str) -> Calibration:
         """The calibration of this width and share for which `fits` holds."""
@@ -166,9 +176,8 @@ class KVQuant(Method):
         """
         from kvbench.calibration.file import load, probe
 
-        path = self.__dict__.get("found")
-        if path is not None:
-            file = load(path)
+        if self.calibration_file is not None:
+            file = load(self.calibration_file)
         else:
             numbers, where = probe(model), Path(model.config._name_or_path or "-")
             file = self._find(lambda f: f.matches(numbers), where if where.is_dir() else None, where.name)
@@ -187,8 +196,8 @@ class KVQuant(Method):
 
     # -- storage ----------------------------------------------------------------------------------------------------
 
-    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """First tokens (where asked for), packed tokens, room for those of the step under way."""
+    def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return the segment of codes, by the layer's calibrated levels, and of outliers."""
         from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
         from kvbench.calibration.file import load
 
@@ -209,7 +218,7 @@ class KVQuant(Method):
             heads=(team.rank * layer.heads, layer.heads) if team else None,
             gather=team.gather if team else None,
         )
-        packed = NuqSegment(
+        return NuqSegment(
             layer.batch,
             layer.heads,
             layer.key_dim if side == "key" else layer.value_dim,
@@ -217,37 +226,29 @@ class KVQuant(Method):
             layer.device,
             form=form,
             side=side,
-            capacity=max(layer.expected_length() - self.first_tokens, 0),
+            capacity=max(layer.expected_length() - self.sinks, 0),
         )
-        first = [self.full(layer, side, capacity=self.first_tokens)] if self.first_tokens else []
-        return [*first, packed, self.full(layer, side, capacity=1, slack=0)]
 
-    def place(
-        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
-    ) -> None:
-        """The first tokens exact, all others packed; a prompt may come in parts."""
-        for store, x in zip(layer.stores(), (keys, values), strict=True):
-            first = 0
-            if self.first_tokens:
-                count = layer.real_tokens(rows.indices(layer.batch)[0])
-                begun = count - x.shape[2]  # tokens before these: in the store, or dropped
-                first = min(max(self.first_tokens - begun, 0), x.shape[2])
-                store.segments[0].append(rows, x[:, :, :first])
-            store.segments[-2].append(rows, x[:, :, first:])
-
-    def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """The first tokens, all of them together, and whole blocks of outliers."""
-        return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.first_tokens)
+    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return room for the token of the step under way."""
+        return self.full(layer, side, capacity=1, slack=0)
 
     def unit(self, width: int) -> int:
-        """Tokens that leave a layer with a sliding window together; `width`: channels of a token over all heads."""
+        """Return whole blocks of outliers."""
         return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
 
-    def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack the tokens of the step."""
-        count = layer.real_tokens(rows.indices(layer.batch)[0])
-        for store in layer.stores():
-            if self.first_tokens:
-                store.fill_sinks(rows, self.first_tokens, count)
-            store.segments[-2].append(rows, store.tail.view(rows))
-            store.tail.drop_front(rows, store.tail.length(rows))
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of codes and tables, and of as many outliers as were calibrated."""
+        wide = at.heads * at.channels
+        here = at.tokens - whole(at.hidden, self.unit(wide), self.first_tokens)
+        first = min(self.first_tokens, at.tokens) if here == at.tokens else 0
+        n, tables = here - first, 4 * 2**self.bits * (2 if self.q_norm else 1)
+        codes = -(-n * wide * self.bits // 8)
+        # thresholds are fp16 in every model; a value's range and offset are of a token, not of a head
+        total = at.both(first) + KVBytes(2 * codes, 2 * tables + 2 * 2 * wide + 2 * n * at.param)
+        if not self.outliers:
+            return total
+        # of the values of a token those outside of two quantiles (interpolated between order statistics)
+        values = 2 * (int((wide - 1) * self.outliers / 2 + 1e-9) + 1)
+        entries = n * values + round(n * wide * self.outliers)
+        return total + KVBytes(window=entries * at.width, index=entries * 2)

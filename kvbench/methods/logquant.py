@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Method, Reach, Side, affine
+from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.quantizers.spec import FormatSpec
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
     from kvbench.quantizers.affine import AffineQuantizer
+else:
+    torch = lazy("torch")
 
 
 def indices(n: int, W: int) -> list[int]:
@@ -47,8 +51,6 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
         W: window.
         count: flushes that have happened; None: as many as n tokens make.
     """
-    import torch
-
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]
     first = 0  # oldest token of the local part
@@ -67,8 +69,6 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
     Args:
         skip: tokens that were demoted first and are left out: a sliding window has passed them.
     """
-    import torch
-
     with torch.inference_mode(False):
         demoted, kept = plan(n - sinks, W)
         return (demoted[skip:] + sinks).to(device), (kept + sinks).to(device)
@@ -77,8 +77,6 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
     """What a flush leaves of `length` exact tokens: every second of the oldest 2 W, and the rest; on `device`."""
-    import torch
-
     with torch.inference_mode(False):
         return torch.tensor([*range(0, 2 * W, 2), *range(2 * W, length)], device=device)
 
@@ -111,6 +109,11 @@ class LogQuant(Method):
     def W(self) -> int:
         """The window in use."""
         return self.window if self.window is not None else self.reserved // 3
+
+    @property
+    def drops_tokens(self) -> bool:
+        """True for the eviction twin."""
+        return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """A window of at least one token, sinks not negative."""
@@ -212,8 +215,6 @@ class LogQuant(Method):
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Sinks, demoted tokens in the order of demotion, exact tokens; recomputed from how many flushes there were."""
-        import torch
-
         if self.whole_window(layer.window):
             return None
         store = layer.stores()[0]
@@ -226,3 +227,20 @@ class LogQuant(Method):
         demoted, kept = plan(n, self.W, count)
         order = [torch.arange(sinks)] + [p + sinks for p in ((kept,) if self.evict else (demoted[gone:], kept))]
         return torch.cat(order) + layer.start(row)
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of exact tokens, and of those demoted W at a time."""
+        if self.whole_window(at.window):
+            return at.both(at.tokens - at.hidden)
+        demoted = flushes(at.tokens - min(self.sinks, at.tokens), self.W) * self.W
+        total = at.both(at.tokens - demoted)
+        if self.evict:
+            return total
+        assert self.quantizer is not None
+        demoted -= self.passed(at.hidden)
+        forms = (self.key_format(), self.quantizer.value)
+        return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
+
+    def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
+        """Return the bytes of `count` tokens of one side that left the window W at a time."""
+        return at.packed(count, form, self.W if form.axis == "channel" else None)

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import ConfigError
 from kvbench.methods.base import Reach
-from kvbench.methods.logquant import LogQuant, placed, remaining
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.logquant import LogQuant, flushes, placed, remaining
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
+else:
+    torch = lazy("torch")
 
 
 @lru_cache(maxsize=16)
 def thinned(W: int, device: torch.device) -> torch.Tensor:
     """Order of the oldest 2 W values after a flush of keys: the demoted ones first; on `device`."""
-    import torch
-
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
 
@@ -67,8 +69,6 @@ class PartialLogQuant(LogQuant):
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
         """Keys as LogQuant; values in the same slots, packed up to the newest."""
-        import torch
-
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
         if self.whole_window(layer.window):
@@ -104,3 +104,15 @@ class PartialLogQuant(LogQuant):
             values.packed.permute(rows, keys.packed.length(rows), thinned(W, layer.device))
             keys.packed.append(rows, tail.view(rows)[:, :, 1 : 2 * W : 2])
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of keys by LogQuant's rule, and of values by age."""
+        if self.whole_window(at.window):
+            return at.both(at.tokens - at.hidden)
+        assert self.quantizer is not None
+        sinks = min(self.sinks, at.tokens)
+        n = at.tokens - sinks
+        demoted, exact, gone = flushes(n, self.W) * self.W, self.exact_values(n), self.passed(at.hidden)
+        total = at.exact(sinks + n - demoted) + at.exact(sinks + exact)
+        total += at.packed(n - exact - gone, self.quantizer.value)
+        return total + self.demoted_bytes(self.key_format(), demoted - gone, at)

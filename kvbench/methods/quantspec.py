@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.errors import CombinationError, ConfigError
-from kvbench.methods.base import Method, Reach, Side, affine
-from kvbench.methods.sliding import whole
+from kvbench.methods.base import SIDES, Method, Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.recency import RecencyMethod
 from kvbench.methods.speculation import OWN_VIEWS, Speculation, Weights
 from kvbench.util.requirements import Package
 from kvbench.util.schema import bounded
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from kvbench.cache import KVCache, Prompts
@@ -38,7 +39,7 @@ SPARSE: dict[str, dict[str, Any]] = {
 
 
 @dataclass(kw_only=True)
-class QuantSpec(Method):
+class QuantSpec(RecencyMethod):
     """QuantSpec over keys after RoPE; G is the group of its keys (``quantizer.key.group_size``).
 
     The newest G to 2 G - 1 tokens are exact once the prompt has reached G. Whenever 2 G or more are exact and
@@ -60,8 +61,6 @@ class QuantSpec(Method):
             model has.
     """
 
-    rolls: ClassVar[bool] = True
-    needs_quantizer: ClassVar[bool] = True
     gamma: int = bounded(4, minimum=0, maximum=64)
     draft: str = "upper"
     draft_options: Any = None
@@ -87,18 +86,16 @@ class QuantSpec(Method):
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
         """Whether the draft looks at the prompts beforehand (Cocktail)."""
-        return self.own_cache and self.draft_method().needs_prompts
+        return self.own_cache and self.draft_method.needs_prompts
 
     @property
     def own_cache(self) -> bool:
         """Whether the draft has a cache of its own."""
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
+    @cached_property
     def draft_method(self) -> Method:
-        """The method of the draft's own cache; the one that :meth:`prepare` has told the model, where it was called."""
-        told: Method | None = self.__dict__.get("told")
-        if told is not None:
-            return told
+        """Method of the draft's own cache; :meth:`prepare` shows it the model."""
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
@@ -107,7 +104,7 @@ class QuantSpec(Method):
 
     def packages(self) -> tuple[Package, ...]:
         """The draft's, where it has a cache of its own."""
-        return self.draft_method().packages() if self.own_cache else ()
+        return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
         """Up to 2 G - 1 tokens are exact; with ``target=fp16`` all are meant to be."""
@@ -119,21 +116,23 @@ class QuantSpec(Method):
         """What the draft needs beside the model (an encoder) is here, or can be fetched."""
         if self.own_cache:
             with _named_for_the_draft():
-                self.draft_method().ready()
+                self.draft_method.ready()
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Keys per channel in two nibbles, a draft that exists and differs from its target, gamma below G."""
+        """Check formats, gamma and the draft, which must exist and differ from its target."""
         super().check(head_dim, max_length)
-        assert self.quantizer is not None
-        for side, form in (("key", self.quantizer.key), ("value", self.quantizer.value)):
+        self._check_draft(head_dim, max_length)
+
+    def check_rule(self) -> None:
+        """Check for keys per channel and values per token in two nibbles, and gamma below G."""
+        for side, form in zip(SIDES, self.formats(), strict=True):
             if form.kind != "hierarchical":
                 raise ConfigError(
                     f"quantizer.{side}.kind", form.kind, "quantspec stores two nibbles", allowed="hierarchical"
                 )
-        if self.quantizer.key.axis != "channel" or self.quantizer.value.axis != "token":
-            raise ConfigError(
-                "quantizer", self.quantizer.name, "quantspec groups keys per channel and values per token (sec. 4.2)"
-            )
+        if [form.axis for form in self.formats()] != ["channel", "token"]:
+            name = self.quantizer.name if self.quantizer else "none"
+            raise ConfigError("quantizer", name, "quantspec groups keys per channel and values per token (sec. 4.2)")
         if self.gamma >= self.G:
             raise ConfigError(
                 "method.gamma",
@@ -141,7 +140,7 @@ class QuantSpec(Method):
                 f"must be below the buffer's half, quantizer.key.group_size={self.G}",
                 allowed=f"0 to {self.G - 1}",
             )
-        self._check_draft(head_dim, max_length)
+        super().check_rule()
 
     def _check_draft(self, head_dim: int | None, max_length: int | None) -> None:
         if not isinstance(self.draft_options, Mapping | None):
@@ -154,7 +153,7 @@ class QuantSpec(Method):
         if self.draft not in OWN_VIEWS:  # with gamma=0 too: a misspelt name is none
             if self.draft == "quantspec":
                 raise ConfigError("method.draft", self.draft, "cannot draft for itself", hint="method.draft=upper")
-            draft = self.draft_method()
+            draft = self.draft_method  # its own refusals are named already
             with _named_for_the_draft():
                 draft.check(head_dim, max_length)
             return
@@ -180,10 +179,8 @@ class QuantSpec(Method):
         """Some layers are quantized; the draft's method finds what it needs (KVQuant's calibration)."""
         self._check_layers(model.layers())
         if self.own_cache:
-            draft = self.draft_method()
             with _named_for_the_draft():
-                draft.prepare(model)
-            self.__dict__["told"] = draft
+                self.draft_method.prepare(model)
 
     def _check_layers(self, layers: int | None) -> None:
         if layers is not None and self.sensitive_layers >= layers:
@@ -196,7 +193,7 @@ class QuantSpec(Method):
 
     def identity(self) -> dict[str, Any]:
         """What stands for the draft's hyper-parameters in its own method's identity (KVQuant: the calibration)."""
-        found = self.draft_method().identity() if self.own_cache else {}
+        found = self.draft_method.identity() if self.own_cache else {}
         return {"draft_options": {**(self.draft_options or {}), **found}} if found else {}
 
     def new_cache(
@@ -210,7 +207,7 @@ class QuantSpec(Method):
         self._check_layers(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None))
         cache = super().new_cache(model, prompts, max_length)
         if self.own_cache:
-            cache.lead(self.draft_method().new_cache(model, prompts, max_length))
+            cache.lead(self.draft_method.new_cache(model, prompts, max_length))
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:
@@ -220,54 +217,50 @@ class QuantSpec(Method):
         super().detach(model)
         int4.detach(model)
 
-    def exact(self, layer: KVLayer) -> bool:
-        """Whether a layer packs nothing."""
-        return self.target == "fp16" or layer.index < self.sensitive_layers
+    # -- the rule ---------------------------------------------------------------------------------------------------
 
-    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Packed tokens and the double buffer, 2 G + gamma + 1 tokens; or everything exact."""
-        if self.exact(layer):
-            return [self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)]
-        assert self.quantizer is not None
-        form = self.quantizer.key if side == "key" else self.quantizer.value
-        room = max(layer.expected_length() - self.G, 0) // self.G * self.G
-        return [
-            self.packed(layer, side, affine(form, layer.key_dim if side == "key" else layer.value_dim), capacity=room),
-            self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0),
-        ]
+    def exact(self, n: int) -> int:
+        """Return all tokens below 2 G, else G to 2 G - 1: a full buffer flushes its older half (Algorithm 1, 24-27)."""
+        return n if n < 2 * self.G else self.G + n % self.G
 
-    def place(
-        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
-    ) -> None:
-        """Whole groups but for the newest G to 2 G - 1 tokens packed; nothing of a prompt of up to 2 G."""
-        count = layer.real_tokens(rows.indices(layer.batch)[0])
-        border = 0 if self.exact(layer) else max(self.border(count) - (count - keys.shape[2]), 0)
-        for store, x in zip(layer.stores(), (keys, values), strict=True):
-            if border:
-                store.packed.append(rows, x[:, :, :border])
-            store.tail.append(rows, x[:, :, border:])
-
-    def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """What is hidden, G at a time where any of what is seen is packed."""
-        return whole(hidden, self.unit(layer.window, self.exact(layer)))
-
-    def unit(self, window: int | None, exact: bool) -> int:
-        """Tokens that leave a layer with a sliding window together; `exact`: it packs nothing."""
-        return 1 if exact or (window is not None and window - 1 <= self.G) else self.G
+    def exact_after_prompt(self, n: int) -> int:
+        """Return the same, except that the authors' code leaves a prompt of 2 G whole."""
+        return n if n == 2 * self.G else self.exact(n)
 
     def border(self, count: int) -> int:
-        """Tokens of a prompt of `count` that are packed."""
-        return count - self.G - count % self.G if count > 2 * self.G else 0
+        """Return how many tokens of a prompt of `count` are packed."""
+        return count - self.exact_after_prompt(count)
 
-    def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Flush (Algorithm 1, lines 24-27): while the buffer holds 2 G, its older half is quantized."""
-        if self.exact(layer):
-            return
-        for store in layer.stores():
-            tail = store.tail
-            while tail.length(rows) >= 2 * self.G:
-                store.packed.append(rows, tail.view(rows)[:, :, : self.G])
-                tail.drop_front(rows, self.G)
+    @property
+    def exact_layers(self) -> int:  # type: ignore[override]
+        """L_S."""
+        return self.sensitive_layers
+
+    def packs(self, layer: int, window: int | None) -> bool:
+        """Return False for sensitive layers, an fp16 target, and sliding windows that show no packed token."""
+        return self.target != "fp16" and super().packs(layer, window) and (window is None or window - 1 > self.G)
+
+    def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return room for whole groups."""
+        room = max(layer.expected_length() - self.G, 0) // self.G * self.G
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
+
+    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return the double buffer with room for a round of speculation."""
+        if not self.packs(layer.index, layer.window):
+            return self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)
+        return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the target's bytes, the draft's, or both."""
+        own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
+        if self.own_cache and at.view == "draft":
+            return own
+        total = super().layer_bytes(at)
+        if at.view == "draft" and self.draft == "upper" and self.gamma:  # of each byte the upper nibble
+            total = replace(total, codes=total.codes // 2)
+        return total + own
 
 
 @contextmanager

@@ -8,13 +8,15 @@ drops tokens once, after the prompt, is that of KVCache-Factory and kvpress.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods.base import Method, Reach, Side
+from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, tokens
 from kvbench.methods.sliding import hidden
 from kvbench.methods.state import CacheState
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,13 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
     from kvbench.cache.segments.rolling import RollingSegment, Turn
+else:
+    torch = lazy("torch")
 
 
 @dataclass
 class Turning(CacheState):
-    """The rotation of the model's keys: ``turn(keys, by)`` moves them on by some positions."""
+    """Rotation of the model's keys: ``turn(keys, by)`` moves them on by some positions."""
 
     turn: Turn
 
@@ -59,8 +63,15 @@ class StreamingLLM(Method):
     position: Literal["cache", "original"] = "cache"
     evict: Literal["steps", "prefill"] = "steps"
 
-    #: windows of all layers roll at once (:mod:`kvbench.cache.kernels.roll_together`)
-    rolls: ClassVar[bool] = True
+    @property
+    def packs_together(self) -> bool:
+        """True: windows of all layers roll at once (:mod:`kvbench.cache.kernels.roll_together`)."""
+        return type(self).settle is StreamingLLM.settle
+
+    @property
+    def drops_tokens(self) -> bool:
+        """True."""
+        return True
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
@@ -166,8 +177,6 @@ class StreamingLLM(Method):
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Where attention sees the tokens: with ``position=cache`` the sinks stand right before the window."""
-        import torch
-
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None
@@ -175,3 +184,10 @@ class StreamingLLM(Method):
         moved = n - slots if self.position == "cache" else 0
         kept = torch.cat([torch.arange(sinks) + moved, torch.arange(n - (slots - sinks), n)])
         return kept + layer.start(row)
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of sinks and window."""
+        if self.evict == "steps":
+            return at.both(self.held(at.tokens, at.window))
+        grown = self.held(at.prompt, at.window) + at.generated
+        return at.both(min(grown, self.most(at.tokens, at.window)))

@@ -70,9 +70,7 @@ def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, An
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
     """Return the configuration with every default filled in: spelling a default out makes no other run."""
-    method: dict[str, Any] = dataclasses.asdict(checked.method)
-    method.pop("quantizer", None)  # it is a group of its own
-    method |= checked.method.identity()
+    method = checked.method.hyperparameters() | checked.method.identity()
     if type(checked.method).version != 1:
         method["version"] = type(checked.method).version
     quantizer = dict(config["quantizer"])

@@ -1,4 +1,4 @@
-"""What every method must keep, for each YAML in conf/method and a toy method from outside the package."""
+"""What every method must keep, for each YAML in conf/method and toy methods from outside the package."""
 
 import gc
 import importlib.util
@@ -16,7 +16,8 @@ from kvbench.methods import load_method
 from kvbench.util.confdir import options
 from tests import slow, zoo
 
-TOY = Path(__file__).parent / "toy.yaml"
+#: methods from outside the package, one for each base class
+TOYS = sorted(Path(__file__).parent.glob("*.yaml"))
 #: what a method needs to run here (encoders without weights), and variants of methods
 OVERRIDES = {
     "cocktail": {"encoder": "bm25", "chunk_size": 16},
@@ -56,7 +57,7 @@ VARIANTS = {
 def cases() -> list:
     """Every method with the first two quantizers that its YAML takes, and variants that place tokens otherwise."""
     found = [pytest.param(name, None, id=name.replace(":", "-")) for name in VARIANTS]
-    for name in [*options("method"), str(TOY)]:
+    for name in [*options("method"), *map(str, TOYS)]:
         for quantizer in load_method(name).takes[:2]:
             marks = [pytest.mark.skipif(bool(MISSING.get(name)), reason=MISSING.get(name, ""))]
             found.append(pytest.param(name, quantizer, id=f"{Path(name).stem}-{quantizer}", marks=marks))
@@ -257,6 +258,7 @@ def test_the_same_seed_draws_the_same_tokens_in_any_batch(name, quantizer, llama
     assert alone.tokens[0] == together.tokens[1]
 
 
-def test_the_toy_method_lies_outside_the_package():
-    data = yaml.safe_load(TOY.read_text())
-    assert data["_target_"].startswith("tests.contract.toy")
+@pytest.mark.parametrize("toy", TOYS, ids=lambda path: path.stem)
+def test_the_toys_lie_outside_the_package(toy):
+    target = yaml.safe_load(toy.read_text())["_target_"]
+    assert target.startswith(f"tests.contract.{toy.stem}.")

@@ -224,20 +224,21 @@ def test_a_cache_without_prompts_says_what_to_pass():
         load_method("cocktail").new_cache(zoo.model("llama"))
 
 
-def test_indices_of_many_rows_are_made_once_for_all_layers_and_bounded(monkeypatch):
-    """A batch's rows fit together; old prompts' indices go when there is no room."""
-    from kvbench.methods import cocktail
+def test_indices_are_made_once_for_all_layers_and_freed_after_the_last_one(monkeypatch):
+    model, method = zoo.model("llama"), load_method("cocktail", encoder="bm25", chunk_size=16)
+    ids, _ = zoo.padded_batch([300, 300])
+    cache = method.new_cache(model, prompts(ids, (20, 280), "where"))
+    held, plain = [], ChunkPlan.placed
 
-    monkeypatch.setattr(cocktail, "_kept", type(cocktail._kept)())
-    monkeypatch.setattr(cocktail, "KEPT", 4 * 64 * 100)
-    plans = [ChunkPlan(Chunked(0, 32, ("", ""), "", "input"), Widths((2, 4), None, None)) for _ in range(150)]
-    device = torch.device("cpu")
-    first = [cocktail.placed(plan, 64, device) for plan in plans[:100]]
-    assert all(cocktail.placed(plan, 64, device) is made for plan, made in zip(plans, first, strict=False))
-    for plan in plans[100:]:
-        cocktail.placed(plan, 64, device)
-    assert len(cocktail._kept) == 100
-    assert [part.tolist() for part in first[0]] == [list(range(32)), list(range(32, 64)), []]
+    def counted(plan, layer):
+        held.append(len(plan._indices))
+        plain(plan, layer)
+
+    monkeypatch.setattr(ChunkPlan, "placed", counted)
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    assert held == [1] * 4  # two layers of two rows
+    assert not any(plan._indices for plan in cache.progress.plans)
 
 
 class Timed:

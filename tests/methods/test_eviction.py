@@ -49,11 +49,12 @@ def test_snapkv_keeps_what_the_authors_code_keeps(case, key):
         "snapkv", budget=held, window=window, kernel=case["kernel"], pooling=case["pooling"][:3], group=group
     )
     seen = attention()[:, :, -window:]
-    kept = method.kept(seen, heads)[0].tolist()
+    keys = torch.zeros(1, heads, LENGTH, 8)
+    kept = method.choose(keys, keys, seen)[0].tolist()
     if case["pooling"] == "avgpool":
         assert kept == case[key]
         return
-    votes = method.votes(seen, heads)
+    votes = method.score(keys, keys, seen)
     # the votes are theirs: torch's own choice among equal ones, which is that of the golden's run, gives their indices
     topk = votes.topk(held - window, -1).indices[0].sort(-1).values
     assert [row + list(range(LENGTH - window, LENGTH)) for row in topk.tolist()] == case[key]
@@ -68,8 +69,8 @@ def test_snapkv_keeps_what_the_authors_code_keeps(case, key):
 def test_one_shot_h2o_keeps_what_the_harness_keeps(case, key):
     heads, group = GROUPS[key]
     method = load_method("h2o", budget=case["capacity"], recent=case["window"], evict="prefill", group=group)
-    sums = attention().sum(2).unflatten(1, (heads, -1)).transpose(-1, -2)
-    assert method.kept(sums, None, LENGTH)[0].tolist() == case[key]
+    keys = torch.zeros(1, heads, LENGTH, 8)
+    assert method.choose(keys, keys, attention().sum(2, keepdim=True))[0].tolist() == case[key]
 
 
 def test_streamingllm_keeps_what_the_harnesses_keep():
@@ -95,7 +96,8 @@ def test_snapkv_keeps_what_kvpress_keeps(case):
     method = load_method(
         "snapkv", budget=1 - case["compression_ratio"], window=8, kernel=5, pooling="avg", group_after_pooling=True
     )
-    assert method.kept(attention()[:, :, -8:], 2)[0].tolist() == case["kept_per_kv_head_sorted"]
+    keys = torch.zeros(1, 2, LENGTH, 8)
+    assert method.choose(keys, keys, attention()[:, :, -8:])[0].tolist() == case["kept_per_kv_head_sorted"]
 
 
 # -- states ----------------------------------------------------------------------------------------------------------

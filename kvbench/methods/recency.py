@@ -1,0 +1,258 @@
+"""Base of methods in which the number of tokens alone decides which of them are exact."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import TYPE_CHECKING, ClassVar
+
+from kvbench.errors import ConfigError
+from kvbench.methods.base import SIDES, Method, Reach, Side, affine
+from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.sliding import CHUNK, whole
+from kvbench.quantizers.spec import FormatSpec
+from kvbench.util.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.cache.layer import KVLayer
+    from kvbench.cache.segments.base import Segment
+    from kvbench.quantizers.affine import AffineQuantizer
+else:
+    torch = lazy("torch")
+
+#: token counts for which :meth:`RecencyMethod.check` tries the rule: several windows of any published method
+TRIED = 1024
+#: tokens up to which :meth:`RecencyMethod.reach` looks for the first packed one
+LONGEST = 1 << 24
+
+
+@dataclass(kw_only=True)
+class RecencyMethod(Method):
+    """Base of methods whose exact tokens follow from the token count: the first ones, and a window of the newest.
+
+    Keys and values are each stored in up to three segments: the first :attr:`sinks` tokens (exact), packed tokens, and
+    the newest tokens (exact). A subclass states the rule as one pure function, :meth:`exact`; the stores, padding,
+    rollback, sliding windows, batched packing, the bill and its formula follow from it. A step attends to its own
+    tokens exactly, and tokens are packed, once, before the next step.
+
+    On a layer with a sliding window the rule is that of the whole text; hidden tokens are dropped in whole groups.
+    """
+
+    needs_quantizer: ClassVar[bool] = True
+
+    #: first tokens that stay exact; a method with this hyper-parameter declares it as a field
+    sinks = 0
+    #: drop what would be packed; a method with this hyper-parameter declares it as a field
+    evict = False
+
+    # -- the rule ---------------------------------------------------------------------------------------------------
+
+    def exact(self, n: int) -> int | tuple[int, int]:
+        """Return how many of the newest tokens are exact once `n` tokens have followed the sinks.
+
+        One number, or one for keys and one for values. It must not grow by more than one token from n to n + 1, and
+        where groups span tokens (axis ``channel``), ``n - exact(n)`` must be a multiple of the group.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define exact(n)")
+
+    def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
+        """Return the same for a prompt of which `n` tokens follow the sinks, until the next step begins."""
+        return self.exact(n)
+
+    def formats(self) -> tuple[FormatSpec, FormatSpec]:
+        """Return the packed formats of keys and of values."""
+        assert self.quantizer is not None
+        return self.quantizer.key, self.quantizer.value
+
+    def packs(self, layer: int, window: int | None) -> bool:
+        """Return False for layers that stay exact as a whole.
+
+        Args:
+            layer: its number.
+            window: its sliding window, or None.
+        """
+        return layer >= self.exact_layers
+
+    # -- storage: overridden where a format, or an allocation, is special ------------------------------------------
+
+    def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
+        """Return the quantizer of one side, for heads of `channels`."""
+        return affine(self.formats()[SIDES.index(side)], channels)
+
+    def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return the empty segment of the packed tokens."""
+        channels = layer.key_dim if side == "key" else layer.value_dim
+        room = max(layer.expected_length() - self.sinks, 0)
+        return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
+
+    def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
+        """Return the empty segment of the newest tokens; its buffer grows when it is full."""
+        expected = layer.expected_length()
+        return self.full(layer, side, capacity=max(self.windows(expected)) if self._packs(layer) else expected)
+
+    def unit(self, width: int) -> int:
+        """Return how many tokens leave a layer with a sliding window together.
+
+        Args:
+            width: channels of a token over all heads.
+        """
+        if self.evict:
+            return 1
+        groups = [int(form.group_size) if form.axis == "channel" else 1 for form in self.formats()]
+        return lcm(*groups) if max(groups) > 1 else CHUNK
+
+    # -- what follows from it ---------------------------------------------------------------------------------------
+
+    @property
+    def packs_together(self) -> bool:
+        """True: this :meth:`settle` reads the tail and moves its start, and writes nothing that a pack reads."""
+        return type(self).settle is RecencyMethod.settle
+
+    @property
+    def drops_tokens(self) -> bool:
+        """True for the eviction twin."""
+        return self.evict
+
+    def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
+        """Check the sinks, the formats and the rule."""
+        if self.sinks < 0:
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+        super().check(head_dim, max_length)
+        if self.quantizer is not None:
+            key, value = self.formats()
+            if head_dim:
+                replace(self.quantizer, key=key, value=value).check("quantizer", head_dim)
+            self.check_rule()
+
+    def check_rule(self) -> None:
+        """Raise ConfigError if packed tokens would become exact again, or a group would be packed in parts.
+
+        Tries the first 1024 tokens; the formats have been checked by then.
+        """
+        if self.evict:
+            return
+        groups = [int(form.group_size) if form.axis == "channel" else 1 for form in self.formats()]
+        before = (0, 0)
+        for n in range(TRIED):
+            exact = self.windows(self.sinks + n)
+            packed = (n - exact[0], n - exact[1])
+            for side, group, now, earlier in zip(SIDES, groups, packed, before, strict=True):
+                if now < earlier:
+                    raise ConfigError(
+                        "method",
+                        type(self).__name__,
+                        f"exact({n}) leaves {now} {side}s packed after exact({n - 1}) left {earlier}: packed tokens "
+                        "never become exact again",
+                        allowed="an exact(n) that grows by at most one from n to n + 1",
+                    )
+                if now % group:
+                    raise ConfigError(
+                        f"quantizer.{side}.group_size",
+                        group,
+                        f"does not divide the {now} {side}s that {type(self).__name__}.exact({n}) leaves packed",
+                        hint="a window that is a multiple of the group, or groups per token (quantizer=int4_token)",
+                    )
+            before = packed
+
+    def reach(self) -> Reach | None:
+        """Return the longest text that stays exact as a whole; None if the first token after the sinks is packed."""
+        # packed tokens never become fewer, so halving finds the first
+        untouched = bisect_left(range(LONGEST), True, key=lambda n: min(self.windows(self.sinks + n + 1)) <= n)
+        return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
+
+    def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
+        """Return the exact keys and values behind the sinks after `count` tokens.
+
+        Args:
+            prompt: right after a prompt of so many tokens, before the next step begins.
+        """
+        n = max(count - self.sinks, 0)
+        exact = self.exact_after_prompt(n) if prompt else self.exact(n)
+        keys, values = exact if isinstance(exact, tuple) else (exact, exact)
+        return min(keys, n), min(values, n)
+
+    def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
+        """Return sinks, packed tokens and window; the window alone on layers that pack nothing."""
+        window = self.exact_segment(layer, side)
+        if not self._packs(layer):
+            return [window]
+        first = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
+        return [*first, window] if self.evict else [*first, self.packed_segment(layer, side), window]
+
+    def place(
+        self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
+    ) -> None:
+        """Store the prompt's tokens as the rule has it; a prompt may come in parts where none of it stays exact."""
+        count, packs = layer.real_tokens(rows.indices(layer.batch)[0]), self._packs(layer)
+        for store, x, exact in zip(layer.stores(), (keys, values), self.windows(count, prompt=True), strict=True):
+            if not packs:
+                store.tail.append(rows, x)
+                continue
+            earlier = count - x.shape[2]  # stored before, or passed by a sliding window
+            sinks = min(max(self.sinks - earlier, 0), x.shape[2])
+            border = x.shape[2] - min(exact, x.shape[2] - sinks)
+            if self.sinks:
+                store.segments[0].append(rows, x[:, :, :sinks])
+            if not self.evict:
+                store.segments[-2].append(rows, x[:, :, sinks:border])
+            store.tail.append(rows, x[:, :, border:])
+
+    def settle(self, layer: KVLayer, rows: slice) -> None:
+        """Pack the tokens that the rule no longer has exact, oldest first."""
+        if not self._packs(layer):
+            return
+        count = layer.real_tokens(rows.indices(layer.batch)[0])
+        for store, exact in zip(layer.stores(), self.windows(count), strict=True):
+            if self.sinks:
+                store.fill_sinks(rows, self.sinks, count)
+            excess = store.tail.length(rows) - exact
+            if excess > 0:
+                if not self.evict:
+                    store.segments[-2].append(rows, store.tail.view(rows)[:, :, :excess])
+                store.tail.drop_front(rows, excess)
+
+    def forgotten(self, layer: KVLayer, hidden: int) -> int:
+        """Return the hidden tokens that can leave: all sinks together, then whole units."""
+        if not self._packs(layer):
+            return hidden
+        return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
+
+    def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
+        """Drop them; the eviction twin has a gap behind its sinks."""
+        if not self._gaps(layer):
+            super().forget(layer, rows, hidden)
+            return
+        count = layer.hidden_slots(rows.indices(layer.batch)[0], self.forgotten(layer, hidden))
+        for store in layer.stores():
+            store.drop_front(rows, count)
+
+    def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Return None, as slots are in order; for the eviction twin the positions of what it keeps."""
+        if not self._gaps(layer):
+            return None
+        store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)
+        sinks = store.segments[0].length(one) if self.sinks else 0
+        return torch.cat([torch.arange(sinks), torch.arange(n - store.tail.length(one), n)]) + layer.start(row)
+
+    def layer_bytes(self, at: Setting) -> KVBytes:
+        """Return the bytes of sinks, packed tokens and window."""
+        if not self.packs(at.layer, at.window):
+            return at.both(at.tokens - at.hidden)
+        here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)
+        sinks = min(self.sinks, at.tokens) if here == at.tokens else 0
+        total = KVBytes()
+        for form, window in zip(self.formats(), self.windows(at.tokens), strict=True):
+            exact = min(window, here - sinks)
+            total += at.exact(sinks + exact)
+            if not self.evict:
+                total += at.packed(here - sinks - exact, form)
+        return total
+
+    def _packs(self, layer: KVLayer) -> bool:
+        return self.packs(layer.index, layer.window)
+
+    def _gaps(self, layer: KVLayer) -> bool:
+        return self.evict and self._packs(layer)

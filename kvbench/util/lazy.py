@@ -1,0 +1,39 @@
+"""Modules that are imported on first use, so that a configuration is checked without torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+
+class LazyModule:
+    """Stand-in for a module, which is imported when one of its attributes is first read.
+
+    Args:
+        name: full name of the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Return the module's attribute; import the module if nobody has done so yet."""
+        module = sys.modules.get(self._name) or importlib.import_module(self._name)
+        return getattr(module, attribute)
+
+    def __repr__(self) -> str:
+        return f"<lazy module {self._name!r}>"
+
+
+def lazy(name: str) -> Any:
+    """Return a stand-in for the module `name`.
+
+    Type checkers are shown the module itself::
+
+        if TYPE_CHECKING:
+            import torch
+        else:
+            torch = lazy("torch")
+    """
+    return LazyModule(name)

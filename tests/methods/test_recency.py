@@ -1,0 +1,81 @@
+"""Methods given by a number of exact tokens: how long a text stays exact, and rules that cannot be stored."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from kvbench.errors import ConfigError
+from kvbench.methods import RecencyMethod, load_method
+from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
+
+TOKEN = FormatSpec(bits=4, group_size=32, axis="token")
+CHANNEL = FormatSpec(bits=4, group_size=32, axis="channel")
+
+
+@dataclass(kw_only=True)
+class Rule(RecencyMethod):
+    """A window of `residual` tokens, or what `rule` returns."""
+
+    residual: int = 40
+    takes: tuple[str, ...] = ("any",)
+    rule: object = None
+
+    def exact(self, n):
+        return min(n, self.residual) if self.rule is None else self.rule(n)
+
+
+def made(key=TOKEN, **fields) -> Rule:
+    return Rule(quantizer=QuantizerSpec(name="any", key=key, value=TOKEN), **fields)
+
+
+@pytest.mark.parametrize(("residual", "sinks"), [(0, 0), (1, 0), (40, 0), (40, 3), (5000, 0)])
+def test_the_reach_is_the_longest_text_of_which_nothing_is_packed(residual, sinks):
+    method = made(residual=residual)
+    method.sinks = sinks
+    reach = method.reach()
+    assert (reach.tokens if reach else 0) == residual + sinks
+    if residual == 5000:
+        with pytest.raises(
+            ConfigError, match=r"method=Rule: nothing would be packed .* 5000 tokens(?s:.*)a smaller window"
+        ):
+            method.check_reach(5001)
+        method.check_reach(5002)
+
+
+@pytest.mark.parametrize("name", ["kivi", "quantspec"])
+def test_the_papers_reach_is_that_of_their_rule(name):
+    method = load_method(name)
+    assert RecencyMethod.reach(method).tokens == method.reach().tokens
+
+
+def test_keys_and_values_may_differ():
+    assert made(rule=lambda n: (n % 32, min(n, 32)), key=CHANNEL).windows(100) == (4, 32)
+    assert made(rule=lambda n: n // 2).windows(7) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "rule", "message"),
+    [
+        (TOKEN, lambda n: n % 7 * 3, r"exact\(\d+\) leaves \d+ keys packed after exact\(\d+\) left \d+"),
+        (TOKEN, lambda n: (0, min(n, 100 - n) if n < 100 else n), r"values packed after exact\(\d+\) left"),
+        (CHANNEL, lambda n: min(n, 64), r"quantizer.key.group_size=32: does not divide the 1 keys .*exact\(65\)"),
+    ],
+)
+def test_a_rule_that_cannot_be_stored_is_refused(key, rule, message):
+    with pytest.raises(ConfigError, match=message):
+        made(key=key, rule=rule).check()
+
+
+def test_a_rule_must_be_given():
+    method = RecencyMethod(takes=("any",), quantizer=made().quantizer)
+    with pytest.raises(NotImplementedError, match=r"RecencyMethod must define exact\(n\)"):
+        method.check()
+
+
+def test_no_flag_says_that_packs_may_be_deferred():
+    class Own(Rule):
+        def settle(self, layer, rows):
+            super().settle(layer, rows)
+
+    assert made().packs_together
+    assert not Own(takes=("any",), quantizer=made().quantizer).packs_together
