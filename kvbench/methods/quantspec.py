@@ -248,7 +248,7 @@ class QuantSpec(RecencyMethod):
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
         """Return the double buffer with room for a round of speculation."""
-        if not self.packs(layer.index, layer.window):
+        if not self.packs(layer.index, None):
             return self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)
         return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
 

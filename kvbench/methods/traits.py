@@ -26,7 +26,7 @@ class Traits:
     by_token: ClassVar[bool] = False
     #: the exact tails hold the newest tokens without a gap, and all of them may be rolled back, the prompt's included
     #: (transformers' assisted generation verifies its first drafts with the prompt); keys are then as if those tokens
-    #: had never come, while of the values some may stay packed that a shorter prompt would have left exact
+    #: had never come; values may stay packed, and tokens evicted, that a shorter prompt would have left exact
     gives_tail: ClassVar[bool] = False
     #: the first layers that hold everything in full precision
     exact_layers = 0

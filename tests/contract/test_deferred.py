@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from kvbench.cache.kernels.pack_together import together
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods.logquant import LogQuant
 from tests import zoo
@@ -24,8 +23,7 @@ def deferred(monkeypatch):
     """Encode what is appended inside at the end, from where it lay."""
     jobs, plain = [], PackedSegment._encode
     monkeypatch.setattr(PackedSegment, "_encode", lambda *job: jobs.append(job))
-    with together():
-        yield
+    yield
     monkeypatch.setattr(PackedSegment, "_encode", plain)
     for job in jobs:
         plain(*job)

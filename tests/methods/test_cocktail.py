@@ -238,7 +238,7 @@ def test_indices_are_made_once_for_all_layers_and_freed_after_the_last_one(monke
     with torch.no_grad():
         model(input_ids=ids, past_key_values=cache, use_cache=True)
     assert held == [1] * 4  # two layers of two rows
-    assert not any(plan._indices for plan in cache.progress.plans)
+    assert not any(plan._indices for plan in cache.progress.method_state.rows)
 
 
 class Timed:
