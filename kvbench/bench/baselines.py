@@ -40,7 +40,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
     size = 4 * at.batch * model.heads * at.context * model.channels
     query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
     pairs = [tuple(torch.randn(shape, dtype=dtype, device="cuda") for _ in range(2)) for _ in range(copies(size))]
-    found: dict[str, Time | str] = {}
+    times: dict[str, Time | str] = {}
     grouped = model.query_heads != model.heads
     for name in BACKENDS:
         for packed in (False, True) if grouped else (False,):
@@ -50,10 +50,10 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
                 for k, v in pairs
             ]
             try:
-                found[label] = replayed(calls, seconds)
+                times[label] = replayed(calls, seconds)
             except (RuntimeError, ValueError) as error:  # the back end does not take this shape
-                found[label] = " ".join(str(error).split())[:200]
-    return found
+                times[label] = " ".join(str(error).split())[:200]
+    return times
 
 
 def best(found: dict[str, Time | str]) -> tuple[str, float] | None:

@@ -56,9 +56,9 @@ def measure(seconds: float = 0.2) -> Ceiling:
         if size * 1.5 > free:
             break
         count = copies(size)
-        held = [torch.zeros(size // 4, dtype=torch.int32, device="cuda") for _ in range(count)]
-        name, read = reader(held[0].device)
-        points.append((size, replayed([partial(read, x) for x in held], seconds).us))
+        buffers = [torch.zeros(size // 4, dtype=torch.int32, device="cuda") for _ in range(count)]
+        name, read = reader(buffers[0].device)
+        points.append((size, replayed([partial(read, x) for x in buffers], seconds).us))
     return Ceiling(points, name)
 
 

@@ -26,10 +26,10 @@ def token_count(text: str) -> int:
     Raises:
         ValueError: it is no number of tokens.
     """
-    found = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
-    if not found or len(found[1]) > 12 or not int(found[1]):
+    match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
+    if not match or len(match[1]) > 12 or not int(match[1]):
         raise ValueError(f"{cut(text)!r} is no number of tokens; for example 4k, 32k, 131072")
-    count = int(found[1]) * (1024 if found[2] else 1)
+    count = int(match[1]) * (1024 if match[2] else 1)
     if count > MOST_TOKENS:
         raise ValueError(f"{text!r} is more than {MOST_TOKENS} tokens")
     return count
@@ -148,8 +148,8 @@ def read(path: Path) -> dict[str, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())[:160]
-        raise ConfigError("model", path, f"cannot be read ({said})", hint="a name of conf/model") from None
+        reason = " ".join(str(error).split())[:160]
+        raise ConfigError("model", path, f"cannot be read ({reason})", hint="a name of conf/model") from None
     if not isinstance(data, dict):
         raise ConfigError("model", path, "holds no keys of a model", hint="a name of conf/model")
     return data

@@ -58,9 +58,9 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
     for _ in range(2):
         run()
     torch.cuda.synchronize()
-    found: list[float] = []
+    medians: list[float] = []
     total = 0.0
-    while (total < seconds or len(found) < 7) and len(found) < 400:
+    while (total < seconds or len(medians) < 7) and len(medians) < 400:
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         run()
@@ -68,8 +68,8 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
         end.synchronize()
         took = begin.elapsed_time(end)
         total += took / 1e3
-        found.append(took * 1e3 / per_round)
-    return Time(median(found), percentile(found, 10), percentile(found, 90), len(found))
+        medians.append(took * 1e3 / per_round)
+    return Time(median(medians), percentile(medians, 10), percentile(medians, 90), len(medians))
 
 
 def eager(run: Callable[[], object], seconds: float = 0.25) -> Time:

@@ -10,6 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,14 +125,13 @@ class Bench:
     def measure(self) -> None:
         """Measure stock transformers first, then every setting, captured and (where asked for) eager."""
         for name in self.args.baselines:
-            meter = self.meter(self.methods[0][1])
-            self._grid({"setting": name}, lambda n, b, name=name, meter=meter: meter.stock_point(name, n, b))
+            self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
         ways = ["always", "never"] if self.args.eager and self.args.graphs == "always" else [self.args.graphs]
         for setting, method in self.methods:
             for graphs in ways:
                 meter = self.meter(method, graphs)
                 start = {"setting": setting.text, "graphs": graphs, "compile": self.args.compile}
-                self._grid(start, lambda n, b, meter=meter: self._point(meter, n, b))
+                self._grid(start, partial(self._point, meter))
                 method.detach(self.model)
 
     def _grid(self, start: Row, measure: Callable[[int, int], Row]) -> None:

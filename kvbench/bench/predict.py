@@ -132,8 +132,8 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
     if any(own):
         missing = "--tflops" if args.bandwidth_TBs else "--bandwidth-TBs"
         raise ConfigError(missing, None, "is missing: a GPU of your own has both rates", hint=f"{missing} 2.0")
-    found = [gpu_named(name) for name in args.gpu]
-    return [replace(gpu, memory_gib=args.memory_gb) for gpu in found] if args.memory_gb else found
+    gpus = [gpu_named(name) for name in args.gpu]
+    return [replace(gpu, memory_gib=args.memory_gb) for gpu in gpus] if args.memory_gb else gpus
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ class Case:
             verify_s, draft_s = plain.tpot_s, draft.tpot_s
             tpot = (plan.gamma * draft_s + verify_s) / yields
             expected = (plan.gamma * draft.expected_tpot_s + plain.expected_tpot_s) / yields
-        held = self.kv("all", self.last).total
-        most = max_batch(shape, held, weights + extra, self.context, self.gpu, **self.parts())
+        stored = self.kv("all", self.last).total
+        most = max_batch(shape, stored, weights + extra, self.context, self.gpu, **self.parts())
         whole = replace(plain, tpot_s=tpot)
         return Row(
             model=model,
@@ -225,9 +225,9 @@ class Case:
             prefill_bound=plain.prefill_bound,
             kv_share=plain.kv_share,
             weight_bytes=weights + extra,
-            kv_bytes=self.batch * held,
+            kv_bytes=self.batch * stored,
             kv_bytes_per_step=self.batch * self.kv("all" if plan is None else "target", self.context).total,
-            kv_of_fp16=held / shape.kv_bytes(self.last),
+            kv_of_fp16=stored / shape.kv_bytes(self.last),
             decode_peak_bytes=plain.decode_peak_bytes + extra,
             prefill_peak_bytes=plain.prefill_peak_bytes + extra,
             fits=self.batch <= most,
@@ -277,12 +277,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         if args.out is not None:
             check_writable(str(args.out), "--out")
-        found = rows(args)
-        print(shown(found, args))
+        lines = rows(args)
+        print(shown(lines, args))
         if args.out is not None:
             path = args.out / f"{args.name or 'predict'}.json"
             gpus = {gpu.name: {**asdict(gpu), "read": gpu.read, "matmul": gpu.matmul} for gpu in gpus_of(args)}
-            content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in found]}
+            content = {"argv": args.argv, "gpus": gpus, "rows": [asdict(row) for row in lines]}
             path.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
             print(f"\n{path}")
@@ -315,8 +315,8 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
         kv, prefill, decode = (size / 2**30 for size in memory)
         time = (row.ttft_s, 1e3 * row.tpot_s, 1e3 * row.expected_tpot_s, row.over_fp16, row.tokens_per_s)
         name = (row.model, row.gpu, row.method, row.batch, row.context)
-        held = (kv, 100 * row.kv_of_fp16, prefill, decode, "yes" if row.fits else "no", row.max_batch)
-        lines.append((*name, *time, row.bound, 100 * row.kv_share, *held))
+        sizes = (kv, 100 * row.kv_of_fp16, prefill, decode, "yes" if row.fits else "no", row.max_batch)
+        lines.append((*name, *time, row.bound, 100 * row.kv_share, *sizes))
     groups = ", all prompts read together" if args.prefill_rows is None else ", prompts read in groups"
     notes = [
         "A roofline: no step can be faster. Expected: with what the kernels of a compiled step take beside their bytes,"

@@ -38,17 +38,17 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 
 def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the ways of computing a product that are compared."""
-    found: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "kernel": matvec.launch,
         "torch (library)": torch.nn.functional.linear,
     }
     if compiled:
-        found["torch.compile, tuned"] = torch.compile(
+        ways["torch.compile, tuned"] = torch.compile(
             lambda x, weight: torch.nn.functional.linear(x, weight),
             dynamic=False,
             options={"coordinate_descent_tuning": True},
         )
-    return found
+    return ways
 
 
 @torch.inference_mode()
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
     path = report.folder(args.out) / f"{args.name or 'products'}.json"
     start = {"what": "products of a matrix and a vector", **report.machine(), "ceiling": reads.as_dict()}
     rows: list[dict[str, Any]] = []
-    for (model, found), what in [(each, what) for each in shapes.items() for what in each[1]]:
-        count, columns = found[what]
+    for (model, shape), what in [(each, what) for each in shapes.items() for what in each[1]]:
+        count, columns = shape[what]
         row = {"model": model, "product": what, "rows": count, "columns": columns}
         rows += [row | each for each in compared(count, columns, dtype, args)]
         report.write(path, {**start, "dtype": args.dtype, "rows": rows})
@@ -87,11 +87,11 @@ def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namesp
     x = one(1, columns, dtype, 99, scale=1.0)[None]
     exact = weights[0].float() @ x[0, 0].float()
     torch._dynamo.reset()  # it compiles one function for so many shapes and no more
-    found = []
+    rows = []
     for by, way in ways(args.compiled).items():
-        found.append({"by": by, **measured(way, x, weights, exact, args.seconds)})
-        print(f"{count} x {columns}, {by}: {found[-1].get('us') or found[-1]['failed']}", flush=True)
-    return found
+        rows.append({"by": by, **measured(way, x, weights, exact, args.seconds)})
+        print(f"{count} x {columns}, {by}: {rows[-1].get('us') or rows[-1]['failed']}", flush=True)
+    return rows
 
 
 def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0.02) -> Tensor:
@@ -106,13 +106,13 @@ def measured(
     """Time and error of one way, or why there is none."""
     try:
         error = ((way(x, weights[0])[0, 0].float() - exact).abs().max() / exact.abs().max()).item()
-        found: Time = replayed([partial(way, x, weight) for weight in weights], seconds)
+        time: Time = replayed([partial(way, x, weight) for weight in weights], seconds)
     except Exception as problem:
         return {"failed": f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"}
     if not error <= TOLERANCE:  # NaN too
-        return {"failed": f"is off by {error:.3g} of the largest output, {found.us:.3g} us"}
+        return {"failed": f"is off by {error:.3g} of the largest output, {time.us:.3g} us"}
     size = weights[0].numel() * weights[0].element_size()
-    return {"us": found.us, "p10": found.p10, "p90": found.p90, "rounds": found.rounds, "bytes": size, "error": error}
+    return {"us": time.us, "p10": time.p10, "p90": time.p90, "rounds": time.rounds, "bytes": size, "error": error}
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:

@@ -45,13 +45,13 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
 def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int) -> PackedSegment:
     """A segment with room for `capacity` tokens that waits for nobody."""
     model = MODELS[at.model]
-    made = PackedSegment(
+    segment = PackedSegment(
         at.batch, model.heads, model.channels, dtype, "cuda",
         quantizer=quantizer(format, side, model.channels), side=side, capacity=capacity,
     )  # fmt: skip
-    watch = Watch(made.device)
-    made.watch = (watch, watch.tag(words))
-    return made
+    watch = Watch(segment.device)
+    segment.watch = (watch, watch.tag(words))
+    return segment
 
 
 def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
@@ -80,8 +80,8 @@ def warps(count: int | None) -> Iterator[None]:
     if count is not None:
 
         def served(segment: Packed, x: Tensor) -> Form | str:
-            found = known(segment, x)
-            return replace(found, warps=count) if isinstance(found, Form) else found
+            form = known(segment, x)
+            return replace(form, warps=count) if isinstance(form, Form) else form
 
         packed.served = served
     try:
@@ -122,9 +122,9 @@ def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]
     calls: list[Callable[[], None]] = []
     for _ in range(copies(size)):
         keys, values = fresh(at, dtype, at.context), fresh(at, dtype, at.context, 1)
-        made = [empty(format, side, at, dtype, at.context) for side in ("key", "value")]  # type: ignore[arg-type]
+        segments = [empty(format, side, at, dtype, at.context) for side in ("key", "value")]  # type: ignore[arg-type]
 
-        calls.append(partial(put_both, made, keys, values))
+        calls.append(partial(put_both, segments, keys, values))
     return calls
 
 
@@ -143,15 +143,15 @@ def traffic(format: str, at: Point) -> int:
 
 def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str, Time | str]:
     """Keys and values of a layer by the quantizers of transformers' QuantizedCache, where they are installed."""
-    found: dict[str, Time | str] = {}
+    times: dict[str, Time | str] = {}
     x, y = fresh(at, dtype, at.context).contiguous(), fresh(at, dtype, at.context, 1).contiguous()
     for name, made in (("quanto", quanto), ("hqq", hqq)):
         try:
             run = made(bits)
-            found[f"{name} {bits}-bit"] = eager(lambda run=run: (run(x), run(y)), seconds)  # type: ignore[misc]
+            times[f"{name} {bits}-bit"] = eager(lambda run=run: (run(x), run(y)), seconds)  # type: ignore[misc]
         except Exception as error:
-            found[f"{name} {bits}-bit"] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-    return found
+            times[f"{name} {bits}-bit"] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return times
 
 
 def quanto(bits: int) -> Callable[[Tensor], object]:
@@ -177,10 +177,10 @@ def hqq(bits: int) -> Callable[[Tensor], object]:
 def flushes(format: str) -> list[tuple[str, Side, int]]:
     """Return the blocks that leave a window at once: a key group, half a tile (LogQuant, W = 64), one value (KIVI)."""
     group = quantizer(format, "key", 128)
-    found: list[tuple[str, Side, int]] = [("128 keys", "key", 128)]
+    blocks: list[tuple[str, Side, int]] = [("128 keys", "key", 128)]
     if group.block_tokens <= 64:
-        found.append(("64 keys", "key", 64))
-    return [*found, ("1 value", "value", 1)]
+        blocks.append(("64 keys", "key", 64))
+    return [*blocks, ("1 value", "value", 1)]
 
 
 def measure_flush(
@@ -242,11 +242,11 @@ def packed_rows(
     for count in args.warps or [None]:
         try:
             with warps(count):
-                found: Time | str = replayed(both(format, at, dtype), args.seconds)
+                time: Time | str = replayed(both(format, at, dtype), args.seconds)
         except Exception as error:
-            found = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            time = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         name = "kernel" if count is None else f"kernel, {count} warps"
-        yield row_of(at, format, name, found, size, None) | {"same": same}
+        yield row_of(at, format, name, time, size, None) | {"same": same}
     if at.context <= 32768:
         with torchs_way():
             yield row_of(at, format, "torch's way", eager(both(format, at, dtype)[0], args.seconds), size, None)

@@ -102,7 +102,7 @@ def go_on(
     token = (torch.arange(batch, device=device) * 17 + 3) % vocabulary
     lengths = torch.full((batch,), tokens, device=device)
     stopping, generators = Stopping(batch, (), (), None), sampling.generators(batch)
-    made = continued(
+    decoded = continued(
         model,
         cache,
         token,
@@ -117,4 +117,4 @@ def go_on(
         compile=compile,
     )
     tell(observer, "end")
-    return Generation(stopping.tokens, [], stopping.finish, 0.0, prompt_tokens=[tokens] * batch, **made)
+    return Generation(stopping.tokens, [], stopping.finish, 0.0, prompt_tokens=[tokens] * batch, **decoded)

@@ -107,8 +107,8 @@ def gpu_named(name: str) -> Gpu:
     Raises:
         ConfigError: it is not known.
     """
-    found = GPUS.get(ALIASES.get(name.lower(), name.lower())) or gpu_of(name)
-    if found is None:
+    gpu = GPUS.get(ALIASES.get(name.lower(), name.lower())) or gpu_of(name)
+    if gpu is None:
         near = nearest(name.lower(), GPUS)
         hint = f"did you mean '{near}'? " if near else ""
         raise ConfigError(
@@ -118,7 +118,7 @@ def gpu_named(name: str) -> Gpu:
             allowed=GPUS,
             hint=hint + "or give its numbers: --bandwidth-TBs 3.35 --tflops 989 --memory-gb 80",
         )
-    return found
+    return gpu
 
 
 def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "own") -> Gpu:

@@ -110,6 +110,6 @@ def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
     """Return the draft length with the largest :func:`speed_up`, the smaller of equal ones, and that speed-up."""
-    found = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
-    best = max(found, key=lambda gamma: (found[gamma], -gamma))
-    return best, found[best]
+    speed_ups = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
+    best = max(speed_ups, key=lambda gamma: (speed_ups[gamma], -gamma))
+    return best, speed_ups[best]

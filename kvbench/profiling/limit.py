@@ -31,14 +31,14 @@ def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, index)
     else:
-        held = _data_bytes() if device.type == "cpu" else None
-        if held is None:
+        mapped = _data_bytes() if device.type == "cpu" else None
+        if mapped is None:
             yield False
             return
         import resource
 
         before = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (held + int(limit_gb * 2**30), before[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (mapped + int(limit_gb * 2**30), before[1]))
         try:
             yield True
         finally:

@@ -37,17 +37,17 @@ def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[
     Finds what the garbage collector tracks (parameters, buffers, cached tensors); a tensor that only C++ holds is not
     seen, which is why :class:`TensorCensus` follows storages from their birth where that matters.
     """
-    found: dict[int, LiveTensor] = {}
+    storages: dict[int, LiveTensor] = {}
     for tensor in _tracked_tensors():
         if device_type is not None and tensor.device.type != device_type:
             continue
         storage = tensor.untyped_storage()
         if storage.device.type == "meta":
             continue
-        known = found.get(storage._cdata)
+        known = storages.get(storage._cdata)
         if storage.nbytes() >= min_bytes and (known is None or _numel(known.shape) < tensor.numel()):
-            found[storage._cdata] = LiveTensor(tuple(tensor.shape), tensor.dtype, storage.nbytes())
-    return sorted(found.values(), key=lambda item: -item.nbytes)
+            storages[storage._cdata] = LiveTensor(tuple(tensor.shape), tensor.dtype, storage.nbytes())
+    return sorted(storages.values(), key=lambda item: -item.nbytes)
 
 
 class TensorCensus(TorchDispatchMode):

@@ -127,8 +127,8 @@ class Shape:
     def kv_bytes(self, tokens: int, width: int = 2) -> int:
         """Return the bytes of so many exact keys and values of all layers, visible ones alone of sliding windows."""
         windows = self.windows or (None,) * self.layers
-        held = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
-        return 2 * self.heads * self.channels * held * width
+        visible = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
+        return 2 * self.heads * self.channels * visible * width
 
 
 def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
