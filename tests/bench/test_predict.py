@@ -167,7 +167,7 @@ def test_methods_as_typed():
         (["--methods", "kivi:residul=64"], "did you mean 'residual'"),
         (["--methods", "cocktail"], "split=[10,30,60]"),
         (["--gpu", "h300"], "did you mean 'h200'"),
-        (["--methods", "kivi:residual=["], "method.residual"),
+        (["--methods", "kivi:residual=["], "leaves a bracket or quote open"),
         (["--methods", "kivi:residual=64:residual=128"], "residual twice"),
         (["--bandwidth-TBs", "2"], "--tflops"),
         (["--bandwidth-TBs", "2", "--tflops", "100"], "--memory-gb"),
