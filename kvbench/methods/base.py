@@ -255,7 +255,7 @@ class Method(Traits):
         try:
             self.check(head_dim)
         except ConfigError as error:
-            raise for_python(error, self) from error
+            raise for_python(error, self.quantizer) from error
         attach(model)
         cache = KVCache(self, config.num_hidden_layers, prompts, max_length, sliding.windows(model.config))
         if self.keys_before_rope:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from kvbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from kvbench.methods.base import Method
+    from kvbench.quantizers.spec import QuantizerSpec
 
 
-def for_python(error: ConfigError, method: Method) -> ConfigError:
+def for_python(error: ConfigError, quantizer: QuantizerSpec | None) -> ConfigError:
     """Return `error` with a hint that can be typed as arguments of ``kvbench.load_method``."""
     side, _, last = error.key.removeprefix("quantizer.").partition(".")
     group = error.hint.partition("=")[2]
-    if not error.key.startswith("quantizer.") or last != "group_size" or method.quantizer is None or not group:
+    if not error.key.startswith("quantizer.") or last != "group_size" or quantizer is None or not group:
         hint = re.sub(r"\b(?:method|quantizer)\.(\w+=)", r"\1", error.hint)
     else:
         forms = {}
-        for name, form in (("key", method.quantizer.key), ("value", method.quantizer.value)):
+        for name, form in (("key", quantizer.key), ("value", quantizer.value)):
             size = (int(group) if group.isdecimal() else group) if name == side else form.group_size
             forms[name] = {"bits": form.bits, "group_size": size, "axis": form.axis}
             if form.kind != "affine":
