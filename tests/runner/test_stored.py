@@ -141,7 +141,9 @@ def never_load(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("part", EDITS)
 def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch, capsys):
     if part == "method":  # a default of the class stands in the identity; here it must not hide the edit
-        workshop.edit("stale_method", "sinks: int = 2  # exact", "\n    def unit(self):\n        return super().unit()")
+        workshop.edit(
+            "stale_method", "sinks: int = 2  # exact", "\n    def reach(self):\n        return super().reach()"
+        )
     first = workshop.run(3)
     assert first["status"] == "ok" and first["older"] is None
     before = store_of(first).samples_path.read_bytes()
@@ -149,7 +151,7 @@ def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch
 
     module, old, new = EDITS[part]
     if part == "method":
-        old, new = "return super().unit()", "return 1 * super().unit()"
+        old, new = "return super().reach()", "return super().reach() or None"
     workshop.edit(module, old, new)
     with monkeypatch.context() as patch:
         never_load(patch)
