@@ -43,6 +43,18 @@ def test_both_run_together_from_the_command_line(
     assert metrics["kv_bytes"]["fp16_equivalent"] > 1.4 * metrics["kv_bytes"]["used"]["total"]
 
 
+def test_a_method_of_one_score_runs_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["--config-dir", str(CONFIGS), "method=key_norm", "dataset=phone_book", "dataset.limit=1"]
+    assert main([*command, "logger=none", "model.dtype=float32"]) == 0, capsys.readouterr().err
+    (path,) = (tmp_path / "results" / "runs").glob("*/metrics.json")
+    metrics = json.loads(path.read_text())
+    assert metrics["status"] == "ok"
+    assert metrics["kv_bytes"]["used"]["total"] < 0.6 * 2 * metrics["kv_bytes"]["fp16_equivalent"]  # in fp32
+
+
 @pytest.mark.parametrize("length", [3, 20, 36, 37, 150])
 def test_sinks_and_the_newest_tokens_are_exact(length: int) -> None:
     """Against stock keys of the same model: 4 + 32 tokens equal, those between them not."""
