@@ -1,4 +1,4 @@
-"""What the evicting methods share: budgets as a number or a share, and the choice of the tokens with most attention."""
+"""Parts that the evicting methods share: budgets, the choice of the highest scores, and positions of what stays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-#: how the scores of the query heads that share a KV head become one; ``each`` keeps them apart
+#: reduction of the scores of the query heads that share a KV head
 Reduce = Literal["mean", "max", "sum"]
 
 
 def tokens(budget: int | float, n: int, least: int) -> int:
-    """Tokens that a budget allows of n: a whole number as it is, a share of n rounded down; at least `least`."""
+    """Return the tokens that a budget allows of n: a number as it is, a share of n rounded down; at least `least`."""
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
     return min(max(count, least), n)
@@ -35,14 +35,14 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
 
 
 def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    """Scores of a group of query heads (dimension `dim`) as one number."""
+    """Return one score for each group of query heads (dimension `dim`)."""
     if how == "max":
         return scores.amax(dim)
     return scores.mean(dim) if how == "mean" else scores.sum(dim)
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Places of the `count` highest scores ``[..., n]``, in ascending order; of equal ones the earlier.
+    """Return the places of the `count` highest scores ``[..., n]``, in ascending order; of equal ones the earlier.
 
     Max pooling makes equal neighbours: a rule for them gives every device the same choice, which ``topk`` does not.
     """
@@ -50,7 +50,7 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """`chosen` places ``[..., m]`` followed by the last `recent` of n."""
+    """Return the `chosen` places ``[..., m]``, followed by the last `recent` of n."""
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 

@@ -23,18 +23,18 @@ class FP16(Method):
     """
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """One growing buffer, allocated for the expected length at once."""
+        """Return one growing buffer, allocated for the expected length at once."""
         return [self.full(layer, side, capacity=layer.expected_length())]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """All tokens, as they are."""
+        """Store all tokens as they are."""
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             store.tail.append(rows, x)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """All that are hidden."""
+        """Return all hidden tokens."""
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:

@@ -85,21 +85,21 @@ class KVQuant(RecencyMethod):
 
     @property
     def keys_before_rope(self) -> bool:
-        """Always."""
+        """True."""
         return True
 
     @property
     def quantized_prefill(self) -> bool:
-        """As `prefill` says."""
+        """True for ``prefill=quantized``."""
         return self.prefill == "quantized"
 
     @property
     def eager(self) -> bool:
-        """Always: a new token is seen as it is stored."""
+        """True: a new token is seen as it is stored."""
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Widths and shares that there are; a calibration that is named must be there."""
+        """Check width, shares, and that a calibration that is named exists."""
         super().check(head_dim, max_length)
         if self.bits not in (2, 3, 4):
             raise ConfigError("method.bits", self.bits, "there are no codebooks of this width", allowed=(2, 3, 4))
@@ -119,7 +119,7 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """The first tokens, where some stay exact."""
+        """Return the first tokens, if some stay exact."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------
@@ -134,13 +134,13 @@ class KVQuant(RecencyMethod):
         self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path
 
     def identity(self) -> dict[str, Any]:
-        """The calibration's content stands for its place."""
+        """Return the calibration's content in place of its path."""
         if self.calibration_file is None:
             return {}
         return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
 
     def _find(self, fits: Any, beside: Path | None, name: str) -> Calibration:
-        """The calibration of this width and share for which `fits` holds."""
+        """Return the calibration of this width and share for which `fits` holds."""
         from kvbench.calibration.file import FOLDER, KEY, command, in_folders, load
 
         named = None if self.calibration is None else Path(self.calibration).expanduser()
@@ -168,7 +168,7 @@ class KVQuant(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """As the base; the calibration must be this model's.
+        """Return a cache as the base does; the calibration must be this model's.
 
         Raises:
             ConfigError: there is none, or it was made with another model.

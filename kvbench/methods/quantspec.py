@@ -76,21 +76,21 @@ class QuantSpec(RecencyMethod):
 
     @property
     def speculation(self) -> Speculation | None:
-        """How it is decoded; None where ``gamma=0``."""
+        """Draft and depth; None for ``gamma=0``."""
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """The target's stores, no draft."""
+        """Return the method with the target's stores and no draft."""
         return replace(self, gamma=0)
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
-        """Whether the draft looks at the prompts beforehand (Cocktail)."""
+        """True if the draft looks at the prompts beforehand (Cocktail)."""
         return self.own_cache and self.draft_method.needs_prompts
 
     @property
     def own_cache(self) -> bool:
-        """Whether the draft has a cache of its own."""
+        """True if the draft has a cache of its own."""
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
     @cached_property
@@ -103,17 +103,17 @@ class QuantSpec(RecencyMethod):
             return load_method(self.draft, **options)
 
     def packages(self) -> tuple[Package, ...]:
-        """The draft's, where it has a cache of its own."""
+        """Return the draft's, if it has a cache of its own."""
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Up to 2 G - 1 tokens are exact; with ``target=fp16`` all are meant to be."""
+        """Return 2 G - 1 tokens; None for ``target=fp16``, where all are meant to stay exact."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
-        """What the draft needs beside the model (an encoder) is here, or can be fetched."""
+        """Raise ModelError if what the draft needs besides the model (an encoder) is unavailable."""
         if self.own_cache:
             with _named_for_the_draft():
                 self.draft_method.ready()
@@ -176,7 +176,7 @@ class QuantSpec(RecencyMethod):
             )
 
     def prepare(self, model: ModelConfig) -> None:
-        """Some layers are quantized; the draft's method finds what it needs (KVQuant's calibration)."""
+        """Check that some layers are quantized; let the draft's method find what it needs (KVQuant's calibration)."""
         self._check_layers(model.layers())
         if self.own_cache:
             with _named_for_the_draft():
@@ -192,14 +192,14 @@ class QuantSpec(RecencyMethod):
             )
 
     def identity(self) -> dict[str, Any]:
-        """What stands for the draft's hyper-parameters in its own method's identity (KVQuant: the calibration)."""
-        found = self.draft_method.identity() if self.own_cache else {}
-        return {"draft_options": {**(self.draft_options or {}), **found}} if found else {}
+        """Return what replaces the draft's hyper-parameters in its own method's identity (KVQuant: the calibration)."""
+        own = self.draft_method.identity() if self.own_cache else {}
+        return {"draft_options": {**(self.draft_options or {}), **own}} if own else {}
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """A cache; it leads a second one where the draft has its own.
+        """Return a cache, which leads a second one if the draft has its own.
 
         Raises:
             ConfigError: no layer is left to quantize, or what the base and the draft's method refuse.
@@ -211,7 +211,7 @@ class QuantSpec(RecencyMethod):
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:
-        """Also take the draft's 4-bit weights away."""
+        """Detach the attention, and the draft's 4-bit weights."""
         from kvbench.models import int4
 
         super().detach(model)
@@ -265,7 +265,7 @@ class QuantSpec(RecencyMethod):
 
 @contextmanager
 def _named_for_the_draft() -> Iterator[None]:
-    """A wrong key of the draft's method is called by the name that it has in QuantSpec's."""
+    """Rename the keys of the draft's refusals to their names in QuantSpec's configuration."""
     try:
         yield
     except ConfigError as error:
