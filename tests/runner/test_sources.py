@@ -118,7 +118,7 @@ def test_the_folder_does_not_count(folder, tmp_path_factory, monkeypatch) -> Non
 
 def test_lineage_follows_imports_aliases_and_packages_that_export_again() -> None:
     own = modules.lineage("kvbench.methods.kivi.Kivi")
-    assert own[0] == "kvbench.methods.kivi" and own[-1] == "kvbench.methods.base"
+    assert own[0] == "kvbench.methods.kivi" and "kvbench.methods.base" in own
     assert modules.lineage("kvbench.tasks.mini.Mini")[0] == "kvbench.tasks.mini.task"
     for cls in (type(load_method("kivi")), type(load_method("quantspec")), type(load_method("cocktail"))):
         named = [base.__module__ for base in cls.__mro__ if base.__module__.startswith("kvbench")]
