@@ -110,11 +110,11 @@ LOGQUANT_W42 = whole(windows(2, 42), token(2, 64))
 
 def correctness() -> list[Case]:
     """Every format, shapes of heads and of steps, at a context of a few tiles with windows of odd lengths."""
-    made = []
+    cases = []
     for bits in (2, 4, 8):
         for group in (32, 64, 128):
             tiers = whole(channel(bits, group), token(bits, group))
-            made.append(Case(f"right int{bits} G{group}", "7b", tiers, (1491, 1024), (37, 128)))
+            cases.append(Case(f"right int{bits} G{group}", "7b", tiers, (1491, 1024), (37, 128)))
     odd = {
         "hierarchical": INT8,
         "int4 per token G32": whole(token(4, 32), token(4, 32)),
@@ -131,18 +131,18 @@ def correctness() -> list[Case]:
         "int8 W96": whole(windows(8, 96), token(8, 128)),
         "int4 W42, int2 values": whole(windows(4, 42), token(2, 64)),
     }
-    made += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
+    cases += [Case(f"right {name}", "7b", tiers, (1491, 1024), (37, 90)) for name, tiers in odd.items()]
     int4, int2, half = whole(channel(4, 128), token(4, 128)), INT2_G32, whole(channel(4, 128), token(4, 64))
     steps = [("7b", 9, int4), ("8b", 1, int4), ("8b", 5, int2), ("8b", 9, int4), ("tiny", 1, half), ("tiny", 5, int2)]
     for shape, queries, tiers in steps:
         name = f"right {shape} q{queries} int{tiers[0][0].bits}"
-        made.append(Case(name, shape, tiers, (1491, 700), (37, 128), queries))
-    made += [
+        cases.append(Case(name, shape, tiers, (1491, 700), (37, 128), queries))
+    cases += [
         Case("right 8b q5 hierarchical", "8b", INT8, (1491, 700), (37, 128), 5),
         Case("right bf16 kivi", "8b", INT4, (1491, 700), (37, 128), 5, torch.bfloat16),
         Case("right bf16 mix", "7b", MIX, (1491, 1024), (37, 90), 1, torch.bfloat16),
     ]
-    return made
+    return cases
 
 
 def timed() -> list[Case]:
@@ -153,20 +153,20 @@ def timed() -> list[Case]:
         label = f"{name} {shape} B{batch} {thousands}k" + (f" q{more['queries']}" if "queries" in more else "")
         return Case(label, shape, tiers, context, timed=True, **more)  # type: ignore[arg-type]
 
-    made = [case("int4", "7b", INT4, 1, n) for n in (4, 32, 128)]
-    made += [case("int4", "7b", INT4, 8, 32), case("int4", "8b", INT4, 1, 128), case("int4", "8b", INT4, 16, 32)]
-    made += [case("int4 G32", "7b", INT4_G32, 1, 128), case("int2 G32", "7b", INT2_G32, 1, 128)]
-    made += [case("int8", "7b", INT8, 1, n, queries=q) for n in (32, 128) for q in (1, 5)]
-    made += [case("int8", "8b", INT8, 1, 128, queries=5), case("int4", "8b", INT4, 1, 128, queries=5)]
-    made += [case("int2", "7b", INT2, 1, 128), case("int2", "7b", INT2, 8, 32)]
-    made += [case("atom", "7b", whole(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
-    made += [case("exact", "7b", (), 1, 32)]
+    cases = [case("int4", "7b", INT4, 1, n) for n in (4, 32, 128)]
+    cases += [case("int4", "7b", INT4, 8, 32), case("int4", "8b", INT4, 1, 128), case("int4", "8b", INT4, 16, 32)]
+    cases += [case("int4 G32", "7b", INT4_G32, 1, 128), case("int2 G32", "7b", INT2_G32, 1, 128)]
+    cases += [case("int8", "7b", INT8, 1, n, queries=q) for n in (32, 128) for q in (1, 5)]
+    cases += [case("int8", "8b", INT8, 1, 128, queries=5), case("int4", "8b", INT4, 1, 128, queries=5)]
+    cases += [case("int2", "7b", INT2, 1, 128), case("int2", "7b", INT2, 8, 32)]
+    cases += [case("atom", "7b", whole(token(4, 128, "atom"), token(4, 128, "atom")), 1, 32)]
+    cases += [case("exact", "7b", (), 1, 32)]
     for n in (4, 128):
-        made.append(case("mix 10/30/60", "7b", MIX, 1, n))
-        made.append(case("kivi window", "7b", INT4, 1, n, window=(37, 128)))
-        made.append(case("logquant W64", "7b", LOGQUANT, 1, n, window=(150, 150)))
-    made.append(case("logquant W42", "7b", LOGQUANT_W42, 1, 32, window=(100, 100)))
-    return made
+        cases.append(case("mix 10/30/60", "7b", MIX, 1, n))
+        cases.append(case("kivi window", "7b", INT4, 1, n, window=(37, 128)))
+        cases.append(case("logquant W64", "7b", LOGQUANT, 1, n, window=(150, 150)))
+    cases.append(case("logquant W42", "7b", LOGQUANT_W42, 1, 32, window=(100, 100)))
+    return cases
 
 
 def cases() -> list[Case]:

@@ -38,13 +38,13 @@ Attend = Callable[[Tensor, Work, float], Tensor]
 
 def kernels(names: str) -> dict[str, Any]:
     """The importable ones of the modules asked for."""
-    found = {}
+    modules = {}
     for name in names.split(","):
         try:
-            found[name] = importlib.import_module(KERNELS[name])
+            modules[name] = importlib.import_module(KERNELS[name])
         except ImportError as missing:
             print(f"# {name}: {missing}", flush=True)
-    return found
+    return modules
 
 
 def tune(text: str) -> None:
@@ -53,8 +53,8 @@ def tune(text: str) -> None:
 
     for part in filter(None, text.split(";")):
         only, _, choices = part.rpartition(":")
-        made = triton_tuning.changed(**{k: int(v) for k, v in (pair.split("=") for pair in choices.split(","))})
-        triton_tuning.TABLE.update({bits: line for bits, line in made.items() if only in ("", str(bits))})
+        table = triton_tuning.changed(**{k: int(v) for k, v in (pair.split("=") for pair in choices.split(","))})
+        triton_tuning.TABLE.update({bits: line for bits, line in table.items() if only in ("", str(bits))})
 
 
 def nbytes(work: Work) -> int:
@@ -62,8 +62,8 @@ def nbytes(work: Work) -> int:
     total = 0.0
     for i, pair in enumerate(work.phases):
         tokens = sum(row[i][2] for row in work.counts)
-        for held, channels in zip(pair, (work.key_dim, work.value_dim), strict=True):
-            form = held.format
+        for part, channels in zip(pair, (work.key_dim, work.value_dim), strict=True):
+            form = part.format
             bits = form.bits + (32 / form.group if form.group else 0)
             total += tokens * work.heads * channels * bits / 8
     return int(total)
@@ -99,10 +99,10 @@ def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
     if reason:
         return {**line, "refused": reason}
     scaling = query.shape[-1] ** -0.5
-    found = module.attend(query, work, scaling)
+    output = module.attend(query, work, scaling)
     few = 2 if case.timed else None
     wanted = exact(query, work, scaling, slice(0, few))
-    line["error"] = error(found[:, :, : wanted.shape[2]], wanted)
+    line["error"] = error(output[:, :, : wanted.shape[2]], wanted)
     line["ok"] = line["error"] < TOLERANCE * (1.5 if case.dtype == torch.bfloat16 else 1)
     if case.timed:
         size = nbytes(work)
@@ -199,13 +199,13 @@ def main() -> int:
         lines: list[dict[str, Any]] = []
         while len(lines) < len(todo):
             ended = subprocess.run([*again, "--log", str(log), "--done", str(len(lines))], check=False).returncode
-            found = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
-            if len(found) == len(lines):  # died in its first configuration
+            finished = [json.loads(text) for text in log.read_text(encoding="utf-8").splitlines()]
+            if len(finished) == len(lines):  # died in its first configuration
                 case, name = todo[len(lines)]
-                found.append({"case": case.name, "kernel": name, "failed": f"process ended with {ended}"})
-                log.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
-                print(shown(found[-1]), flush=True)
-            lines = found
+                finished.append({"case": case.name, "kernel": name, "failed": f"process ended with {ended}"})
+                log.write_text("".join(json.dumps(line) + "\n" for line in finished), encoding="utf-8")
+                print(shown(finished[-1]), flush=True)
+            lines = finished
     bad = [line for line in lines if "failed" in line or line.get("ok") is False]
     print(f"# {len(lines)} lines, {len(bad)} wrong or failed, {time.perf_counter() - started:.0f} s", flush=True)
     if given.out:

@@ -119,14 +119,14 @@ def layer(
     parts_v = [part(piece, "value", heads, value_dim, dtype, rng) for piece in values]
     rows = []
     for row in range(len(keys[0].lengths)):
-        found = pairs_of_row([p.lengths[row] for p in keys], [p.lengths[row] for p in values])
-        for (k, v), (first_k, first_v, count) in found.items():
+        pairs = pairs_of_row([p.lengths[row] for p in keys], [p.lengths[row] for p in values])
+        for (k, v), (first_k, first_v, count) in pairs.items():
             first_k += row if keys[k].format.kind == "full" else 0
             first_v += row if values[v].format.kind == "full" else 0
-            found[k, v] = (first_k, first_v, count)
-        rows.append(found)
+            pairs[k, v] = (first_k, first_v, count)
+        rows.append(pairs)
     order = sorted({(len(keys) - 1, len(values) - 1)}.union(*rows))
-    counts = [[found.get(pair, (0, 0, 0)) for pair in order] for found in rows]
+    counts = [[pairs.get(pair, (0, 0, 0)) for pair in order] for pairs in rows]
     table = torch.tensor(counts, dtype=torch.int32, device=device)
     return Work([(parts_k[k], parts_v[v]) for k, v in order], table, counts, heads, key_dim, value_dim)
 

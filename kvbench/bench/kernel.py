@@ -73,15 +73,15 @@ def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work
 
 def twin(work: Work) -> Work:
     """Return the same layer in buffers of its own."""
-    made: dict[int, Part] = {}
+    copies: dict[int, Part] = {}
 
     def copied(held: Part) -> Part:
-        if id(held) not in made:
+        if id(held) not in copies:
             buffer = None if held.buffer is None else held.buffer.clone()
-            made[id(held)] = replace(
+            copies[id(held)] = replace(
                 held, words=[w.clone() for w in held.words], params=[p.clone() for p in held.params], buffer=buffer
             )
-        return made[id(held)]
+        return copies[id(held)]
 
     return replace(work, phases=[(copied(key), copied(value)) for key, value in work.phases])
 
@@ -104,8 +104,8 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
         row["error"] = synthetic.error(out, synthetic.exact(query, work, scaling, heads))
     works = [work] + [twin(work) for _ in range(copies(size) - 1)]
     calls: list[Callable[[], Tensor]] = [lambda w=w: module.attend(query, w, scaling) for w in works]  # type: ignore[misc]
-    found = replayed(calls, args.seconds)
-    row.update(us=found.us, p10=found.p10, p90=found.p90, rounds=found.rounds, GB_s=size / found.us / 1e3)
+    timing = replayed(calls, args.seconds)
+    row.update(us=timing.us, p10=timing.p10, p90=timing.p90, rounds=timing.rounds, GB_s=size / timing.us / 1e3)
     return row
 
 
@@ -193,7 +193,8 @@ def run(args: argparse.Namespace) -> int:
         if "us" in row:
             row["expected_us"] = expected(row, rows)
     seen = {
-        str(at): {n: asdict(t) if isinstance(t, Time) else t for n, t in found.items()} for at, found in known.items()
+        str(at): {n: asdict(t) if isinstance(t, Time) else t for n, t in timings.items()}
+        for at, timings in known.items()
     }
     content = {"ceiling": reads.as_dict(), "dtype": args.dtype, "baselines": seen, "rows": rows}
     report.write(path, {"what": "decode attention, one layer, whole operation", **report.machine(), **content})

@@ -261,15 +261,15 @@ def rows(args: argparse.Namespace) -> list[Row]:
     for method in methods.values():
         for shape in shapes.values():
             method.check(shape.channels)
-    found, exact = [], load_method("fp16")
+    rows, exact = [], load_method("fp16")
     for name, shape in shapes.items():
         for gpu in gpus:
             for context in args.contexts:
                 for batch in args.batches:
                     base = Case(shape, exact, batch, context, gpu, args).row(name, "fp16", None)
                     for text, method in methods.items():
-                        found.append(Case(shape, method, batch, context, gpu, args).row(name, text, base.tpot_s))
-    return found
+                        rows.append(Case(shape, method, batch, context, gpu, args).row(name, text, base.tpot_s))
+    return rows
 
 
 def run(args: argparse.Namespace) -> int:

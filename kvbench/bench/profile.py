@@ -61,7 +61,7 @@ def profile(
         captured.replay()
     torch.cuda.synchronize(device)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         begin.record()
         for _ in range(STEPS):
             captured.next()
@@ -69,7 +69,7 @@ def profile(
         end.record()
         torch.cuda.synchronize(device)
     times: dict[str, list[float]] = {}
-    for event in found.events():
+    for event in trace.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
             times.setdefault(event.name, []).append(event.device_time / 1e3 / STEPS)
     return {"step_ms": begin.elapsed_time(end) / STEPS, **summed(times)}

@@ -145,9 +145,9 @@ def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str
     """Keys and values of a layer by the quantizers of transformers' QuantizedCache, where they are installed."""
     times: dict[str, Time | str] = {}
     x, y = fresh(at, dtype, at.context).contiguous(), fresh(at, dtype, at.context, 1).contiguous()
-    for name, made in (("quanto", quanto), ("hqq", hqq)):
+    for name, method in (("quanto", quanto), ("hqq", hqq)):
         try:
-            run = made(bits)
+            run = method(bits)
             times[f"{name} {bits}-bit"] = eager(lambda run=run: (run(x), run(y)), seconds)  # type: ignore[misc]
         except Exception as error:
             times[f"{name} {bits}-bit"] = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
@@ -219,8 +219,8 @@ def run(args: argparse.Namespace) -> int:
         if model == args.models[0]:
             at = Point(model, 1, min(32768, max(args.contexts)))
             for bits in (4, 2):
-                for name, found in others(at, dtype, bits, args.seconds).items():
-                    rows.append(row_of(at, f"int{bits}", name, found, None, reads.rate))
+                for name, timing in others(at, dtype, bits, args.seconds).items():
+                    rows.append(row_of(at, f"int{bits}", name, timing, None, reads.rate))
     flushed = list(flush_rows(args, formats, dtype))
     for row in rows:
         row.setdefault("ceiling_GB_s", reads.rate)

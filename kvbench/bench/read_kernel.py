@@ -14,12 +14,12 @@ from torch import Tensor
 def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
     """Reduce a buffer by OR; the result is stored only where it is a value that the buffers do not hold."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    found = tl.zeros((BLOCK,), tl.int32)
+    bits = tl.zeros((BLOCK,), tl.int32)
     place = tl.arange(0, BLOCK)
     for first in range(program * BLOCK * UNROLL, count, programs * BLOCK * UNROLL):
         for i in tl.static_range(UNROLL):
-            found |= tl.load(x + first + i * BLOCK + place)
-    if tl.max(found, 0) == 0x7F123456:
+            bits |= tl.load(x + first + i * BLOCK + place)
+    if tl.max(bits, 0) == 0x7F123456:
         tl.store(sink + tl.program_id(0), 1)
 
 

@@ -152,14 +152,14 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
 
 def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
     """Return the bytes that a step of the whole batch must read, by name of the format (``int2``, ``fp16``, ...)."""
-    model, found = MODELS[at.model], dict[str, int]()
+    model, sizes = MODELS[at.model], dict[str, int]()
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
         forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
         for form, count in zip(forms, counts, strict=True):
             name = "fp16" if form.kind == "full" else f"int{form.bits}"
             size = side_bytes(form, count, model.channels) * model.heads * at.batch
-            found[name] = found.get(name, 0) + size
-    return found
+            sizes[name] = sizes.get(name, 0) + size
+    return sizes
 
 
 def phases(layer: Layer, at: Point) -> int:

@@ -49,7 +49,7 @@ class ProseFiller:
         self._prose, self._encode = prose, encode
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        found: list[list[Piece]] = []
+        paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
             # fewer than will fit, since a sentence that is encoded and not used is time lost
@@ -59,21 +59,21 @@ class ProseFiller:
                 if len(ids) > budget:
                     break
                 if text[0] == "\n":
-                    found.append([])
-                found[-1].append(Piece(text, ids))
+                    paragraphs.append([])
+                paragraphs[-1].append(Piece(text, ids))
                 budget -= len(ids)
                 count += 1
         for _ in range(8):  # the last sentences are chosen by their length
             if budget <= SLACK:
                 break
-            texts = [("" if not found else " ") + self._prose.sentence() for _ in range(8)]
-            texts = texts if found else ["\n" + text for text in texts]
+            texts = [("" if not paragraphs else " ") + self._prose.sentence() for _ in range(8)]
+            texts = texts if paragraphs else ["\n" + text for text in texts]
             pieces = [Piece(text, ids) for text, ids in zip(texts, self._encode(texts), strict=True)]
             best = max((p for p in pieces if len(p.ids) <= budget), key=lambda p: len(p.ids), default=None)
             if best is not None:
-                found[-1].append(best) if found else found.append([best])
+                paragraphs[-1].append(best) if paragraphs else paragraphs.append([best])
                 budget -= len(best.ids)
-        return found
+        return paragraphs
 
 
 class CodeFiller:
@@ -91,12 +91,12 @@ class CodeFiller:
         return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        found: list[list[Piece]] = []
+        paragraphs: list[list[Piece]] = []
         while budget > 400:
             texts = ["\n\n" + code.function(self._rng) for _ in range(max(1, budget // 400))]
             for text, ids in zip(texts, self._encode(texts), strict=True):
                 if len(ids) <= budget:
-                    found.append([Piece(text, ids)])
+                    paragraphs.append([Piece(text, ids)])
                     budget -= len(ids)
         for _ in range(60):
             if budget <= SLACK + 4:
@@ -104,6 +104,6 @@ class CodeFiller:
             texts = ["\n\n" + self._constant()]
             ids = self._encode(texts)[0]
             if len(ids) <= budget:
-                found.append([Piece(texts[0], ids)])
+                paragraphs.append([Piece(texts[0], ids)])
                 budget -= len(ids)
-        return found
+        return paragraphs

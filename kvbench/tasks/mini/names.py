@@ -10,10 +10,10 @@ from kvbench.tasks.mini.rng import Rng
 
 def distinct(n: int, make: Callable[[], str]) -> list[str]:
     """`n` different results of `make`, in the order in which they came."""
-    found: dict[str, None] = {}
-    while len(found) < n:
-        found[make()] = None
-    return list(found)
+    names: dict[str, None] = {}
+    while len(names) < n:
+        names[make()] = None
+    return list(names)
 
 
 def digits(rng: Rng, n: int) -> str:
