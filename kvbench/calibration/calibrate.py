@@ -67,8 +67,8 @@ def calibrate(
 
     for group in groups:
         for layer, sides in collect(model, sequences, group, fisher=fisher, tell=step).items():
-            for side, held, fit in zip(("key", "value"), sides, (fit_keys, fit_values), strict=True):
-                tensors |= _named(layer, side, fit(*held.joined(), sorted(bits), outliers, skip))
+            for side, collected, fit in zip(("key", "value"), sides, (fit_keys, fit_values), strict=True):
+                tensors |= _named(layer, side, fit(*collected.joined(), sorted(bits), outliers, skip))
     info = {
         "format": file.FORMAT,
         "model": name,

@@ -50,13 +50,13 @@ def collect(
         ModelError: keys before RoPE cannot be seen, or something is NaN or Inf.
     """
     modules, channels = attentions(model), head_dim(model)
-    found = {layer: (Collected(), Collected()) for layer in layers}
+    collected = {layer: (Collected(), Collected()) for layer in layers}
     hooks = []
     for layer in layers:
-        for source, held in zip(
-            (key_source(model, modules[layer]), value_source(model, modules[layer])), found[layer], strict=True
+        for source, side in zip(
+            (key_source(model, modules[layer]), value_source(model, modules[layer])), collected[layer], strict=True
         ):
-            hooks.append(source.module.register_forward_hook(_keeper(source, held, channels, fisher)))
+            hooks.append(source.module.register_forward_hook(_keeper(source, side, channels, fisher)))
     try:
         with _frozen(model), torch.set_grad_enabled(fisher):
             for ids in sequences.to(model.device):
@@ -68,19 +68,19 @@ def collect(
     finally:
         for hook in hooks:
             hook.remove()
-    _check(model, found)
-    return found
+    _check(model, collected)
+    return collected
 
 
-def _keeper(source: Source, held: Collected, channels: int, fisher: bool) -> Callable[..., None]:
+def _keeper(source: Source, side: Collected, channels: int, fisher: bool) -> Callable[..., None]:
     def flat(out: Tensor) -> Tensor:
         part = source.cut(out.detach(), channels)[0].transpose(0, 1).flatten(1)
         return part.to("cpu", torch.float32, copy=True)  # never the tensor that flows on
 
     def keep(module: nn.Module, inputs: object, out: Tensor) -> None:
-        held.activations.append(flat(out))
+        side.activations.append(flat(out))
         if fisher:
-            out.register_hook(lambda gradient: held.weights.append(flat(gradient).square_()))
+            out.register_hook(lambda gradient: side.weights.append(flat(gradient).square_()))
 
     return keep
 
@@ -110,8 +110,8 @@ def _frozen(model: PreTrainedModel) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _check(model: PreTrainedModel, found: dict[int, tuple[Collected, Collected]]) -> None:
-    for layer, sides in found.items():
+def _check(model: PreTrainedModel, collected: dict[int, tuple[Collected, Collected]]) -> None:
+    for layer, sides in collected.items():
         for name, side in zip(("keys", "values"), sides, strict=True):
             for what, tensors in ((name, side.activations), (f"gradients of the {name}", side.weights)):
                 if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):

@@ -107,22 +107,22 @@ class Calibration:
 
         config = model.config.get_text_config(decoder=True)
         shape = (config.num_hidden_layers, kv_heads(model), head_dim(model))
-        made = f"was made with another model, {self.info['model']}"
+        problem = f"was made with another model, {self.info['model']}"
         if shape != self.shape:
             sizes = "{} layers of {} KV heads with {} channels"
             raise ConfigError(
-                KEY, str(self.path), f"{made}: {sizes.format(*self.shape)} where this one has {sizes.format(*shape)}"
+                KEY, str(self.path), f"{problem}: {sizes.format(*self.shape)} where this one has {sizes.format(*shape)}"
             )
         if not self.matches(probe(model)):
-            raise ConfigError(KEY, str(self.path), f"{made}, of the same shape: its weights are not this one's")
+            raise ConfigError(KEY, str(self.path), f"{problem}, of the same shape: its weights are not this one's")
 
-    def matches(self, found: Mapping[str, Tensor]) -> bool:
+    def matches(self, numbers: Mapping[str, Tensor]) -> bool:
         """Whether numbers of a model's weights (:func:`probe`) are those of the model that the file was made with."""
         for name in ("probe.keys", "probe.embedding"):
-            mine, theirs = self.tensors.get(name), found.get(name)
-            if mine is not None and theirs is not None:
-                same = mine.shape == theirs.shape
-                return same and bool((mine - theirs).norm() <= SAME * mine.norm())
+            recorded, actual = self.tensors.get(name), numbers.get(name)
+            if recorded is not None and actual is not None:
+                same = recorded.shape == actual.shape
+                return same and bool((recorded - actual).norm() <= SAME * recorded.norm())
         return True
 
 
@@ -134,19 +134,19 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
     team = where.team
     if where.probe is not None:
         return where.probe
-    found = {"probe.embedding": _sample(model.get_input_embeddings().weight, 256)}
+    numbers = {"probe.embedding": _sample(model.get_input_embeddings().weight, 256)}
     weights = []
     for attention in attentions(model):
         weights.append(
             getattr(getattr(attention, "k_proj", None) or key_source(model, attention).module, "weight", None)
         )
     if all(isinstance(weight, Tensor) and weight.is_floating_point() for weight in weights):
-        held = [weight for weight in weights if weight is not None]
-        whole = held if team is None else (team.gather(weight.detach(), 0) for weight in held)
-        found["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
+        present = [weight for weight in weights if weight is not None]
+        whole = present if team is None else (team.gather(weight.detach(), 0) for weight in present)
+        numbers["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
     if team is not None:  # once a model: every rank sends all its key projections
-        where.probe = found
-    return found
+        where.probe = numbers
+    return numbers
 
 
 def _sample(weight: Tensor, count: int) -> Tensor:
@@ -177,12 +177,12 @@ def load(path: Path) -> Calibration:
         ConfigError: there is none, it is no calibration file, or it is damaged.
     """
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError as error:
         raise ConfigError(
             KEY, str(path), "there is no such file", hint="python -m kvbench.calibrate makes one; see its --help"
         ) from error
-    return _load(path, found.st_mtime_ns, found.st_size)
+    return _load(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=32)
@@ -200,9 +200,9 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
             f"is no calibration file (format {info.get('format')!r}, expected {FORMAT!r})",
             hint="python -m kvbench.calibrate makes one; see its --help",
         )
-    made = Calibration(info, tensors, path)
+    calibration = Calibration(info, tensors, path)
     try:
-        expected = list(made.expected())
+        expected = list(calibration.expected())
         float(info["outliers"]), info["model"]
     except (KeyError, ValueError) as error:
         raise ConfigError(KEY, str(path), f"is damaged: its metadata is incomplete ({error!r})") from error
@@ -212,7 +212,7 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
             raise ConfigError(KEY, str(path), f"is damaged: {name} is missing")
         if tuple(tensor.shape) != shape or not bool(torch.isfinite(tensor).all()):
             raise ConfigError(KEY, str(path), f"is damaged: {name} is not a finite tensor of shape {list(shape)}")
-    return made
+    return calibration
 
 
 def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
@@ -226,14 +226,14 @@ def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
                 with safe_open(path, framework="pt") as file:
                     if (file.metadata() or {}).get("format") != FORMAT:
                         continue
-                made = load(path)
+                calibration = load(path)
             except (SafetensorError, OSError) as error:
                 _passed_over(f"{path} is no safetensors file, or a damaged one ({error})")
                 continue
             except ConfigError as error:
                 _passed_over(f"{path} {error.problem}")
                 continue
-            yield made
+            yield calibration
 
 
 @lru_cache(maxsize=256)

@@ -87,11 +87,11 @@ def _codebooks(
             counted &= ~skip[part, None]
         plain.add(z[counted])
         weighted.add(z[counted], None if weights is None else weights[part][counted])
-    found = {}
+    codebooks = {}
     for width in bits:
         book = levels(weighted, 1 << width)
-        found[width] = Codebook(book, _norm(plain, book))
-    return found
+        codebooks[width] = Codebook(book, _norm(plain, book))
+    return codebooks
 
 
 def _norm(plain: Histogram, book: Tensor) -> tuple[float, float]:

@@ -63,8 +63,8 @@ def levels(histogram: Histogram, count: int) -> Tensor:
     """The codebook of `count` levels, ascending, fp32; the last level is repeated where there are fewer values."""
     occupied = histogram.weight > 0
     if int(occupied.sum()) <= count:
-        found = (histogram.first[occupied] / histogram.weight[occupied]).float()
-        return torch.cat([found, found[-1:].expand(count - len(found))]) if len(found) else torch.zeros(count)
+        means = (histogram.first[occupied] / histogram.weight[occupied]).float()
+        return torch.cat([means, means[-1:].expand(count - len(means))]) if len(means) else torch.zeros(count)
     sums = histogram.sums()
     means = _best_of_coarse(sums, count)
     for _ in range(ITERATIONS):

@@ -262,15 +262,15 @@ class Cocktail(Method):
         from kvbench.retrieval.encoders import encoder
 
         cache = super().new_cache(model, prompts, max_length)
-        found = encoder(self.encoder)
-        unspent, uncharged = found.unspent_s, found.uncharged
+        text_encoder = encoder(self.encoder)
+        unspent, uncharged = text_encoder.unspent_s, text_encoder.uncharged
         started = time.perf_counter()
         plans = [self.plan(prompts, row, len(cache.layers) - 1) for row in range(len(prompts.starts))]
-        elapsed = time.perf_counter() - started + found.unspent_s - unspent
-        cache.search_s = max(elapsed, 0.0) if found.uncharged == uncharged else None
+        elapsed = time.perf_counter() - started + text_encoder.unspent_s - unspent
+        cache.search_s = max(elapsed, 0.0) if text_encoder.uncharged == uncharged else None
         cache.progress.method_state = Plans(plans)
-        each = None if cache.search_s is None else cache.search_s / len(plans)
-        cache.notes = [self.note(plan, each) for plan in plans]
+        seconds_per_prompt = None if cache.search_s is None else cache.search_s / len(plans)
+        cache.notes = [self.note(plan, seconds_per_prompt) for plan in plans]
         return cache
 
     def plan(self, prompts: Prompts, row: int, last_layer: int | None = None) -> ChunkPlan:
@@ -284,10 +284,10 @@ class Cocktail(Method):
         query = prompts.queries[row] if prompts.queries else ""
         assert prompts.decode is not None
         otherwise = prompts.query_sources[row] if prompts.query_sources else None
-        found = encoder(self.encoder)
-        words = found.whole_words if self.whole_words is None else self.whole_words
+        text_encoder = encoder(self.encoder)
+        words = text_encoder.whole_words if self.whole_words is None else self.whole_words
         chunks = cut(ids, prompts.decode, self.chunk_size, context, query, otherwise, words)
-        scores = found.scores(chunks.query, chunks.texts) if chunks.texts else []
+        scores = text_encoder.scores(chunks.query, chunks.texts) if chunks.texts else []
         widths = by_rank(scores, self.split) if self.split else by_threshold(scores, self.alpha, self.beta)
         if self.search == "none":
             widths = shuffled(widths, f"{self.seed}/{chunks.query}/{len(ids)}")
@@ -349,17 +349,17 @@ class Cocktail(Method):
         """Chunks that are hidden as a whole, and exact tokens."""
         first_seen = whole(hidden, CHUNK)
         for row in range(*rows.indices(layer.batch)):
-            order, one, kept, begin = layer.positions(row), slice(row, row + 1), [], 0
+            order, one, remaining, begin = layer.positions(row), slice(row, row + 1), [], 0
             for number, segment in enumerate(layer.stores()[0].segments):
-                held = order[begin : begin + segment.length(one)]
-                count = int((held < layer.start(row) + first_seen).sum())
+                positions = order[begin : begin + segment.length(one)]
+                count = int((positions < layer.start(row) + first_seen).sum())
                 count = count // self.chunk_size * self.chunk_size if segment.packed else count
-                begin += len(held)
-                kept.append(held[count:])
+                begin += len(positions)
+                remaining.append(positions[count:])
                 for store in layer.stores() if count else ():
                     store.segments[number].drop_front(one, count)
-            if sum(map(len, kept)) < len(order):
-                layer.order[row] = torch.cat(kept)
+            if sum(map(len, remaining)) < len(order):
+                layer.order[row] = torch.cat(remaining)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Without module II: chunk by chunk as they stand in the text, then the exact rest."""

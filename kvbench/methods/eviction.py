@@ -62,16 +62,16 @@ def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, i
         for number, row in enumerate(range(*rows.indices(layer.batch))):
             layer.order[row] = places[number] + layer.seen - keys.shape[2]  # a sliding window may have passed some
     for store, x in zip(layer.stores(), (keys, values), strict=True):
-        kept = x if index is None else x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
-        store.tail.append(rows, kept)
+        chosen = x if index is None else x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
+        store.tail.append(rows, chosen)
 
 
 def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
     """Drop all slots of `rows` but those of `index` ``[rows, H, m]`` from both stores, and note their positions."""
     places = index.cpu()
     for number, row in enumerate(range(*rows.indices(layer.batch))):
-        held = layer.positions(row)
-        layer.order[row] = held.expand(layer.heads, -1).gather(-1, places[number])
+        positions = layer.positions(row)
+        layer.order[row] = positions.expand(layer.heads, -1).gather(-1, places[number])
     for store in layer.stores():
         store.tail.keep(rows, index)
 
@@ -81,7 +81,7 @@ def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
     for row in range(*rows.indices(layer.batch)):
         count = layer.hidden_slots(row, whole(hidden, CHUNK))
         if count:
-            held = layer.positions(row)
-            layer.order[row] = held[..., count:].clone()
+            positions = layer.positions(row)
+            layer.order[row] = positions[..., count:].clone()
             for store in layer.stores():
                 store.drop_front(slice(row, row + 1), count)

@@ -90,10 +90,10 @@ class H2O(ScoredMethod):
 
     def split(self, n: int) -> tuple[int, int]:
         """Return heavy and recent tokens that are held after n."""
-        held = sum(super().split(n))
-        recent = self.recent if isinstance(self.recent, int) else int(self.recent * held + 1e-9)
-        recent = min(recent, held)
-        return held - recent, recent
+        resident = sum(super().split(n))
+        recent = self.recent if isinstance(self.recent, int) else int(self.recent * resident + 1e-9)
+        recent = min(recent, resident)
+        return resident - recent, recent
 
     @property
     def least(self) -> int:
@@ -163,9 +163,9 @@ class H2O(ScoredMethod):
         """Return the bytes of the tokens held, and of their scores where they go on to grow."""
         if self.evict == "prefill":
             return super().layer_bytes(at)
-        held = sum(self.split(at.tokens - at.hidden))
+        resident = sum(self.split(at.tokens - at.hidden))
         per_token = at.query_heads // at.heads if self.group == "max" else 1
-        return at.both(held) + KVBytes(index=4 * held * at.heads * per_token)
+        return at.both(resident) + KVBytes(index=4 * resident * at.heads * per_token)
 
     # -- checks -----------------------------------------------------------------------------------------------------
 

@@ -137,8 +137,8 @@ class HFQuantized(Method):
         from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
 
         try:
-            made = {"quanto": QuantoQuantizedLayer, "hqq": HQQQuantizedLayer}[self.backend]
-            return made(self.bits, self.axis_key, self.axis_value, self.group_size, self.residual)
+            layer_class = {"quanto": QuantoQuantizedLayer, "hqq": HQQQuantizedLayer}[self.backend]
+            return layer_class(self.bits, self.axis_key, self.axis_value, self.group_size, self.residual)
         except ImportError as error:
             raise ModelError(
                 f"method.backend={self.backend} needs a package that is not installed.\n"
@@ -153,7 +153,7 @@ class HFQuantized(Method):
         backend.dtype, backend.device = layer.dtype, layer.device
         backend.keys = backend.values = layer.new_empty()  # hqq takes dtype and device from them
         axis = self.axis_key if side == "key" else self.axis_value
-        held = HFSegment(
+        packed = HFSegment(
             layer.batch,
             layer.heads,
             layer.key_dim if side == "key" else layer.value_dim,
@@ -164,7 +164,7 @@ class HFQuantized(Method):
             multiple=8 if self.backend == "hqq" and axis == 1 else 1,
         )
         tail = self.full(layer, side, capacity=self.window(side)[0] + 64)
-        return [self.full(layer, side, capacity=self.sinks), held, tail] if self.sinks else [held, tail]
+        return [self.full(layer, side, capacity=self.sinks), packed, tail] if self.sinks else [packed, tail]
 
     def window(self, side: Side) -> tuple[int, int]:
         """Exact tokens that are quantized together, and how many of them stay exact."""

@@ -60,22 +60,22 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
     """
     cls = _class(method.get("_target_"))
     data = {key: value for key, value in method.items() if key not in ("_target_", "quantizer", "preset")}
-    made = build(cls, data, "method")
+    instance = build(cls, data, "method")
     if dict(quantizer) != {"name": "none"}:
-        made.quantizer = build(QuantizerSpec, quantizer, "quantizer")
+        instance.quantizer = build(QuantizerSpec, quantizer, "quantizer")
         right = true_name(quantizer)
-        if made.quantizer.name != right:
+        if instance.quantizer.name != right:
             raise ConfigError(
                 "quantizer.name",
-                made.quantizer.name,
-                f"is not what these formats are: {_formats(made.quantizer)}",
+                instance.quantizer.name,
+                f"is not what these formats are: {_formats(instance.quantizer)}",
                 hint=f"quantizer.name='{right}', or from Python a dict without a name",
             )
-        path = options("quantizer").get(preset(made.quantizer.name))
+        path = options("quantizer").get(preset(instance.quantizer.name))
         if path is not None:  # a preset's groups are fitted to the model's heads, a person's are not
             standard = {k: v for k, v in yaml.safe_load(path.read_text(encoding="utf-8")).items() if k != "defaults"}
-            made.quantizer = made.quantizer.as_default(build(QuantizerSpec, standard, "quantizer"))
-    return made
+            instance.quantizer = instance.quantizer.as_default(build(QuantizerSpec, standard, "quantizer"))
+    return instance
 
 
 def true_name(quantizer: Mapping[str, Any]) -> str:
@@ -105,8 +105,8 @@ def _read(group: str, name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith((".yaml", ".yml")) else conf_dir() / group / f"{name}.yaml"
     if path.is_file():
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name) if group == "method" else ()
-    for entry in found:
+    entry_points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name) if group == "method" else ()
+    for entry in entry_points:
         cls = entry.load()
         return {"_target_": f"{cls.__module__}.{cls.__qualname__}"}
     raise ConfigError(group, name, f"no such {group}", allowed=options(group))

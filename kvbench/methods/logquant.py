@@ -70,8 +70,8 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
         skip: tokens that were demoted first and are left out: a sliding window has passed them.
     """
     with torch.inference_mode(False):
-        demoted, kept = plan(n - sinks, W)
-        return (demoted[skip:] + sinks).to(device), (kept + sinks).to(device)
+        demoted, exact = plan(n - sinks, W)
+        return (demoted[skip:] + sinks).to(device), (exact + sinks).to(device)
 
 
 @lru_cache(maxsize=16)
@@ -151,12 +151,12 @@ class LogQuant(Method):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Sinks (where asked for), demoted tokens in the order of demotion (unless evicted), exact tokens."""
-        made = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
+        segments = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
             room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
             channels = layer.key_dim if side == "key" else layer.value_dim
-            made.append(self.packed(layer, side, self.make_quantizer(side, channels), capacity=room))
-        return [*made, self.full(layer, side, capacity=3 * self.W + 16, slack=16)]
+            segments.append(self.packed(layer, side, self.make_quantizer(side, channels), capacity=room))
+        return [*segments, self.full(layer, side, capacity=3 * self.W + 16, slack=16)]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
@@ -168,13 +168,13 @@ class LogQuant(Method):
                 store.tail.append(rows, x)
             return
         skip = self.passed(layer.hidden(rows.indices(layer.batch)[0]))
-        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device, skip)
+        demoted, exact = placed(keys.shape[2], self.W, sinks, keys.device, skip)
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             if self.sinks:
                 store.segments[0].append(rows, x[:, :, :sinks])
             if not self.evict:
                 store.packed.append_chosen(rows, x, demoted)
-            store.tail.append_chosen(rows, x, kept)
+            store.tail.append_chosen(rows, x, exact)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Demote W tokens for as long as 3 W or more are exact."""
@@ -224,8 +224,8 @@ class LogQuant(Method):
         slots = store.length(one) - sinks
         gone = n - slots  # evicted, or passed by a sliding window
         count = (gone if self.evict else gone + store.packed.length(one)) // self.W
-        demoted, kept = plan(n, self.W, count)
-        order = [torch.arange(sinks)] + [p + sinks for p in ((kept,) if self.evict else (demoted[gone:], kept))]
+        demoted, exact = plan(n, self.W, count)
+        order = [torch.arange(sinks)] + [p + sinks for p in ((exact,) if self.evict else (demoted[gone:], exact))]
         return torch.cat(order) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:

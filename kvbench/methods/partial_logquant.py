@@ -76,8 +76,8 @@ class PartialLogQuant(LogQuant):
                 store.tail.append(rows, x)
             return
         skip = self.passed(layer.hidden(rows.indices(layer.batch)[0]))
-        demoted, kept = placed(keys.shape[2], self.W, sinks, keys.device, skip)
-        order = torch.cat([demoted, kept])
+        demoted, exact = placed(keys.shape[2], self.W, sinks, keys.device, skip)
+        order = torch.cat([demoted, exact])
         borders = (len(demoted), n - skip - self.exact_values(n))
         for store, x, border in zip(layer.stores(), (keys, values), borders, strict=True):
             if self.sinks:

@@ -50,9 +50,9 @@ class ScoredMethod(Method):
 
     def split(self, n: int) -> tuple[int, int]:
         """Return how many of n tokens are kept by their score, and how many as the newest."""
-        kept = tokens(self.budget, n, self.least)
-        newest = min(self.newest, kept)
-        return kept - newest, newest
+        resident = tokens(self.budget, n, self.least)
+        newest = min(self.newest, resident)
+        return resident - newest, newest
 
     @property
     def least(self) -> int:

@@ -132,13 +132,13 @@ class StreamingLLM(Method):
             turn = None
         elif turn is None:
             raise CacheError("position=cache needs the model's rotary embedding: method.new_cache(model) provides it")
-        kept = self.held(max(layer.progress.max_length or 0, layer.seen), layer.window)
+        resident = self.held(max(layer.progress.max_length or 0, layer.seen), layer.window)
         if self.evict == "prefill":
-            kept = min(self.held(layer.seen, layer.window) + layer.coming(), layer.expected_length())
+            resident = min(self.held(layer.seen, layer.window) + layer.coming(), layer.expected_length())
         channels = layer.key_dim if side == "key" else layer.value_dim
         shape = (layer.batch, layer.heads, channels)
         # behind the window there is room: its live part is moved back only once in so many steps
-        room = kept + max(64, kept // 8)
+        room = resident + max(64, resident // 8)
         return [RollingSegment(*shape, layer.dtype, layer.device, capacity=room, sinks=self.sinks, turn=turn)]
 
     def place(
@@ -146,12 +146,12 @@ class StreamingLLM(Method):
     ) -> None:
         """Sinks and the newest tokens."""
         n = keys.shape[2]
-        held = self.held(n, layer.window)
+        resident = self.held(n, layer.window)
         for (tail, _), x in zip(self.tails(layer), (keys, values), strict=True):
-            sinks = min(self.sinks, held)
+            sinks = min(self.sinks, resident)
             tail.append(rows, x[:, :, :sinks])
-            tail.append(rows, x[:, :, n - (held - sinks) :])
-            tail.roll(rows, 0, n - held)
+            tail.append(rows, x[:, :, n - (resident - sinks) :])
+            tail.roll(rows, 0, n - resident)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Drop the oldest tokens after the sinks; those that a sliding window has passed alone, where the others were
@@ -159,21 +159,21 @@ class StreamingLLM(Method):
         if self.evict == "prefill" and layer.window is None:
             return
         n = layer.real_tokens(rows.indices(layer.batch)[0])
-        held = self.held(n, layer.window) if self.evict == "steps" else self.most(n, layer.window)
+        resident = self.held(n, layer.window) if self.evict == "steps" else self.most(n, layer.window)
         for tail, count in self.tails(layer, rows):
-            if count > held:
-                tail.roll(rows, count - held, n - held)
+            if count > resident:
+                tail.roll(rows, count - resident, n - resident)
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
         """The windows of keys and values, and how many tokens each holds of `rows`."""
         from kvbench.cache.segments.rolling import RollingSegment
 
-        found = []
+        tails = []
         for store in layer.stores():
             tail = store.tail
             assert isinstance(tail, RollingSegment)
-            found.append((tail, tail.length(rows)))
-        return found
+            tails.append((tail, tail.length(rows)))
+        return tails
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Where attention sees the tokens: with ``position=cache`` the sinks stand right before the window."""
@@ -182,8 +182,8 @@ class StreamingLLM(Method):
             return None
         sinks = min(self.sinks, slots)
         moved = n - slots if self.position == "cache" else 0
-        kept = torch.cat([torch.arange(sinks) + moved, torch.arange(n - (slots - sinks), n)])
-        return kept + layer.start(row)
+        positions = torch.cat([torch.arange(sinks) + moved, torch.arange(n - (slots - sinks), n)])
+        return positions + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Return the bytes of sinks and window."""

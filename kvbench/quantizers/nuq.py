@@ -47,10 +47,10 @@ def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tens
     if most is None or not mask.any():
         return mask
     distance = torch.where(mask, (x - (upper + lower) / 2) / ((upper - lower) / 2), 0.0)
-    kept = torch.zeros_like(mask)
+    farthest = torch.zeros_like(mask)
     for largest in (True, False):
-        kept.scatter_(-1, distance.topk(min(most, x.shape[-1]), dim=-1, largest=largest).indices, True)
-    return mask & kept
+        farthest.scatter_(-1, distance.topk(min(most, x.shape[-1]), dim=-1, largest=largest).indices, True)
+    return mask & farthest
 
 
 def value_outliers(x: Tensor, share: float) -> Tensor:

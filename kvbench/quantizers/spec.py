@@ -47,8 +47,8 @@ def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any]
         return name
     changes = []
     for side in ("key", "value"):
-        given, usual = (dict(each.get(side) or {}) for each in (formats, standard))
-        for part in (*usual, *(each for each in given if each not in usual)):
+        given, usual = (dict(group.get(side) or {}) for group in (formats, standard))
+        for part in (*usual, *(extra for extra in given if extra not in usual)):
             if given.get(part, _DEFAULTS.get(part)) != usual.get(part, _DEFAULTS.get(part)):
                 changes.append(f"{side}.{part}={given.get(part)}")
     return preset(name) + (CHANGED + ",".join(changes) if changes else "")

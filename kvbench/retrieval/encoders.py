@@ -139,10 +139,10 @@ class Embedding(Encoder):
         A text is encoded again where its vector is kept and nobody knows how long that took on this machine.
         """
         wanted = self.prepare(query, texts)
-        found = self.store.get(self.name, wanted)
+        by_text = self.store.get(self.name, wanted)
         here = self.machine()
-        costs = self.store.costs(self.name, list(found), here)
-        unknown, missing = sorted(found.keys() - costs), sorted(set(wanted) - found.keys())
+        costs = self.store.costs(self.name, list(by_text), here)
+        unknown, missing = sorted(by_text.keys() - costs), sorted(set(wanted) - by_text.keys())
         if unknown or missing:
             started = time.perf_counter()
             try:
@@ -156,11 +156,11 @@ class Embedding(Encoder):
         for first in range(0, len(left), self.batch):
             part = left[first : first + self.batch]
             started = time.perf_counter()
-            made = dict(zip(part, self.embed(part), strict=True))
-            found = {**made, **found}  # what is kept stays, to the bit: searches with it must not change
-            self.store.put(self.name, {text: found[text] for text in part}, here, time.perf_counter() - started)
+            encoded = dict(zip(part, self.embed(part), strict=True))
+            by_text = {**encoded, **by_text}  # what is kept stays, to the bit: searches with it must not change
+            self.store.put(self.name, {text: by_text[text] for text in part}, here, time.perf_counter() - started)
         self.unspent_s += sum(costs.values())
-        vectors = [found[text] for text in wanted]
+        vectors = [by_text[text] for text in wanted]
         return [cosine(vectors[0], vector) for vector in vectors[1:]]
 
 

@@ -56,7 +56,7 @@ class EmbeddingStore:
 
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
         """Vectors (fp32) of those texts that are known; what is damaged counts as unknown, and is encoded again."""
-        found = {}
+        vectors = {}
         for text in set(texts):
             try:
                 row = self._db.execute("SELECT vector FROM vectors WHERE key = ?", (_key(name, text),)).fetchone()
@@ -65,8 +65,8 @@ class EmbeddingStore:
             except (sqlite3.Error, ValueError, TypeError):
                 continue
             if vector and all(map(math.isfinite, vector)):
-                found[text] = list(vector)
-        return found
+                vectors[text] = list(vector)
+        return vectors
 
     def __len__(self) -> int:
         """How many vectors are kept, of all encoders."""
@@ -77,7 +77,7 @@ class EmbeddingStore:
 
     def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
         """Seconds that making each of these texts' vectors took on `machine`, of those that were made there."""
-        found = {}
+        seconds = {}
         for text in set(texts):
             try:
                 row = self._db.execute(
@@ -86,8 +86,8 @@ class EmbeddingStore:
             except sqlite3.Error:
                 continue
             if row and isinstance(row[0], float) and 0 <= row[0] < math.inf:
-                found[text] = row[0]
-        return found
+                seconds[text] = row[0]
+        return seconds
 
     def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
         """Keep vectors.
@@ -99,10 +99,11 @@ class EmbeddingStore:
             seconds: that all of them took together.
         """
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
-        each = seconds / max(len(rows), 1)
+        seconds_each = seconds / max(len(rows), 1)
+        costs = [(key, machine, seconds_each) for key, _ in rows]
         try:
             self._db.executemany("INSERT OR REPLACE INTO vectors VALUES (?, ?)", rows)
-            self._db.executemany("INSERT OR REPLACE INTO costs VALUES (?, ?, ?)", [(k, machine, each) for k, _ in rows])
+            self._db.executemany("INSERT OR REPLACE INTO costs VALUES (?, ?, ?)", costs)
             self._db.commit()
         except sqlite3.Error:
             self._db.rollback()  # a full disk: the vectors are used, only not kept
