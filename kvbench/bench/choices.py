@@ -24,11 +24,11 @@ def token_count(text: str) -> int:
     """Return a number of tokens: ``"32k"`` is 32768, ``"4096"`` is 4096.
 
     Raises:
-        ValueError: it is no number of tokens.
+        ValueError: it is not a number of tokens.
     """
     match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
     if not match or len(match[1]) > 12 or not int(match[1]):
-        raise ValueError(f"{cut(text)!r} is no number of tokens; for example 4k, 32k, 131072")
+        raise ValueError(f"{cut(text)!r} is not a number of tokens; for example 4k, 32k, 131072")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MOST_TOKENS:
         raise ValueError(f"{text!r} is more than {MOST_TOKENS} tokens")
@@ -60,7 +60,7 @@ def count(text: str) -> int:
 
 def _whole(text: str, least: int) -> int:
     if not (text.isascii() and text.isdecimal()) or (len(text) <= 12 and int(text) < least):
-        raise argparse.ArgumentTypeError(f"{cut(text)!r} is no number from {least} on")
+        raise argparse.ArgumentTypeError(f"{cut(text)!r} is not a number, {least} or greater")
     if len(text) > 12 or int(text) > MOST:
         raise argparse.ArgumentTypeError(f"{cut(text)} is beyond any size (at most {MOST})")
     return int(text)
@@ -87,7 +87,7 @@ def duration(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or greater")
     return value
 
 
@@ -98,7 +98,7 @@ def positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value
 
 
@@ -109,7 +109,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; give a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; give a number from 0 to 1")
     return value
 
 

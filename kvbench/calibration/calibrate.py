@@ -49,7 +49,9 @@ def calibrate(
     if not bits or not set(bits) <= {2, 3, 4}:
         raise ConfigError("--bits", ",".join(map(str, bits)), "no codebook is made of this width", allowed="2,3,4")
     if not 0 <= outliers < 1:
-        raise ConfigError("--outliers", outliers, "is no share of the elements", allowed="0 to below 1, such as 0.01")
+        raise ConfigError(
+            "--outliers", outliers, "is not a share of the elements", allowed="0 to below 1, such as 0.01"
+        )
     count, length = sequences.shape
     if first_tokens >= length:
         raise ConfigError("--first-tokens", first_tokens, f"leaves nothing of sequences of {length} tokens")

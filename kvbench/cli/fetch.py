@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        print("interrupted; run the same command again to resume", file=sys.stderr)
         return 130
     return 0
 
@@ -132,8 +132,8 @@ def fetch_model(model: ModelConfig) -> str:
     folder = _snapshot(source.name, model.revision, f"model {model.name}")
     if not is_cached(model):  # where the hub gives no list of files, its client returns whatever was there before
         raise ModelError(
-            f"model {model.name}: {source.name} was not fetched whole: weights are missing in {folder}.\n"
-            "  hint: the same command again, which goes on where it stopped"
+            f"model {model.name}: the download of {source.name} is incomplete: weights are missing in {folder}.\n"
+            "  hint: run the same command again; it resumes where it stopped"
         )
     return f"model {model.name}: {folder}"
 

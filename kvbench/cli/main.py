@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"error: {refusal}")
         return _left(refusal.exit_code)
     except KeyboardInterrupt:
-        say("interrupted; the same command goes on where it stopped")
+        say("interrupted; run the same command again to resume")
         return _left(INTERRUPTED)
 
 

@@ -123,7 +123,7 @@ def _check_known(task: str) -> None:
     if not known(task):
         near = nearest(task, [*longbench.METRICS, *EXTENDED, *_GSM8K])
         hint = f"did you mean --task {near}?" if near else f"--task {', '.join([*longbench.METRICS, *_GSM8K])}"
-        raise KvbenchError(f"'{task}' is no task of LongBench or GSM8K.\n  hint: {hint}")
+        raise KvbenchError(f"'{task}' is not a task of LongBench or GSM8K.\n  hint: {hint}")
 
 
 def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> 
     rows = []
     for place, record in records:
         if not isinstance(record, Mapping):
-            raise DataError(f"{place}: is no object with fields.")
+            raise DataError(f"{place}: is not an object with fields.")
         try:
             rows.append(score_one(task, dict(record), place))
         except ValueError as problem:

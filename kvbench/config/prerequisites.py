@@ -56,7 +56,7 @@ def check_path(path: Any) -> None:
     if not exists(path, "dataset.path"):
         raise ConfigError("dataset.path", path, "does not exist: a file, a .zip, or a folder of files", hint=hint)
     if not Path(path).expanduser().is_file() and not Path(path).expanduser().is_dir():
-        raise ConfigError("dataset.path", path, "is a device or a pipe, no file", hint=hint)
+        raise ConfigError("dataset.path", path, "is a device or a pipe, not a file or folder", hint=hint)
 
 
 def check_weights(checked: RunConfig) -> None:

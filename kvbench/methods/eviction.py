@@ -29,7 +29,9 @@ def tokens(budget: int | float, n: int, least: int) -> int:
 def check_budget(budget: int | float, least: int, what: str, key: str = "method.budget") -> None:
     """Raise ConfigError for a share outside (0, 1], or a number below `least`, which `what` explains."""
     if isinstance(budget, float) and not 0.0 < budget <= 1.0:
-        raise ConfigError(key, budget, "is no share of the context", allowed="0.25, ..., or a whole number of tokens")
+        raise ConfigError(
+            key, budget, "is not a share of the context", allowed="0.25, ..., or a whole number of tokens"
+        )
     if isinstance(budget, int) and budget < least:
         raise ConfigError(key, budget, f"must hold {what}", allowed=f"{least}, ..., or a share such as 0.25")
 

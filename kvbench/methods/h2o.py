@@ -172,7 +172,7 @@ class H2O(ScoredMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Check for shares that are shares, and recent tokens within the budget."""
         if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
-            raise ConfigError("method.recent", self.recent, "is no share of the budget", allowed="0.0 to 1.0")
+            raise ConfigError("method.recent", self.recent, "is not a share of the budget", allowed="0.0 to 1.0")
         if isinstance(self.recent, int) and self.recent < 0:
             raise ConfigError("method.recent", self.recent, "must not be negative", allowed="0, 1, ..., 32, ...")
         check_budget(self.budget, self.least, f"the recent tokens (method.recent={self.recent}) and a heavy one")

@@ -104,7 +104,7 @@ class KVQuant(RecencyMethod):
         if self.bits not in (2, 3, 4):
             raise ConfigError("method.bits", self.bits, "there are no codebooks of this width", allowed=(2, 3, 4))
         if not 0 <= self.outliers <= 0.5:
-            raise ConfigError("method.outliers", self.outliers, "is no share of outliers", allowed="0 to 0.5")
+            raise ConfigError("method.outliers", self.outliers, "is not a share of outliers", allowed="0 to 0.5")
         if self.first_tokens < 0:
             raise ConfigError("method.first_tokens", self.first_tokens, "must not be negative", allowed="0, 1, 5, ...")
         if self.cap_outliers and not self.outliers:

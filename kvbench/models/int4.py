@@ -44,9 +44,9 @@ class Int4Linear(nn.Module):
         group = next((g for g in GROUPS if columns % g == 0), None)
         if group is None or rows % 16:
             raise ModelError(
-                f"a linear layer of {columns} to {rows} channels has no 4-bit form: torch's int4 product wants inputs "
-                f"in groups of {', '.join(map(str, GROUPS))} and outputs in multiples of 16; "
-                "use method.draft_weights=same"
+                f"a linear layer with {columns} input and {rows} output channels cannot have 4-bit weights: torch's "
+                f"int4 product needs input channels divisible by {min(GROUPS)} and output channels divisible by 16.\n"
+                "  hint: method.draft_weights=same"
             )
         self.group, self.bias, self.on_cuda = group, linear.bias, linear.weight.is_cuda
         # CUDA's product takes bf16 alone; the CPU's takes the model's own dtype.

@@ -71,7 +71,7 @@ class Architecture:
                 "model.architecture.num_attention_heads",
                 self.num_attention_heads,
                 f"does not divide hidden_size={self.hidden_size}",
-                hint="or give model.architecture.head_dim",
+                hint="a number of heads that does, or set model.architecture.head_dim",
             )
 
 

@@ -41,6 +41,9 @@ def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default)).strip()
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(
-            name, text, "must be a whole number from 0 on: torchrun sets it", hint=f"unset {name}, or start by torchrun"
+            name,
+            text,
+            "must be a whole number, 0 or greater (torchrun sets this variable)",
+            hint=f"unset {name}, or start with torchrun",
         )
     return int(text)

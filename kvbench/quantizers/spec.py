@@ -88,8 +88,12 @@ class FormatSpec:
                     f"{key}.group_size", "head_dim", "a per-channel group counts tokens", allowed="32, 64, 128, ..."
                 )
         elif not isinstance(self.group_size, int) or isinstance(self.group_size, bool) or self.group_size < 1:
+            more = " or head_dim" if self.axis == "token" else ""
             raise ConfigError(
-                f"{key}.group_size", self.group_size, "must be a positive integer or head_dim", allowed="32, 64, 128"
+                f"{key}.group_size",
+                self.group_size,
+                f"must be a positive integer{more}",
+                allowed=f"32, 64, 128, ...{more}",
             )
 
     def channels_per_group(self, head_dim: int) -> int:

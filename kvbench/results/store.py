@@ -149,7 +149,7 @@ class RunStore:
         path = self.path / "metrics.json"
         if path.is_symlink() or path.exists():
             content = _read_json(path)
-            defect = "it is no JSON object" if content is None else record.problem(content)
+            defect = "it is not a JSON object" if content is None else record.problem(content)
             if defect:
                 return f"{path}: {defect}; the same command writes it anew from samples.jsonl"
         return None

@@ -131,7 +131,7 @@ def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
 
 def _read_object(cls: type, content: Any, where: str, strict: bool) -> Any:
     if not isinstance(content, Mapping):
-        raise ShapeError(f"{where or 'the whole'} is no object")
+        raise ShapeError(f"{where or 'the whole'} is not an object")
     values = {}
     for field in dataclasses.fields(cls):
         place = f"{where}.{field.name}".lstrip(".")

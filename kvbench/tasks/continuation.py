@@ -191,7 +191,8 @@ def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = 
     """Raise DataError where all `count` prompts of `length` tokens only warm up; `more` gives more of them."""
     if count <= warm_up:
         raise DataError(
-            f"{name}: prompts of {length} tokens: {count}, and the first {warm_up} only warm up, so none counts.\n"
+            f"{name}: the data give only {count} prompt{'s' if count > 1 else ''} of {length} tokens, and the first "
+            f"{warm_up} are for warm-up, so none is left to measure.\n"
             f"  hint: dataset.warm_up={count - 1} at most, or smaller dataset.lengths{more and f', or {more}'}"
         )
 

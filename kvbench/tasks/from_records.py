@@ -136,7 +136,10 @@ class Records(Task):
                 raise ConfigError("dataset.pattern", self.pattern, f"is not a regular expression: {error}") from error
             if groups != 1:
                 raise ConfigError(
-                    "dataset.pattern", self.pattern, f"has {groups} groups", allowed="one: what of a text counts"
+                    "dataset.pattern",
+                    self.pattern,
+                    f"has {groups} capturing groups",
+                    allowed="exactly one, around the part of the text to compare; other groups as (?:...)",
                 )
 
     def packages(self) -> tuple[Package, ...]:

@@ -21,8 +21,8 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
         there = [place] if single else [place / name for name in names if data.is_file(place / name, "")]
         if len(there) > 1:
             raise DataError(
-                f"dataset wikitext2: the text may be any of {', '.join(file.name for file in there)} in {place}.\n"
-                f"  hint: dataset.path={there[0]}"
+                f"dataset wikitext2: {place} holds several files that could be the text: "
+                f"{', '.join(file.name for file in there)}.\n  hint: name one: dataset.path={there[0]}"
             )
         if there and there[0].suffix != ".parquet":
             lines = _filled(data.read_text(Found(there[0])), there[0]).splitlines(keepends=True)

@@ -193,9 +193,9 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     [
         (["--points", "7b:1:4k", "7b:0:4k"], "'7b:0:4k' is no point"),
         (["--points", "9b:1:4k"], "7b:1:32k"),
-        (["--contexts", "0"], "'0' is no number of tokens"),
-        (["--batches", "0"], "'0' is no number from 1 on"),
-        (["--q-len", "x"], "'x' is no number from 1 on"),
+        (["--contexts", "0"], "'0' is not a number of tokens"),
+        (["--batches", "0"], "'0' is not a number from 1 on"),
+        (["--q-len", "x"], "'x' is not a number from 1 on"),
     ],
 )
 def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, capsys):

@@ -143,7 +143,7 @@ def test_a_model_comes_with_what_loading_reads(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     monkeypatch.setattr(fetch, "locate", lambda model: SimpleNamespace(name="o/model", local=False))
     model = ModelConfig(name="m", hub_id="o/model", revision="abc", max_length=8)
-    with pytest.raises(ModelError, match="o/model was not fetched whole: weights are missing in cache/o/model"):
+    with pytest.raises(ModelError, match="the download of o/model is incomplete: weights are missing in cache/o/model"):
         fetch.fetch_model(model)
     asked.clear()
     monkeypatch.setattr(fetch, "is_cached", lambda model: True)
@@ -194,7 +194,7 @@ def test_only_what_is_named_is_fetched_and_each_thing_once(
 
     monkeypatch.setattr(fetch, "fetch", interrupted)
     assert fetch.main(["dataset=mini"]) == 130
-    assert "the same command goes on where it stopped" in capsys.readouterr().err
+    assert "run the same command again to resume" in capsys.readouterr().err
 
 
 def test_a_checksum_is_that_of_fields_in_order() -> None:

@@ -133,7 +133,7 @@ def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_
         score_path(tmp_path)
     with pytest.raises(KvbenchError, match="2 files for --task qasper"):
         score_path(tmp_path, "qasper")
-    with pytest.raises(DataError, match="record 0: is no object"):
+    with pytest.raises(DataError, match="record 0: is not an object"):
         score_records("qasper", [5])
     with pytest.raises(DataError, match="names no paragraph"):
         score_records("passage_retrieval_en", [{"pred": "1", "answers": ["para 1"], "all_classes": None}])

@@ -35,7 +35,7 @@ def test_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.local_size() == 4
     for name, ask in (("RANK", launch.rank), ("WORLD_SIZE", launch.size), ("LOCAL_RANK", launch.local_rank)):
         monkeypatch.setenv(name, "-1")
-        with pytest.raises(ConfigError, match=f"{name}=-1: must be a whole number from 0 on"):
+        with pytest.raises(ConfigError, match=f"{name}=-1: must be a whole number, 0 or greater"):
             ask()
         monkeypatch.setenv(name, "1")
 

@@ -114,12 +114,12 @@ def test_headings_of_the_csv_are_told_apart():
 @pytest.mark.parametrize(
     ("place", "content", "message"),
     [
-        (("mean",), None, "mean is no object"),
-        (("tokens_per_s",), True, "tokens_per_s is no number"),
-        (("tokens_per_s",), float("inf"), "tokens_per_s is no number"),
-        (("samples", "done"), 1.5, "samples.done is no number"),
-        (("samples", "left_out"), "all", "samples.left_out is no list"),
-        (("kv_bytes", "used"), [], "kv_bytes.used is no object"),
+        (("mean",), None, "mean is not an object"),
+        (("tokens_per_s",), True, "tokens_per_s is not a number"),
+        (("tokens_per_s",), float("inf"), "tokens_per_s is not a number"),
+        (("samples", "done"), 1.5, "samples.done is not a number"),
+        (("samples", "left_out"), "all", "samples.left_out is not a list"),
+        (("kv_bytes", "used"), [], "kv_bytes.used is not an object"),
         (("peak_bytes", "kind"), 3, "peak_bytes.kind is none of cuda_allocator, cpu_live_tensors"),
     ],
 )

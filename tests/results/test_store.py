@@ -88,10 +88,10 @@ def test_unreadable_files_are_as_good_as_none(tmp_path):
         ("[1, 2]", "no JSON object"),
         ("[" * 100_000, "no JSON object"),
         ("{", "no JSON object"),
-        (json.dumps({**table_row("fp16"), "mean": None}), "mean is no object"),
-        (json.dumps({**table_row("fp16"), "scores": {"t": {"score": "x"}}}), "scores.t.score is no number"),
-        (json.dumps({**table_row("fp16"), "tokens_per_s": True}), "tokens_per_s is no number"),
-        (json.dumps({**table_row("fp16"), "label": 3}), "label is no text"),
+        (json.dumps({**table_row("fp16"), "mean": None}), "mean is not an object"),
+        (json.dumps({**table_row("fp16"), "scores": {"t": {"score": "x"}}}), "scores.t.score is not a number"),
+        (json.dumps({**table_row("fp16"), "tokens_per_s": True}), "tokens_per_s is not a number"),
+        (json.dumps({**table_row("fp16"), "label": 3}), "label is not a text"),
     ],
 )
 def test_metrics_of_another_shape_are_none_and_the_reason_is_known(tmp_path, content, said):

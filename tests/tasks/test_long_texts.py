@@ -95,7 +95,7 @@ def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> No
     assert said("pg19", lengths=[40]).endswith("hint: longer texts, or a smaller dataset.skip")
     assert said(lengths=[47]).endswith("hint: dataset.lengths=[46] at most")
     found = said(lengths=[16])  # two pieces, three of which were to warm up
-    assert "prompts of 16 tokens: 2, and the first 3 only warm up, so none counts" in found
+    assert "only 2 prompts of 16 tokens, and the first 3 are for warm-up, so none is left to measure" in found
     assert "dataset.warm_up=1 at most, or smaller dataset.lengths, or dataset.per_document=null" in found
     for name in ("text", "perplexity/text"):
         with pytest.raises(ConfigError, match=r"dataset\.path: no text is named.\n.*dataset.path=FILE_OR_FOLDER"):
@@ -162,7 +162,9 @@ def test_records_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> 
         samples(longest + 1)
     assert str(caught.value).endswith(f"hint: dataset.lengths=[{longest}] at most")
     assert len(samples(longest, warm_up=0)) == 1
-    with pytest.raises(DataError, match=r"tokens: 1, and the first 3 only .*\n  hint: dataset.warm_up=0 at most"):
+    with pytest.raises(
+        DataError, match=r"only 1 prompt of .* tokens, and the first 3 are .*\n  hint: dataset.warm_up=0 at most"
+    ):
         samples(longest)
     with pytest.raises(DataError, match=rf"takes {len(template['after'])} of .* 32 tokens.\n  hint: larger"):
         samples(32, Letters())

@@ -80,7 +80,9 @@ def test_wikitext2_is_one_text_of_the_lines_and_never_one_of_two(tmp_path: Path)
     assert Perplexity(text="wikitext2", path=str(tmp_path / "wiki.test.raw")).documents == whole
     (tmp_path / "test.txt").write_text("words")
     for task in (Perplexity(text="wikitext2", path=str(tmp_path)),):
-        with pytest.raises(DataError, match=r"may be any of wiki\.test\.raw, test\.txt in "):
+        with pytest.raises(
+            DataError, match=r"holds several files that could be the text: wiki\.test\.raw, test\.txt\."
+        ):
             _ = task.documents
     (tmp_path / "test.txt").write_text(" \n\n")
     with pytest.raises(DataError, match=r"test\.txt holds no text"):
