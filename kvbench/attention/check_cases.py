@@ -146,7 +146,7 @@ def correctness() -> list[Case]:
 
 
 def timed() -> list[Case]:
-    """What is to be fast."""
+    """Return the cases whose speed is measured."""
 
     def case(name: str, shape: str, tiers: tuple[Tier, ...], batch: int, thousands: int, **more: object) -> Case:
         context = (thousands * 1024 + 9,) * batch

@@ -1,4 +1,4 @@
-"""How fast this device reads: the ceiling that kernels are compared with, measured in the same run."""
+"""Read bandwidth of this device: the ceiling that kernels are compared with, measured in the same run."""
 
 from __future__ import annotations
 

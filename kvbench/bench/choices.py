@@ -1,4 +1,4 @@
-"""What is typed on the bench's command line, read and refused in words. No torch."""
+"""Parsing and validation of the bench's command-line arguments. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a captured decode step goes: milliseconds by kind of kernel, and what the GPU idles in between."""
+"""Time profile of a captured decode step: milliseconds by kind of kernel, and the GPU's idle time in between."""
 
 from __future__ import annotations
 

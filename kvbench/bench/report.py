@@ -1,4 +1,4 @@
-"""Where the figures go: a JSON file with the device and the versions, and the table's lines."""
+"""Output of the bench: a JSON file with the device and the versions, and the lines of the table."""
 
 from __future__ import annotations
 

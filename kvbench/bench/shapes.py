@@ -1,4 +1,4 @@
-"""What is measured: shapes of models, formats of layers, and the bytes that a step must read. Pure, no device."""
+"""Measured cases: shapes of models, formats of layers, and the bytes that a step must read. Needs no device."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class KVBytes:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is asked about.
+    """One layer of a cache whose bytes a method is asked to predict.
 
     Args:
         tokens: seen so far by one sequence.

@@ -1,4 +1,4 @@
-"""transformers' QuantizedCache: what many papers call KIVI.
+"""transformers' QuantizedCache, which many papers call KIVI.
 
 LogQuant's "KiVi" rows are this cache with quanto. It is not KIVI: the whole prompt is quantized at once, whatever the
 residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual is
@@ -45,9 +45,9 @@ class HFQuantized(Method):
     Args:
         backend: ``quanto`` (LogQuant's) or ``hqq``.
         bits: width of the codes.
-        residual: so many exact tokens are quantized, but for the newest `recent`.
-        recent: newest tokens that stay exact then, and after the prompt; 0 is transformers' rule.
-        value_residual: the values' own `residual`, their `recent` being 0 then; None: values as keys.
+        residual: when this many tokens are exact, all but the newest `recent` are quantized.
+        recent: newest tokens that stay exact then and after the prompt; 0 is transformers' rule.
+        value_residual: a `residual` for values alone, with a `recent` of 0; None: values as keys.
         group_size: elements of a group.
         axis_key, axis_value: the backend's axes on the flattened tensor.
         sinks: first tokens kept exact (LogQuant's Table 1; not in transformers).
@@ -64,7 +64,7 @@ class HFQuantized(Method):
     sinks: int = 0
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """What the backend can do."""
+        """Raise ConfigError for options that the backend does not support, and for counts out of range."""
         super().check(head_dim, max_length)
         widths, axes = BACKENDS[self.backend]
         if self.bits not in widths:
@@ -105,18 +105,18 @@ class HFQuantized(Method):
             )
 
     def packages(self) -> tuple[Package, ...]:
-        """The backend's."""
+        """Return the package of the backend."""
         module = {"quanto": "optimum.quanto", "hqq": "hqq"}[self.backend]
         return (Package(module, "method.backend", self.backend, "pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """The prompt is packed at once, but for sinks and `recent`."""
+        """Return the reach: the prompt is packed at once, except for sinks and `recent`."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
 
     def check_reach(self, max_length: int) -> None:
-        """Refuse also a residual that generated tokens never fill."""
+        """Also refuse a residual that generated tokens never fill."""
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
             if count is not None and count >= max_length:
@@ -129,7 +129,7 @@ class HFQuantized(Method):
         super().check_reach(max_length)
 
     def backend_layer(self) -> QuantizedLayer:
-        """A transformers layer of the chosen backend.
+        """Return a transformers cache layer of the chosen backend.
 
         Raises:
             ModelError: its package is missing.
@@ -146,7 +146,7 @@ class HFQuantized(Method):
             ) from error
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Sinks, what transformers quantized, the residual."""
+        """Return segments for sinks (if any), for the tokens that transformers quantizes, and for the residual."""
         from kvbench.cache.segments.foreign import HFSegment
 
         backend = self.backend_layer()
@@ -167,7 +167,7 @@ class HFQuantized(Method):
         return [self.full(layer, side, capacity=self.sinks), packed, tail] if self.sinks else [packed, tail]
 
     def window(self, side: Side) -> tuple[int, int]:
-        """Exact tokens that are quantized together, and how many of them stay exact."""
+        """Return how many exact tokens cause a flush, and how many of them stay exact."""
         if side == "value" and self.value_residual is not None:
             return self.value_residual, 0
         return self.residual, self.recent
@@ -175,7 +175,7 @@ class HFQuantized(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """The whole prompt is quantized but for sinks and `recent`, the newest tokens too where that is 0."""
+        """Quantize the whole prompt except for sinks and the newest `recent` tokens."""
         for side, store, x in zip(SIDES, layer.stores(), (keys, values), strict=True):
             sinks = min(self.sinks, x.shape[2])
             border = max(sinks, x.shape[2] - self.window(side)[1])
@@ -185,7 +185,7 @@ class HFQuantized(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """A full residual is quantized, but for `recent`, together with everything before it."""
+        """Quantize a full residual, except for `recent`, together with everything before it."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))

@@ -1,4 +1,4 @@
-"""Methods by name: the YAML in ``conf/method`` is the registry. Needs PyYAML alone: no Hydra, no torch."""
+"""Loading of methods by name; the YAML files in ``conf/method`` are the registry. Needs neither Hydra nor torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENTRY_POINTS = "kvbench.methods"
 def load_method(
     name: str | Mapping[str, Any], quantizer: str | Mapping[str, Any] | None = None, **overrides: Any
 ) -> Method:
-    """A method ready for use, from its YAML and keyword overrides.
+    """Load a method from its YAML and keyword overrides, checked and ready for use.
 
     Args:
         name: file name in ``conf/method`` (``"kivi"``), a path to a YAML, the name of an installed entry point, or the
@@ -51,9 +51,9 @@ def load_method(
 
 
 def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Method:
-    """A method from the groups ``method`` and ``quantizer`` of a composed configuration; types and keys are checked.
+    """Build a method from the groups ``method`` and ``quantizer`` of a composed configuration; check types and keys.
 
-    ``preset`` in `method` is the name of the YAML that it is from: for labels alone.
+    ``preset`` in `method`, the name of its YAML file, is used only in labels.
 
     Raises:
         ConfigError: the class is missing, or a key or type is wrong. Call ``check()`` on the result for the values.
@@ -79,7 +79,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 
 
 def true_name(quantizer: Mapping[str, Any]) -> str:
-    """The name of a quantizer group: a preset's where the formats are the preset's, else with what was changed."""
+    """Return the name of a quantizer group: its preset's name, followed by the changes if there are any."""
     name = str(quantizer.get("name"))
     path = options("quantizer").get(preset(name))
     standard = None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -101,7 +101,7 @@ def _class(target: Any) -> type[Method]:
 
 
 def _read(group: str, name: str) -> dict[str, Any]:
-    """One option of a group as plain data."""
+    """Read one option of a group as plain data."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else conf_dir() / group / f"{name}.yaml"
     if path.is_file():
         return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
@@ -113,7 +113,7 @@ def _read(group: str, name: str) -> dict[str, Any]:
 
 
 def _default_quantizer(defaults: Any) -> str | None:
-    """The preset that a method's YAML names in Hydra's defaults list."""
+    """Return the quantizer preset that a method's YAML names in its defaults list, if any."""
     for item in defaults or ():
         if isinstance(item, Mapping):
             for key, value in item.items():

@@ -29,7 +29,7 @@ else:
 
 
 def indices(n: int, W: int) -> list[int]:
-    """Positions kept in full precision after n tokens (Algorithm 1); a function of n and W alone.
+    """Return the positions kept in full precision after n tokens (Algorithm 1); a function of n and W alone.
 
     Whenever 3 W tokens are exact, of the oldest 2 W every second one (beginning with the oldest) is demoted to the
     quantized part: density falls by half for each doubling of the distance. From n = 3 W on, 2 W + n mod W are exact.
@@ -38,18 +38,18 @@ def indices(n: int, W: int) -> list[int]:
 
 
 def flushes(n: int, W: int) -> int:
-    """How many times W tokens have been demoted after n tokens."""
+    """Return how many times W tokens have been demoted after n tokens."""
     return max(0, n // W - 2)
 
 
 @lru_cache(maxsize=64)
 def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions demoted, in the order of their demotion, and positions kept exact, oldest first (int64, CPU).
+    """Return the positions demoted, in order of demotion, and those kept exact, oldest first (int64, CPU).
 
     Args:
         n: tokens so far.
         W: window.
-        count: flushes that have happened; None: as many as n tokens make.
+        count: flushes that have happened; None: as many as n tokens cause.
     """
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]
@@ -64,10 +64,10 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
 
 @lru_cache(maxsize=4)
 def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`plan` of the tokens after `sinks`, counted from the prompt's first, on `device`: once for all layers.
+    """Return :func:`plan` of the tokens after `sinks`, as positions in the prompt, on `device`; cached for all layers.
 
     Args:
-        skip: tokens that were demoted first and are left out: a sliding window has passed them.
+        skip: number of tokens, the first ones demoted, that are left out because a sliding window has passed them.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)
@@ -76,7 +76,7 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """What a flush leaves of `length` exact tokens: every second of the oldest 2 W, and the rest; on `device`."""
+    """Return the slots that a flush leaves of `length` exact tokens: every second of the oldest 2 W, and the rest."""
     with torch.inference_mode(False):
         return torch.tensor([*range(0, 2 * W, 2), *range(2 * W, length)], device=device)
 
@@ -87,13 +87,13 @@ class LogQuant(Method):
 
     On a layer with a sliding window the rule is that of the whole text: the W tokens of a flush are dropped together
     when all of them are hidden, and exact tokens (fewer than 3 W, and the sinks) stay for as long as the rule has them
-    exact. A window that shows no more tokens than that many is held as fp16 holds it.
+    exact. If the sliding window shows no more tokens than that, all of them stay exact, as in fp16.
 
     Args:
         window: W; None: ``reserved // 3``. 64 suits the kernels best (its groups fit tiles); 42 is the paper's.
         reserved: R, the largest number of exact tokens, as the paper counts (its tables: 128).
         key_axis: ``channel`` (the paper, sec. 3.4) or ``token`` (the released code).
-        sinks: first tokens kept exact beside the rule (token 0 always survives it anyway).
+        sinks: first tokens kept exact in addition to the rule (which always keeps token 0).
         evict: drop what would be quantized (the eviction twin of the paper's Table 4).
     """
 
@@ -107,7 +107,7 @@ class LogQuant(Method):
 
     @property
     def W(self) -> int:
-        """The window in use."""
+        """The window W in use."""
         return self.window if self.window is not None else self.reserved // 3
 
     @property
@@ -116,7 +116,7 @@ class LogQuant(Method):
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """A window of at least one token, sinks not negative."""
+        """Raise ConfigError unless the window holds at least one token and `sinks` is not negative."""
         if self.window is not None and self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1, 2, ..., 42, 64, ...")
         if self.W < 1:
@@ -128,19 +128,19 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """The first flush comes with token 3 W behind the sinks."""
+        """Return the reach: the first flush comes with token 3 W after the sinks."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
     def key_format(self) -> FormatSpec:
-        """Format of the keys, with `key_axis` applied."""
+        """Return the format of the keys, with `key_axis` applied."""
         assert self.quantizer is not None
         if self.key_axis == "token" and self.quantizer.key.axis == "channel":
             return replace(self.quantizer.value, bits=self.quantizer.key.bits)
         return self.quantizer.key
 
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
-        """Keys in groups of the W tokens that one flush demotes (cut at the group size), values per token."""
+        """Return a quantizer: keys in groups within the W tokens that one flush demotes, values per token."""
         from kvbench.quantizers.windowed import WindowedQuantizer
 
         assert self.quantizer is not None
@@ -150,7 +150,7 @@ class LogQuant(Method):
         return affine(spec, channels)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Sinks (where asked for), demoted tokens in the order of demotion (unless evicted), exact tokens."""
+        """Return segments for sinks (if any), demoted tokens in order of demotion (unless evicted) and exact tokens."""
         segments = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
             room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
@@ -161,7 +161,7 @@ class LogQuant(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """The state that decoding the prompt token by token would have left."""
+        """Store the prompt in the state that decoding it token by token would have left."""
         sinks = min(self.sinks, keys.shape[2])
         if self.whole_window(layer.window):
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -191,19 +191,19 @@ class LogQuant(Method):
                 tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def whole_window(self, window: int | None) -> bool:
-        """Whether a layer's sliding window shows no more tokens than the rule would have exact: all of them are."""
+        """Return True if a layer's sliding window is so short that all its tokens stay exact."""
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Demoted tokens of whole flushes that are among the `hidden` oldest ones (flush f ends at (f + 2) W)."""
+        """Return how many demoted tokens of whole flushes are among the `hidden` oldest (flush f ends at (f + 2) W)."""
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """What is hidden, where the whole window is exact; else :meth:`forget` says it."""
+        """Return `hidden` if the whole window is exact, else 0: :meth:`forget` then drops whole flushes."""
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """The oldest flushes."""
+        """Drop the oldest flushes, once all their tokens are hidden."""
         if self.whole_window(layer.window):
             super().forget(layer, rows, hidden)
         elif not self.evict:
@@ -214,7 +214,7 @@ class LogQuant(Method):
                     store.packed.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Sinks, demoted tokens in the order of demotion, exact tokens; recomputed from how many flushes there were."""
+        """Return the positions of sinks, demoted and exact tokens, recomputed from the number of flushes."""
         if self.whole_window(layer.window):
             return None
         store = layer.stores()[0]

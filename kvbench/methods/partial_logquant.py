@@ -25,14 +25,14 @@ else:
 
 @lru_cache(maxsize=16)
 def thinned(W: int, device: torch.device) -> torch.Tensor:
-    """Order of the oldest 2 W values after a flush of keys: the demoted ones first; on `device`."""
+    """Return the order of the oldest 2 W values after a flush of keys: the demoted ones first; on `device`."""
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
 
 
 @dataclass(kw_only=True)
 class PartialLogQuant(LogQuant):
-    """Keys as LogQuant; of the values only the newest are exact.
+    """LogQuant for keys; only the newest values stay exact.
 
     Args:
         value_window: ``recent``: the newest W values (the paper); ``released``: n mod W of them (the authors' code).
@@ -43,11 +43,11 @@ class PartialLogQuant(LogQuant):
 
     @property
     def W(self) -> int:
-        """The window in use."""
+        """The window W in use."""
         return self.window if self.window is not None else self.reserved // 2
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """As LogQuant; keys and values of different ages cannot both be dropped, and values must be per token."""
+        """Check as LogQuant does; also refuse `evict`, and values that are not quantized per token."""
         if self.evict:
             raise ConfigError("method.evict", True, "keys and values leave at different times", allowed=["false"])
         super().check(head_dim, max_length)
@@ -57,18 +57,18 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Values are the first to leave, when more than W (or W, as released) came behind the sinks."""
+        """Return the reach: values leave first, with more than W tokens (``released``: W) after the sinks."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
     def exact_values(self, n: int) -> int:
-        """Values in full precision after n tokens (sinks left out)."""
+        """Return the number of values in full precision after n tokens, sinks not counted."""
         return min(n, self.W) if self.value_window == "recent" else n % self.W
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Keys as LogQuant; values in the same slots, packed up to the newest."""
+        """Store keys as LogQuant does, and values in the same slots, packed but for the newest."""
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
         if self.whole_window(layer.window):
@@ -86,7 +86,7 @@ class PartialLogQuant(LogQuant):
             store.tail.append_chosen(rows, x, order[border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Values by age first; then keys by the log rule, and the values' codes move along into the keys' order."""
+        """Demote values by age, then keys by the log rule, and move the values' codes into the keys' order."""
         if self.whole_window(layer.window):
             return
         keys, values = layer.stores()

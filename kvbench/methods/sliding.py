@@ -1,4 +1,4 @@
-"""How many of the tokens that a sliding window has passed are dropped: groups leave as a whole. Imports no torch."""
+"""Counts of tokens dropped once a sliding window has passed them: groups leave as a whole. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a method is decoded speculatively: what drafts, and how far ahead. Imports no torch."""
+"""Settings of speculative decoding: what drafts, and how far ahead. Imports no torch."""
 
 from __future__ import annotations
 

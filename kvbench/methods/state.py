@@ -1,4 +1,4 @@
-"""What a method knows of one cache besides its stores."""
+"""State that a method keeps for one cache, in addition to the stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StreamingLLM: the first tokens, attention sinks, and a rolling window of the newest; everything between is dropped.
+"""StreamingLLM: attention sinks (the first tokens) and a rolling window of the newest; the rest is dropped.
 
 Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks" (ICLR 2024), sec. 3.2 and fig. 4;
 mit-han-lab/streaming-llm, kv_cache.py (what is kept) and pos_shift/ (positions inside the cache). The variant that
@@ -32,7 +32,7 @@ else:
 
 @dataclass
 class Turning(CacheState):
-    """Rotation of the model's keys: ``turn(keys, by)`` moves them on by some positions."""
+    """Rotation of the model's keys: ``turn(keys, by)`` advances them by some positions."""
 
     turn: Turn
 
@@ -43,10 +43,10 @@ class StreamingLLM(Method):
 
     On a layer with a sliding window the budget is at most the tokens that it shows, and a share is one of these. With
     ``position=cache`` the sinks are among them; with ``original`` positions the window passes the sinks, which stay
-    beside the budget.
+    in addition to the budget.
 
-    After n tokens the first `sinks` are held and so many of the newest that they make the budget; a step sees its own
-    tokens beside them. The prompt itself is read with full attention.
+    After n tokens the cache holds the first `sinks` and as many of the newest as fill the budget; a step also sees its
+    own tokens. The prompt itself is read with full attention.
 
     Args:
         sinks: first tokens that stay (paper: 4).
@@ -70,23 +70,23 @@ class StreamingLLM(Method):
 
     @property
     def drops_tokens(self) -> bool:
-        """True."""
+        """True: everything outside of sinks and window."""
         return True
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
-        """Whether nothing happens after the prompt."""
+        """True if tokens are dropped only once, after the prompt."""
         return self.evict == "prefill"
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Sinks not negative, a budget with room for a newest token."""
+        """Raise ConfigError if `sinks` is negative or the budget has no room for a newest token."""
         super().check(head_dim, max_length)
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, ..., 4, ...")
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and a newest token")
 
     def reach(self) -> Reach:
-        """A budget that is a number holds so many tokens, and then rolls; a share holds the sinks at least."""
+        """Return the reach: a number is filled before the window rolls; a share holds at least the sinks."""
         prompt = self.evict == "prefill"
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=prompt)
@@ -95,10 +95,10 @@ class StreamingLLM(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """As the base; with ``position=cache`` the cache knows how the model rotates its keys.
+        """Create a cache; with ``position=cache`` it knows how the model rotates its keys.
 
         Raises:
-            ModelError: the model has no rotary embedding by which keys could be turned.
+            ModelError: the model has no rotary embedding by which keys can be turned.
         """
         cache = super().new_cache(model, prompts, max_length)
         if self.position == "cache" and self.sinks:
@@ -108,7 +108,7 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Tokens held after n.
+        """Return the number of tokens held after n.
 
         Args:
             window: the layer's sliding window, or None.
@@ -118,12 +118,12 @@ class StreamingLLM(Method):
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """The most tokens that a layer holds after n, whatever the budget."""
+        """Return the most tokens that a layer holds after n, whatever the budget."""
         passed = hidden(n, window)
         return n - passed + (min(passed, self.sinks) if self.position == "original" else 0)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """One window behind its sinks."""
+        """Return one rolling segment: the sinks, and the window after them."""
         from kvbench.cache.segments.rolling import RollingSegment
 
         state = layer.progress.method_state
@@ -144,7 +144,7 @@ class StreamingLLM(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Sinks and the newest tokens."""
+        """Store the sinks and the newest tokens."""
         n = keys.shape[2]
         resident = self.held(n, layer.window)
         for (tail, _), x in zip(self.tails(layer), (keys, values), strict=True):
@@ -154,8 +154,7 @@ class StreamingLLM(Method):
             tail.roll(rows, 0, n - resident)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Drop the oldest tokens after the sinks; those that a sliding window has passed alone, where the others were
-        dropped once, after the prompt."""
+        """Drop the oldest tokens after the sinks, with ``evict=prefill`` only hidden ones."""
         if self.evict == "prefill" and layer.window is None:
             return
         n = layer.real_tokens(rows.indices(layer.batch)[0])
@@ -165,7 +164,7 @@ class StreamingLLM(Method):
                 tail.roll(rows, count - resident, n - resident)
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
-        """The windows of keys and values, and how many tokens each holds of `rows`."""
+        """Return the rolling segments of keys and values, each with the number of tokens it holds of `rows`."""
         from kvbench.cache.segments.rolling import RollingSegment
 
         tails = []
@@ -176,7 +175,7 @@ class StreamingLLM(Method):
         return tails
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Where attention sees the tokens: with ``position=cache`` the sinks stand right before the window."""
+        """Return the positions that attention sees; with ``position=cache`` the sinks stand right before the window."""
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None

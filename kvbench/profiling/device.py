@@ -1,4 +1,4 @@
-"""What a device is called by its maker: timings are kept apart by this name."""
+"""Device names as the vendor gives them; timings are recorded separately for each name."""
 
 from __future__ import annotations
 

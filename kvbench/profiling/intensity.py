@@ -76,8 +76,11 @@ def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "comp
 
 
 def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
-    """What is worth quantizing for decoding (sec. 3.1.2, end): weights where linear layers load most, keys and values
-    where attention does, both where neither loads twice as much as the other."""
+    """Return what is worth quantizing for decoding (sec. 3.1.2, end).
+
+    Weights if linear layers load most, keys and values if attention does, both if neither loads twice as much as the
+    other.
+    """
     if kv_bytes > 2 * linear_bytes:
         return "kv"
     return "weights" if linear_bytes > 2 * kv_bytes else "both"

@@ -1,4 +1,4 @@
-"""What physics allows: TTFT, TPOT and memory of a decoder from bytes, FLOPs and two rates of a GPU.
+"""Roofline model of a decoder: TTFT, TPOT and memory from bytes, FLOPs and two rates of a GPU.
 
 A step reads every weight (of the embedding table one row a sequence, which is left out) and every stored key and value
 once; it cannot be faster than these bytes at the rate at which the GPU reads, nor than its FLOPs at the rate of a large
@@ -151,7 +151,7 @@ def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a roofline says of one setting.
+    """Times and memory that the roofline predicts for one setting.
 
     Args:
         ttft_s: seconds of the prefill of the whole batch.
@@ -339,5 +339,5 @@ class _Time:
 
 
 def _bound(*parts: _Time) -> Bound:
-    """What bounds the larger part."""
+    """Return the bound of the part that takes the most time."""
     return max(parts, key=lambda part: part.seconds).bound

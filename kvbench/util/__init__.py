@@ -1,1 +1,1 @@
-"""What every other package may use: whole files, failures, progress, schemas, where the configuration lies."""
+"""Utilities for every other package: atomic files, failures, progress, schemas, the configuration folder."""

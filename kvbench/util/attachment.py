@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Placement:
-    """Where a model's weights lie; known since it was loaded, and true as long as it lives.
+    """Location of a model's weights, known from loading on and valid for the model's lifetime.
 
     Args:
         team: the processes that hold the other slices (:class:`kvbench.parallel.team.Team`), or None.
@@ -25,7 +25,7 @@ class Placement:
 
 @dataclass
 class Attachment:
-    """What is attached to a model, and undone by ``method.detach(model)``.
+    """Everything attached to a model, undone by ``method.detach(model)``.
 
     Args:
         placement: stays when the rest is detached; None: the model lies whole on one device.

@@ -1,4 +1,4 @@
-"""What the Triton kernel is launched with, by format: measured choices in one place."""
+"""Launch parameters of the Triton kernel by format, chosen by measurement."""
 
 from __future__ import annotations
 

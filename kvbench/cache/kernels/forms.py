@@ -1,4 +1,4 @@
-"""What the packing kernels are compiled for, and how their programs divide a tile."""
+"""Compile-time parameters of the packing kernels, and the division of a tile among their programs."""
 
 from __future__ import annotations
 

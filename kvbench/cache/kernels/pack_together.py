@@ -1,4 +1,4 @@
-"""What the layers of a cache pack in one step, in one launch: values that leave a window cost no launch a layer."""
+"""Packing for all layers of a cache in one launch, so that values leaving a window do not cost a launch per layer."""
 
 from __future__ import annotations
 
