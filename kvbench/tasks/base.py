@@ -193,7 +193,7 @@ class Task:
         """Receive the model's tokenizer; called before :meth:`samples` where :attr:`needs_tokenizer` is set."""
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         return {}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:

@@ -31,10 +31,10 @@ class Continuation(TokenTask):
     """Pieces of texts as prompts.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         text: ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (Python's own).
-        path: a local file or folder; None: the hub.
-        source: the hub's file.
+        path: a local file or folder; None reads from the hub.
+        source: the file on the hub.
         lengths: tokens of a prompt, the beginning-of-sequence token included.
         limit: counted prompts of each length; None: all.
         warm_up: prompts before them that are in no score.
@@ -74,16 +74,16 @@ class Continuation(TokenTask):
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts. Raises DataError where they cannot be read."""
+        """The texts, read on first use. Raises DataError if they cannot be read."""
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
     def checksum(self) -> str:
-        """sha256 of the texts."""
+        """Checksum of the texts (see :func:`kvbench.tasks.data.fingerprint`)."""
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield what has to be fetched."""
+        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
@@ -99,7 +99,7 @@ class Continuation(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up, "dataset.per_document=null")
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the prompts but for how many there are and the tokenizer (the model's)."""
+        """Return what determines the prompts, except their number and the tokenizer (which belongs to the model)."""
         settings = ("text", "warm_up", "per_document", "skip", "max_new_tokens", "bos")
         return {
             "target": "continuation",
@@ -110,7 +110,7 @@ class Continuation(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         return {"documents": len(self.documents), "warm_up": self.warm_up}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:

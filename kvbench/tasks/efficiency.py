@@ -36,7 +36,7 @@ class Efficiency(Task):
     """A grid of points.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         prompts: tokens of a prompt.
         batches: sequences at a time, or ``grow``: 1, 2, 4, ... until memory ends.
         max_batch: where ``grow`` ends all the same.

@@ -31,10 +31,10 @@ class Records(Task):
     r"""Records of a file as samples.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         path: a file of records (.jsonl, .json, .csv, .parquet, also .gz), or a folder or archive with one for each
             split; None: the hub.
-        source: the hub's files.
+        source: the files on the hub.
         split: which of them, where there are several.
         template: the prompt, with fields of a record in braces: ``Question: {question}\nAnswer:``. Fields may be
             nested, and have alternatives: ``{question.stem|question_stem}``.
@@ -241,7 +241,7 @@ class Records(Task):
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield what has to be fetched."""
+        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
         return ((self.source, split) for split in self._splits)
 
     # -- samples -----------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples but for how many there are; filled templates by their checksum."""
+        """Return what determines the samples, except their number; filled templates by their checksum."""
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
         return {
@@ -285,7 +285,7 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:

@@ -109,7 +109,7 @@ class GSM8K(Records):
             yield replace(sample, max_new_tokens=self.max_new_tokens or (1024 if logquant else 256))
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples but for how many there are."""
+        """Return what determines the samples, except their number."""
         return {
             "target": "gsm8k",
             "version": self.version,
@@ -125,7 +125,7 @@ class GSM8K(Records):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}, "stop": list(STOP)}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:

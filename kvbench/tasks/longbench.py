@@ -57,11 +57,11 @@ class LongBench(Task):
     """LongBench records as samples.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         tasks: names, or ``all``, ``en``, ``e``.
         path: a folder with ``<task>.jsonl`` (.gz, .json, .parquet), the official data.zip, or one task's file; None:
             the hub.
-        source: the hub's files.
+        source: the files on the hub.
         limit: records a task, from the first; None: all.
         max_new_tokens: for every task; None: the official ones.
         prompt_limit: tokens of the raw prompt beyond which its middle is cut; None: ``model.prompt_limit``, which is
@@ -175,7 +175,7 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples but for how many there are; the records by their checksum."""
+        """Return what determines the samples, except their number; the records by their checksum."""
         return {
             "target": "longbench",
             "version": self.version,
@@ -187,7 +187,7 @@ class LongBench(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         count = {name: len(records) for name, records in self.records.items()}
         return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
 

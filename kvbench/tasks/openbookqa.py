@@ -52,7 +52,7 @@ class OpenBookQA(Records):
         return super().entry(record, place)
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples but for how many there are: questions in one form for all files."""
+        """Return what determines the samples, except their number: questions in one form for all files."""
         return {
             "target": "openbookqa",
             "version": self.version,

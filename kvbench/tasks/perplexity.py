@@ -35,11 +35,11 @@ class Perplexity(TokenTask):
     """Spans of a text.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         text: ``wikitext2``, ``c4`` (256 windows drawn with seed 0, as Atom and KVQuant), ``c4_new`` (the first 1,100
             documents joined, 256 windows), ``pg19`` (books), ``text`` (files of `path`), ``mini_text`` (Python's own).
-        path: a local file or folder; None: the hub.
-        source: the hub's file.
+        path: a local file or folder; None reads from the hub.
+        source: the file on the hub.
         mode: ``decode``, ``simulated`` or ``fp16``, see the module.
         window: tokens of a window.
         stride: tokens between the beginnings of windows; below `window` they overlap, and only the last `stride` tokens
@@ -96,16 +96,16 @@ class Perplexity(TokenTask):
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts. Raises DataError where they cannot be read."""
+        """The texts, read on first use. Raises DataError if they cannot be read."""
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
     def checksum(self) -> str:
-        """sha256 of the texts."""
+        """Checksum of the texts (see :func:`kvbench.tasks.data.fingerprint`)."""
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield what has to be fetched."""
+        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
@@ -120,7 +120,7 @@ class Perplexity(TokenTask):
             raise DataError(f"{self.name}: no document has {self.window} tokens.\n  hint: a smaller dataset.window")
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the spans but for how many there are and the tokenizer (the model's)."""
+        """Return what determines the spans, except their number and the tokenizer (which belongs to the model)."""
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {
             "target": "perplexity",
@@ -132,7 +132,7 @@ class Perplexity(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         return {"mode": self.mode, "characters": sum(map(len, self.documents))}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:

@@ -33,10 +33,10 @@ class Summaries(TokenTask):
     """Documents with reference summaries.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         kind: which template and which form of records.
-        path: a folder or file; None: the hub.
-        source: the hub's file.
+        path: a local file or folder; None reads from the hub.
+        source: the file on the hub.
         split: of the data: what ``{task}`` in the source's file stands for, and the name of a local file.
         lengths: tokens of a prompt.
         limit: counted prompts of each length; None: all.
@@ -105,7 +105,7 @@ class Summaries(TokenTask):
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield what has to be fetched."""
+        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
@@ -127,7 +127,7 @@ class Summaries(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the prompts but for how many there are and the tokenizer (the model's)."""
+        """Return what determines the prompts, except their number and the tokenizer (which belongs to the model)."""
         return {
             "target": self.kind,
             "version": self.version,
@@ -138,7 +138,7 @@ class Summaries(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return what a result says about the data beyond the identity."""
+        """Return facts about the data that a result records in addition to the identity."""
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:

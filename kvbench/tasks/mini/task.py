@@ -33,7 +33,7 @@ class Mini(Task):
     of the bundled model, less at most 24. Its text depends on task, length, seed and number alone, not on the limit.
 
     Args:
-        name: of the data set, for the results.
+        name: the data set's name in results.
         tasks: names of tasks, or ``all``.
         lengths: in tokens.
         limit: samples a task and length.
@@ -131,7 +131,7 @@ class Mini(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples but for how many there are."""
+        """Return what determines the samples, except their number."""
         return {
             "target": "mini",
             "version": self.version,
