@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 
 class KvbenchError(Exception):
-    """Base of all errors that kvbench explains itself; ``str(error)`` is the whole message for the user."""
+    """Base of all errors that kvbench raises on purpose; ``str(error)`` is the complete message for the user."""
 
     exit_code = 1
 
@@ -21,11 +21,12 @@ class ConfigError(KvbenchError):
 
     Args:
         key: dotted key, for example ``method.residual``.
-        value: what was given (``None`` where the key itself is wrong).
-        problem: what is wrong, one clause.
-        allowed: what may stand there (names, a range), listed in the message; of many names the nearest few.
-        hint: what to type instead; where absent, the nearest of `allowed` is proposed.
-        listing: what shows all of `allowed` where the message shows a few, for example a command.
+        value: the value that was given; None if the key itself is wrong.
+        problem: what is wrong, as one clause that follows ``KEY=VALUE:``.
+        allowed: valid names, or a description of the valid range. The message lists at most 20 names; of a longer list
+            it shows the few that are closest in spelling.
+        hint: what to type instead; if empty, the name in `allowed` that is closest in spelling is proposed.
+        listing: a command that lists all of `allowed`, named in the message if it shows only a few.
     """
 
     exit_code = 2
@@ -56,15 +57,15 @@ class ConfigError(KvbenchError):
         super().__init__("\n".join(lines))
 
 
-#: names that a message lists in full; of more than these it shows the nearest few
+#: longest list of names that a message shows in full, and how many names it shows of a longer one
 LISTED = 20
 FEW = 6
-#: characters of a value that a message repeats
+#: longest value, in characters, that a message shows in full
 SHOWN = 200
 
 
 def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
-    """`names` for a message: all of a short list, of a long one those nearest to `given`, and how to see the others."""
+    """Return `names` as text for a message: all of a short list, of a long one those most like `given` and a count."""
     if isinstance(names, str) or len(names) <= LISTED:
         return names if isinstance(names, str) else ", ".join(names)
     near = difflib.get_close_matches(given, names, n=FEW, cutoff=0.4) or names[:FEW]
@@ -72,31 +73,31 @@ def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:
 
 
 def cut(text: str) -> str:
-    """`text`, of which a message repeats the beginning where it is long."""
+    """Return `text`; if it is longer than :data:`SHOWN` characters, its beginning and its length."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text)} characters)"
 
 
 class CombinationError(ConfigError):
-    """Values that are right alone and cannot run together: in a sweep over them one failed job, not a wrong command."""
+    """Values that are valid individually but not together. In a sweep, only the job with that combination fails."""
 
 
 class NonFiniteError(KvbenchError):
-    """NaN or Inf in keys or values: names layer, key or value, and the position in the sequence."""
+    """NaN or Inf in the keys or values; the message names the layer, the tensor and the position in the sequence."""
 
 
 class CacheError(KvbenchError):
-    """A cache was used in a way that it cannot serve (rollback past what is exact, a foreign attention, ...)."""
+    """A cache was used in a way that it does not support, for example a rollback past its exact tokens."""
 
 
 class ModelError(KvbenchError):
-    """A model cannot be had or used: no weights, no network, gated, unsupported architecture."""
+    """A model cannot be loaded or used: no weights, no network, gated access, or an unsupported architecture."""
 
 
 class DataError(KvbenchError):
-    """A data set cannot be had or read: no network, a damaged file, a missing field."""
+    """A data set cannot be fetched or read: no network, a damaged file, or a missing field."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The entry of `names` closest to `name` in spelling, or None when nothing is near."""
+    """Return the entry of `names` closest to `name` in spelling; None if none is close."""
     match = difflib.get_close_matches(name[:SHOWN], list(names), n=1, cutoff=0.5)
     return match[0] if match else None

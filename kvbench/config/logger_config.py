@@ -14,20 +14,20 @@ from kvbench.util.schema import build
 
 @dataclass(frozen=True, kw_only=True)
 class NoLogger:
-    """No logger: ``results_dir`` keeps everything all the same."""
+    """No logger; results are still written to ``runtime.results_dir``."""
 
     name: Literal["none"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CsvLogger:
-    """One row per run appended to the file `path`."""
+    """A CSV file, `path`, with one row per run."""
 
     name: Literal["csv"]
     path: str = "results/runs.csv"
 
     def check(self) -> None:
-        """Raise ConfigError if the file cannot be written."""
+        """Raise ConfigError if the file cannot be written, or exists and is not such a CSV file."""
         if not self.path.strip():
             raise ConfigError("logger.path", "''", "must name a file", hint="logger.path=results/runs.csv")
         check_writable(self.path, "logger.path", file=True)
@@ -48,9 +48,9 @@ class WandbLogger:
     """Weights & Biases.
 
     Args:
-        project, entity, group, tags: as wandb.init takes them.
-        mode: ``auto`` is online where there is a key, else offline.
-        dir: folder in which wandb makes its own.
+        project, entity, group, tags: passed to ``wandb.init``.
+        mode: ``auto`` is online if an API key is configured, else offline.
+        dir: folder in which wandb creates its own folder.
     """
 
     name: Literal["wandb"]
@@ -62,7 +62,7 @@ class WandbLogger:
     dir: str = "results"
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package wandb."""
+        """Return the packages that the logger requires: wandb."""
         return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ def logger_of(group: Mapping[str, Any]) -> AnyLogger:
     """Check the `logger` group and return its typed form.
 
     Raises:
-        ConfigError: there is no such logger, or it has a wrong key or value.
+        ConfigError: the logger is unknown, or has a wrong key or value.
     """
     name = group.get("name")
     if name not in LOGGERS:

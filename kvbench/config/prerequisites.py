@@ -1,7 +1,7 @@
-"""Requirements of a configuration: packages, a GPU, files; checked without heavy imports.
+"""Checks of what a configuration requires (packages, a GPU, files), without importing torch.
 
-A run checks them before it touches data or a model, the command line before it starts any job. If a launcher sends the
-jobs to other machines (submitit), the GPU is checked there.
+They run before a run touches its data or model, and before the command line starts the first job of a sweep. If a
+launcher sends jobs to other machines (submitit), the GPU is checked there.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from kvbench.util.requirements import Package, check_packages, exists, has_gpu
 if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
 
-#: launchers that are plugins of Hydra, by their modules; and launchers whose jobs run on other machines
+#: launchers that are Hydra plugins, with their modules; and launchers whose jobs run on other machines
 PLUGINS = {"joblib": "hydra_plugins.hydra_joblib_launcher", "submitit": "hydra_plugins.hydra_submitit_launcher"}
 REMOTE = ("submitit",)
 
 
 def check_launcher(name: str, multirun: bool) -> None:
-    """Raise ConfigError if a launcher is not installed, or the command line is not a sweep."""
+    """Raise ConfigError if the launcher is a plugin that is not installed, or is used without ``--multirun``."""
     if name not in PLUGINS:
         return
     package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
@@ -32,7 +32,11 @@ def check_launcher(name: str, multirun: bool) -> None:
 
 
 def check_here(checked: RunConfig, launcher: str = "local") -> None:
-    """Check that this machine has what the configuration needs.
+    """Check that this machine has what the configuration requires.
+
+    Args:
+        checked: the configuration.
+        launcher: name of the launcher; with a remote one the device is not checked.
 
     Raises:
         ConfigError: a package, a GPU, the weights or the data are missing.
@@ -47,7 +51,7 @@ def check_here(checked: RunConfig, launcher: str = "local") -> None:
 
 
 def check_path(path: Any) -> None:
-    """Raise ConfigError if ``dataset.path`` does not name a file or folder."""
+    """Raise ConfigError if ``dataset.path`` is set and does not name an existing file or folder."""
     if not isinstance(path, str):
         return
     hint = "dataset.path=FILE_OR_FOLDER, or dataset.path=null for the hub's files"
@@ -60,7 +64,7 @@ def check_path(path: Any) -> None:
 
 
 def check_weights(checked: RunConfig) -> None:
-    """Raise ConfigError if weights are to be read from a folder that has none."""
+    """Raise ConfigError if the weights are to be read from a local folder that contains none."""
     folder = checked.model.folder()
     if folder is None or checked.model.weights == "random":
         return

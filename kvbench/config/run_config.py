@@ -1,8 +1,8 @@
 """The schema of a run's configuration: one dataclass per group, and the constraints between groups.
 
-:func:`check` takes the composed configuration as plain data and refuses a wrong key, value or combination with the
-key, the value, what is allowed and the nearest right name. It imports neither torch nor transformers, so that an answer
-comes before weights or data are touched.
+:func:`check` takes the composed configuration as plain data. For a wrong key, value or combination it raises an error
+that names the key, the value, what is allowed and the closest valid name. It imports neither torch nor transformers and
+runs before weights or data are touched.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from kvbench.util.schema import MOST_GIB, MOST_ROWS, MOST_TOKENS, bounded, build
 #: groups of a run's configuration, in the order in which they are checked and shown
 GROUPS = ("model", "quantizer", "method", "dataset", "decoding", "runtime", "logger")
 
-#: lowest temperature at which anything is drawn
+#: lowest temperature above 0; below it, sampling would always draw the most likely token
 COLDEST = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """The generation of answers; part of the run's identity.
+    """Generation of answers; part of the run's identity.
 
     Args:
-        max_new_tokens: limit for every task; None: each task's own.
-        temperature: 0 is greedy; above, tokens are drawn with ``runtime.seed``.
-        top_p: nucleus of the probability mass that is drawn from; 1.0: all of it.
+        max_new_tokens: longest answer in tokens, for every task; None: each task's own limit.
+        temperature: 0 decodes greedily; above 0, tokens are sampled with ``runtime.seed``.
+        top_p: nucleus sampling draws from the most likely tokens that make up this share of the probability; 1.0 draws
+            from all tokens.
         stop: strings that end an answer, in addition to the task's own.
     """
 
@@ -46,7 +47,7 @@ class DecodingConfig:
     stop: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError for settings without an effect."""
+        """Raise ConfigError for values that have no effect, and for empty stop strings."""
         if 0.0 < self.temperature < COLDEST:
             raise ConfigError(
                 "decoding.temperature",
@@ -72,25 +73,28 @@ class RuntimeConfig:
 
     Args:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N`` or ``mps``.
-        batch_size: prompts a batch.
-        seed: of sampling, shuffles and random weights.
-        prefill_chunk: tokens per prefill call; None: the whole prompt at once.
-        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE take at a time, which bounds their memory;
-            ``auto``: 8192 of a prompt of more than 16384; None: all. Results differ by rounding at most.
-        prefill_rows: prompts of a batch per prefill call: ``auto`` (as many as make 16k tokens), a number, None: all.
-        memory_limit_gb: GiB of memory that a process may take of each device; None: no limit.
-        device_map: ``auto`` spreads the model's layers over all GPUs, as many on each; None: one device.
-        tensor_parallel: ``auto``: the processes that torchrun started share every layer, each with its heads and their
-            cache; None: one process.
-        retry: ``oom``: runs that ended out of memory are tried again too; None: only errors and interruptions.
-        rerun: make stored samples of older code anew.
-        mix_code: add missing samples to stored ones of older code; the run is marked. False: this is refused.
-        kernels: what serves decode attention on a GPU: ``auto`` (the fastest that can), ``cuda``, ``triton`` or
-            ``reference`` (plain torch).
-        graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (where a captured step serves and the answer
-            is long enough to be worth a capture), ``always`` (where it serves) or ``never``; the row says which.
-        compile: captured steps run what lies around attention through torch.compile (fused norms, RoPE, activations).
-        results_dir: one folder per run is made in here.
+        batch_size: prompts per batch.
+        seed: seed for sampling, shuffling and random weights.
+        prefill_chunk: tokens per prefill call; None prefills the whole prompt in one call.
+        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE process at a time, which bounds their
+            memory. ``auto`` is 8192 for prompts of more than 16384 tokens; None processes all tokens at once. Results
+            differ at most by rounding.
+        prefill_rows: prompts of a batch per prefill call: ``auto`` (about 16k tokens' worth), a number, or None (all).
+        memory_limit_gb: memory in GiB that the process may use on each device; None: no limit.
+        device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
+        tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, each with its own heads
+            and their cache; None: one process.
+        retry: ``oom`` also repeats runs that ran out of memory; None repeats only failed and interrupted ones.
+        rerun: replace stored samples that older code made.
+        mix_code: allow new samples to be added to stored ones that older code made; the run is marked. False raises an
+            error instead.
+        kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
+            ``triton`` or ``reference`` (plain torch).
+        graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
+            long enough to repay the capture), ``always`` (whenever a step can be captured) or ``never``. The row
+            records which it was.
+        compile: in captured steps, pass everything around attention (norms, RoPE, activations) to torch.compile.
+        results_dir: folder in which each run gets a folder of its own.
     """
 
     device: str = "auto"
@@ -111,7 +115,7 @@ class RuntimeConfig:
     results_dir: str = "results/runs"
 
     def check(self) -> None:
-        """Raise ConfigError for an unknown device, a device map over one device, or an unusable folder."""
+        """Raise ConfigError for an unknown device, contradictory multi-GPU settings, or an unusable results folder."""
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise ConfigError(
                 "runtime.device", self.device, "is not a device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
@@ -127,7 +131,7 @@ class RuntimeConfig:
         check_writable(self.results_dir, "runtime.results_dir")
 
     def _check_processes(self) -> None:
-        """Raise ConfigError if torchrun and `tensor_parallel` do not fit together."""
+        """Raise ConfigError if `tensor_parallel` contradicts torchrun's processes, `device_map` or `device`."""
         key, value, start = (
             "runtime.tensor_parallel",
             self.tensor_parallel,
@@ -165,9 +169,9 @@ class RunConfig:
     """A whole configuration as typed data.
 
     Args:
-        method: the method's own dataclass, with its quantizer.
-        dataset: the group as plain data.
-        task: the data set, checked.
+        method: the method as an instance of its own dataclass, with its quantizer.
+        dataset: the group `dataset` as plain data.
+        task: the same group as a checked task.
     """
 
     model: ModelConfig
@@ -229,14 +233,14 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
 
 
 def _combinations(checked: RunConfig) -> None:
-    """Raise ConfigError for groups that do not fit together, whatever the data set."""
+    """Raise ConfigError for values of different groups that contradict each other."""
     model, decoding = checked.model, checked.decoding
     for key, new in (
         ("decoding.max_new_tokens", decoding.max_new_tokens),
         ("dataset.max_new_tokens", getattr(checked.task, "max_new_tokens", None)),
     ):
         if key.startswith("dataset") and decoding.max_new_tokens:
-            continue  # is not used
+            continue  # overridden by decoding.max_new_tokens
         if isinstance(new, int) and new >= model.max_length:
             raise ConfigError(
                 key,

@@ -1,9 +1,10 @@
-"""Settings: a method, its quantizer and their options as one string, wherever a command line takes one.
+"""Settings: a method, its quantizer and their options as one string, for use on command lines.
 
 The grammar is ``METHOD[:QUANTIZER][:KEY=VALUE]...``, for example ``fp16``, ``kivi:int4:residual=64`` or
-``cocktail:encoder=bm25``. A key is one of the method's (``residual``) or, with its prefix, one of the quantizer's
-(``quantizer.key.bits``). A value that holds a colon or a comma stands in brackets (``layers=[0-1:fp16,2-29:int4]``) or
-quotes; ``10/30/60`` is a list of numbers. Options may also be separated by commas. Imports neither torch nor Hydra.
+``cocktail:encoder=bm25``. A key names an option of the method (``residual``) or, with a prefix, of the quantizer
+(``quantizer.key.bits``). A value that contains a colon or a comma needs brackets (``layers=[0-1:fp16,2-29:int4]``) or
+quotes; ``10/30/60`` is a list of numbers. Options may also be separated by commas. This module imports neither torch
+nor Hydra.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Setting:
     """A method with its quantizer and hyper-parameters.
 
     Args:
-        text: the string that was typed.
-        name: preset of ``conf/method``.
-        quantizer: preset of ``conf/quantizer``; None: the method's default.
-        fields: hyper-parameters of the method, by key.
-        formats: changes of the quantizer's formats, by dotted key (``quantizer.key.bits``).
+        text: the string as it was typed.
+        name: name of a preset in ``conf/method``.
+        quantizer: name of a preset in ``conf/quantizer``; None: the method's default.
+        fields: changed hyper-parameters of the method, by key.
+        formats: changed options of the quantizer, by dotted key (``quantizer.key.bits``).
     """
 
     text: str
@@ -61,10 +62,10 @@ class Setting:
         return [*chosen, *(f"{key}={written(value)}" for key, value in keys.items())]
 
     def load(self) -> Method:
-        """Return the method itself.
+        """Build and return the method.
 
         Raises:
-            ConfigError: an unknown name or key, or a value or combination that the method refuses.
+            ConfigError: a name or key is unknown, or the method rejects a value or combination.
         """
         formats: dict[str, Any] | str | None = self.quantizer
         if self.formats:
@@ -76,10 +77,11 @@ class Setting:
 
 
 def parse(text: str) -> Setting:
-    """Return the setting that `text` describes; names are looked up when it is composed or loaded.
+    """Parse a setting. Only the syntax is checked; names are looked up when the setting is composed or loaded.
 
     Raises:
-        ConfigError: a part is empty, a bracket is open, or a key or quantizer is given twice.
+        ConfigError: no method comes first, a part is empty, a bracket is not closed, or a key or quantizer is given
+            twice.
     """
     name, *parts = (piece.strip() for whole in split(text, ":") for piece in split(whole, ","))
     if not name or "=" in name or not isinstance(typed(name), str):
@@ -108,10 +110,10 @@ def parse(text: str) -> Setting:
 
 
 def parse_list(text: str) -> list[Setting]:
-    """Return the settings of a comma-separated list; an option behind a comma belongs to the setting before it.
+    """Parse a comma-separated list of settings; ``KEY=VALUE`` after a comma is an option of the setting before it.
 
     Raises:
-        ConfigError: as :func:`parse`, or a setting stands twice in the list.
+        ConfigError: as :func:`parse`, or a setting is listed twice.
     """
     texts: list[str] = []
     for piece in split(text, ","):
@@ -127,10 +129,10 @@ def parse_list(text: str) -> list[Setting]:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Return `text` cut at `mark`, but not inside brackets or quotes.
+    """Return the parts of `text` between occurrences of `mark`, other than those inside brackets or quotes.
 
     Raises:
-        ConfigError: a bracket or quote is open.
+        ConfigError: brackets or quotes are unbalanced.
     """
     parts, expected, quote = [""], [], ""
     for char in text:
@@ -152,12 +154,16 @@ def split(text: str, mark: str) -> list[str]:
 
 
 def typed(text: str, setting: str = "") -> Any:
-    """Return a value as Hydra would read it: number, ``true``, ``null``, list, mapping, or else a string.
+    """Return the value that `text` denotes, as Hydra would read it: number, bool, None, list, mapping, or string.
 
-    A list of numbers may be written ``10/30/60``; other text with slashes is a path.
+    A list of numbers may be written ``10/30/60``; other text with slashes is a string (a path).
+
+    Args:
+        text: the value.
+        setting: the whole setting, for messages.
 
     Raises:
-        ConfigError: a mapping has an entry without a colon.
+        ConfigError: a mapping has an entry without a colon, or brackets or quotes are unbalanced.
     """
     text = text.strip()
     if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1:
@@ -180,7 +186,7 @@ def typed(text: str, setting: str = "") -> Any:
 
 
 def written(value: Any) -> str:
-    """Return a value as text that both :func:`typed` and Hydra read back as `value`."""
+    """Return `value` as text: the inverse of :func:`typed`, also valid as the value of a Hydra override."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -195,7 +201,7 @@ def written(value: Any) -> str:
 
 
 def _change(formats: dict[str, Any], key: str, value: Any) -> None:
-    """Set ``quantizer.SIDE.FIELD`` in a quantizer's plain data; raise ConfigError for an unknown key."""
+    """Set the dotted key ``quantizer.key.FIELD`` or ``quantizer.value.FIELD`` in place; ConfigError if unknown."""
     *path, last = key.split(".")[1:]
     node: Any = formats
     for step in path:
@@ -215,6 +221,6 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 def _default_quantizer(method: str) -> str:
-    """Return the preset that a method has where none is named."""
+    """Return the name of the default quantizer of a method; ``none`` if it has none."""
     quantizer = load_method(method).quantizer
     return quantizer.name if quantizer else "none"

@@ -1,4 +1,4 @@
-"""Files that are replaced atomically: a reader sees the old content or the new, never a part."""
+"""Atomic replacement of files: a reader sees the complete old or the complete new content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: ending of the names of unfinished files
 ENDING = ".partial"
-#: characters of a file's own name, and of the machine's, in those names (of at most 255 bytes)
+#: how many characters of the target's name and of the host's go into such a name (file names have at most 255 bytes)
 KEPT, HOST = 40, 20
 #: seconds after which another machine's unfinished file counts as abandoned
 ABANDONED_S = 24 * 3600.0
@@ -24,11 +24,11 @@ _WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDI
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path next to `path` to write to, which replaces `path` at the end of the block.
+    """Yield a temporary path in the same folder; at the end of the block the file written there replaces `path`.
 
-    The name belongs to this thread alone: two writers with one name would truncate each other's file, and the first to
-    finish would publish half of the other's. If the block fails, `path` is unchanged and the new file is removed. What
-    a killed writer of `path` left behind is removed first.
+    The temporary name is unique to this thread: two writers that shared one would overwrite each other's data. If the
+    block raises, `path` is unchanged and the temporary file is removed. Temporary files that killed writers of `path`
+    left behind are removed first.
 
     Raises:
         OSError: `path` is a folder, or cannot be replaced.
@@ -47,14 +47,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed writers left in `folder`; only for the one process that writes there."""
+    """Remove all temporary files in `folder`; safe only if no other process is writing there."""
     for partial in folder.glob(f".*{ENDING}"):
         with suppress(OSError):
             partial.unlink()
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file atomically and flush it to disk (fsync); raise OSError, with `path` unchanged."""
+    """Write `data` to `path` atomically and flush it to disk (fsync); if it raises OSError, `path` is unchanged."""
     with replacing(path) as partial, partial.open("wb") as handle:
         handle.write(data)
         handle.flush()
@@ -70,7 +70,7 @@ def _host() -> str:
 
 
 def _sweep(path: Path) -> None:
-    """Remove partial files of `path` whose writers are gone."""
+    """Remove temporary files of `path` whose writers no longer run."""
     beginning = _beginning(path)
     try:
         names = os.listdir(path.parent)
@@ -83,7 +83,7 @@ def _sweep(path: Path) -> None:
 
 
 def _abandoned(partial: Path, beginning: str) -> bool:
-    """Return True if the writer of `partial` is gone: its process, or on another machine for a day."""
+    """Return True if the process that wrote `partial` has ended, or, for another machine's, if it is over a day old."""
     writer = _WRITER.fullmatch("." + partial.name.removeprefix(beginning))
     if writer is not None and writer["host"] == _host():
         try:
@@ -91,7 +91,7 @@ def _abandoned(partial: Path, beginning: str) -> bool:
         except (ProcessLookupError, OverflowError):
             return True
         except OSError:
-            pass  # another user's
+            pass  # the process runs, as another user
         return False
     try:
         return time.time() - partial.stat().st_mtime > ABANDONED_S

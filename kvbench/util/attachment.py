@@ -8,13 +8,14 @@ from typing import Any
 
 @dataclass
 class Placement:
-    """Location of a model's weights, known from loading on and valid for the model's lifetime.
+    """Placement of a model's weights on devices and processes, recorded when the model is loaded.
 
     Args:
-        team: the processes that hold the other slices (:class:`kvbench.parallel.team.Team`), or None.
-        parameters: of the whole model, where this process holds a slice; else None.
-        devices: that layers are spread over; empty: the model was loaded onto one.
-        probe: a few numbers of the weights of all slices (:func:`kvbench.calibration.file.probe`), once gathered.
+        team: all processes that hold a slice of the model (:class:`kvbench.parallel.team.Team`); None if the model is
+            not sliced.
+        parameters: number of parameters of the whole model, if this process holds a slice of it; else None.
+        devices: the devices that the layers are spread over; empty if the model is on one device.
+        probe: a few weights of all slices (:func:`kvbench.calibration.file.probe`); None until they are gathered.
     """
 
     team: Any = None
@@ -25,14 +26,14 @@ class Placement:
 
 @dataclass
 class Attachment:
-    """Everything attached to a model, undone by ``method.detach(model)``.
+    """State that kvbench keeps on a model; ``method.detach(model)`` undoes all of it but the placement.
 
     Args:
-        placement: stays when the rest is detached; None: the model lies whole on one device.
-        attention: the attention implementation that the model had before kvbench's; None: it has its own.
-        rotary: its rotation (:class:`kvbench.attention.rope.rotary.Rotary`), once found.
-        key_hooks: hooks that leave keys before RoPE (:mod:`kvbench.attention.rope.pre_rope`), each with ``remove()``.
-        int4: the switch of its 4-bit weights (:class:`kvbench.models.int4.Switch`).
+        placement: None if the whole model is on one device. It survives ``detach``.
+        attention: name of the attention implementation that kvbench's replaced; None if it was not replaced.
+        rotary: the model's rotary embedding (:class:`kvbench.attention.rope.rotary.Rotary`); None until it is needed.
+        key_hooks: hooks that keep keys unrotated (:mod:`kvbench.attention.rope.pre_rope`), each with ``remove()``.
+        int4: the switch between the model's own and its 4-bit weights (:class:`kvbench.models.int4.Switch`), or None.
     """
 
     placement: Placement | None = None
@@ -43,13 +44,13 @@ class Attachment:
 
 
 def attached(model: Any) -> Attachment | None:
-    """Return what is attached to `model`; None: nothing."""
+    """Return the attachment of `model`, or None if it has none."""
     attachment: Attachment | None = getattr(model, "_kvbench", None)
     return attachment
 
 
 def attachment(model: Any) -> Attachment:
-    """Return what is attached to `model`; it gets an empty attachment where it has none."""
+    """Return the attachment of `model`; create an empty one if it has none."""
     known = attached(model)
     if known is None:
         known = model._kvbench = Attachment()
@@ -57,18 +58,18 @@ def attachment(model: Any) -> Attachment:
 
 
 def placement(model: Any) -> Placement:
-    """Return where the weights of `model` lie; changes are lost where nothing is recorded of it."""
+    """Return the placement of `model`; if none is recorded, a new default one, which is not stored on the model."""
     known = attached(model)
     return Placement() if known is None or known.placement is None else known.placement
 
 
 def record_placement(model: Any, placement: Placement) -> None:
-    """Record where the weights of `model` lie."""
+    """Store the placement of `model` in its attachment."""
     attachment(model).placement = placement
 
 
 def release(model: Any) -> None:
-    """Remove the attachment of `model`, all of which was undone; its placement stays."""
+    """Remove the attachment of `model` but keep its placement; the caller has undone everything else."""
     known = attached(model)
     if known is None:
         return

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: `main`, and `detail` on the line below."""
+    """A table cell of up to two lines: `main`, and `detail` below it."""
 
     main: str
     detail: str = ""
 
     @property
     def width(self) -> int:
-        """Columns of the terminal that it takes."""
+        """Width in characters."""
         return max(len(self.main), len(self.detail))
 
 
 def size(count: float | None) -> str:
-    """Return a number of bytes with three digits and its unit."""
+    """Return a number of bytes as text, for example ``1.5 GiB``; ``-`` for None."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -30,7 +30,7 @@ def size(count: float | None) -> str:
 
 
 def seconds(time: float | None) -> str:
-    """Return a time in s or ms."""
+    """Return a time, given in seconds, as text in s or ms; ``-`` for None."""
     if time is None:
         return "-"
     return f"{time:.2f} s" if time >= 1 else f"{time * 1000:.3g} ms"

@@ -1,4 +1,4 @@
-"""The folder of the configuration: in the installed package (``kvbench/conf``), or next to it in a working tree."""
+"""The configuration folder: ``kvbench/conf`` in an installed package, ``conf`` next to it in a working tree."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kvbench.errors import KvbenchError
 
 
 def conf_dir() -> Path:
-    """Return the folder of ``config.yaml`` and of the groups.
+    """Return the folder that contains ``config.yaml`` and the groups.
 
     Raises:
-        KvbenchError: it is missing, so the installation is broken.
+        KvbenchError: there is no such folder; the installation is broken.
     """
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "conf", package.parent / "conf"):
@@ -28,11 +28,11 @@ def groups() -> list[str]:
 
 
 def options(group: str, extra: Path | None = None) -> dict[str, Path]:
-    """Return the choices of a group and their files, such as ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
+    """Return the options of a group with their files, such as ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
 
     Args:
         group: a folder of :func:`conf_dir`.
-        extra: a folder with the same layout whose choices are added (``--config-dir``).
+        extra: another configuration folder (``--config-dir``), whose options are added.
     """
     choices: dict[str, Path] = {}
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):
@@ -41,7 +41,7 @@ def options(group: str, extra: Path | None = None) -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """Return the description of a choice: the first comment in its YAML, apart from Hydra's headers."""
+    """Return the description of an option: the first comment in its YAML file other than ``# @package``; else empty."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ").strip()

@@ -1,4 +1,4 @@
-"""Recognition of out-of-memory errors, and of the allocation that failed."""
+"""Recognition of out-of-memory errors, and of the size of the allocation that failed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _UNITS = {"": 1, "bytes": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "
 
 # CUDA: "Tried to allocate 20.00 GiB"; CPU: "can't allocate memory: you tried to allocate 123 bytes"
 _ASKED = re.compile(r"tried to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)?\b", re.IGNORECASE)
-# a checkpoint that is mapped: "unable to mmap 123 bytes from file"
+# a memory-mapped checkpoint: "unable to mmap 123 bytes from file"
 _ASKED_MAPPED = re.compile(r"unable to mmap\s+([\d.]+)\s*(bytes)\b")
 # numpy: "Unable to allocate 7.28 TiB for an array"
 _ASKED_NUMPY = re.compile(r"Unable to allocate\s+([\d.]+)\s*(bytes|B|KiB|MiB|GiB|TiB)\b")
-#: messages of the CPU's allocator, and of a CUDA context for which a shared device has no memory
+#: parts of messages from the CPU's allocator, and from CUDA when a shared device has too little memory for a context
 _SIGNS = (
     "DefaultCPUAllocator",
     "not enough memory",
@@ -27,14 +27,14 @@ _SIGNS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if memory ran out: in CUDA's allocator, the CPU's (a plain RuntimeError), or Python itself."""
+    """Return True if `error` means that CUDA, torch's CPU allocator (a RuntimeError) or Python ran out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, (RuntimeError, OSError)) and any(sign in str(error) for sign in _SIGNS):
         return True
     if isinstance(error, SystemError) and "without" in str(error) and "exception" in str(error):
-        return _limited()  # an extension that set no exception when its own allocation failed
-    # a CUDA graph's capture that runs out of memory ends in another error
+        return _limited()  # a C extension whose allocation failed and that set no exception
+    # running out of memory during a CUDA graph capture raises a second error, with the first as its context
     return isinstance(error, RuntimeError) and error.__context__ is not None and is_out_of_memory(error.__context__)
 
 
@@ -48,13 +48,13 @@ def _limited() -> bool:
 
 
 def bytes_asked(error: BaseException) -> int | None:
-    """Return the bytes of the allocation that failed; None if the message does not say."""
+    """Return the size in bytes of the allocation that failed; None if the message does not say."""
     matches = (pattern.search(str(error)) for pattern in (_ASKED, _ASKED_NUMPY, _ASKED_MAPPED))
     match = next(filter(None, matches), None)
     return None if match is None else int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return ``{type, message, traceback}`` of an error, for `metrics.json`."""
+    """Return ``{type, message, traceback}`` of an error for `metrics.json`, long texts shortened."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": trace[-8000:]}

@@ -1,4 +1,4 @@
-"""Digests of a checkpoint's whole content, with a cache, so that large files are read once."""
+"""Digests of the content of checkpoints; digests of large files are cached, so that each is read once."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from kvbench.util import atomic
 from kvbench.util.cells import size as in_words
 
-#: endings of the files that decide what a checkpoint computes
+#: suffixes of the files that decide what a checkpoint computes
 SUFFIXES = (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt")
 #: bytes above which a file is hashed separately and its digest is cached
 LARGE = 32 << 20
-#: bytes to be read above which the user is informed
+#: bytes to read above which the user is informed
 SLOW = 2 << 30
-#: seconds without a change before a file's digest is cached: within a clock's tick a second change could hide
+#: seconds without a change before a file's digest is cached (two changes within one clock tick look like one)
 SETTLED_S = 2.0
 
 _BLOCK = 1 << 20
@@ -28,22 +28,22 @@ _THREADS = 8
 
 Say = Callable[[str], None]
 
-#: digests of this process, for folders in which no cache can be written (a sweep asks once per job)
+#: digests computed by this process, in case the cache file cannot be written (each job of a sweep asks again)
 _memory: dict[str, str] = {}
 
 
 def fingerprint(
     folder: Path | None, say: Say = lambda line: None, *, suffixes: Iterable[str] = SUFFIXES[:-1], deep: bool = False
 ) -> str | None:
-    """Return a digest of a checkpoint, which distinguishes checkpoints of one name; None without a folder.
+    """Return a digest of a checkpoint's files: 16 hexadecimal digits, or None if there is no such folder.
 
-    The path of the folder does not count: a moved checkpoint keeps its runs.
+    The path of the folder does not enter the digest, so a checkpoint that is moved keeps its runs.
 
     Args:
         folder: folder of the checkpoint.
-        say: receives a line for the user if many gigabytes have to be read.
-        suffixes: suffixes of the files that count.
-        deep: True to count files in subfolders too.
+        say: called with a line for the user if more than 2 GiB have to be read.
+        suffixes: suffixes of the files to include.
+        deep: True to include files in subfolders.
 
     Raises:
         OSError: a file cannot be read.
@@ -63,7 +63,7 @@ def fingerprint(
 
 
 def cache_file() -> Path:
-    """Return the file of the cached digests: in ``KVBENCH_CACHE``, else in the user's cache folder."""
+    """Return the path of the digest cache: in the folder ``KVBENCH_CACHE`` if set, else in the user's cache folder."""
     root = os.environ.get("KVBENCH_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
     )
@@ -71,7 +71,7 @@ def cache_file() -> Path:
 
 
 def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
-    """Return digests of whole files; a cache that cannot be written costs time, not the run."""
+    """Return the SHA-256 of each file, from the cache if possible; failure to write the cache is ignored."""
     if not files:
         return {}
     cached = _read(cache_file()) | _memory
@@ -97,7 +97,7 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
 
 
 def _state(file: Path) -> str:
-    """Return what changes with a file's content: size, mtime and ctime in nanoseconds (no user can set the ctime)."""
+    """Return a cache key that changes with the file: path, size, mtime and ctime (which users cannot set) in ns."""
     about = file.stat()
     return f"{file.resolve()} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 

@@ -1,4 +1,4 @@
-"""Modules that are imported on first use, so that a configuration is checked without torch."""
+"""Modules that are imported on first use, so that a configuration can be checked without importing torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        """Return the module's attribute; import the module if nobody has done so yet."""
+        """Return an attribute of the module, which is imported first if necessary."""
         module = sys.modules.get(self._name) or importlib.import_module(self._name)
         return getattr(module, attribute)
 
@@ -29,7 +29,7 @@ class LazyModule:
 def lazy(name: str) -> Any:
     """Return a stand-in for the module `name`.
 
-    Type checkers are shown the module itself::
+    To let type checkers see the module itself, write::
 
         if TYPE_CHECKING:
             import torch

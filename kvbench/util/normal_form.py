@@ -1,4 +1,4 @@
-"""Python source reduced to what it does: no comments, docstrings, formatting or marks of the interpreter's version."""
+"""A normal form of Python source: independent of comments, docstrings, formatting and the Python version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SILENT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
 def normal_form(source: str | bytes) -> str:
-    """Return the normal form of Python source; equal for sources that differ in nothing that runs.
+    """Return the normal form of Python source; equal for two sources that differ only in what does not run.
 
     Raises:
         SyntaxError: `source` is not Python.
@@ -21,7 +21,8 @@ def normal_form(source: str | bytes) -> str:
 def text_of(tree: ast.AST) -> str:
     """Return a syntax tree as text.
 
-    `ast.dump` would not do: Python versions differ in the empty fields that they print and in how they cut f-strings.
+    Unlike `ast.dump`, the text is the same in all Python versions: they differ in which empty fields they print and in
+    how they split f-strings.
     """
     words: list[str] = []
     _write(tree, words)
@@ -37,7 +38,7 @@ def _write(node: Any, words: list[str]) -> None:
             child = getattr(node, field, None)
             if isinstance(child, list):
                 child = [part for part in child if not _idle(part)]
-            is_constant = field == "value" and isinstance(node, ast.Constant)  # whose None is the constant None
+            is_constant = field == "value" and isinstance(node, ast.Constant)  # here None is the constant None
             if field in _SILENT or ((child is None or child == []) and not is_constant):
                 continue
             words.append(f" {field}=")
@@ -66,7 +67,7 @@ def _merged(values: list[ast.expr]) -> list[ast.expr]:
 
 
 def _idle(node: Any) -> bool:
-    """Return True for a statement that does nothing when the code runs: a text, `pass`, an import for types."""
+    """Return True for a statement without effect at run time: a bare string, `pass`, or ``if TYPE_CHECKING:``."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return isinstance(node, ast.Pass) or for_types(node)

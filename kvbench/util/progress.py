@@ -10,20 +10,20 @@ from typing import IO, Any
 
 
 def interactive() -> bool:
-    """Return True if a person is watching: standard error is a terminal, outside of CI."""
+    """Return True if standard error is a terminal and the environment variable ``CI`` is not set."""
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
 def say(line: str) -> None:
-    """Print a line for the user to standard error (standard output is for tables); a closed pipe ends no run."""
+    """Print a line for the user to standard error (standard output is for tables); ignore a closed pipe."""
     try:
         print(line, file=sys.stderr, flush=True)
-    except BrokenPipeError:  # `... 2>&1 | head` has seen enough
+    except BrokenPipeError:  # for example `... 2>&1 | head`
         silence(sys.stderr)
 
 
 def show(text: str) -> None:
-    """Print text to standard output; once its reader has gone, as `head` does, write nothing more."""
+    """Print text to standard output; if the reader has closed the pipe, as `head` does, discard all further output."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -31,30 +31,30 @@ def show(text: str) -> None:
 
 
 def silence(stream: IO[str]) -> None:
-    """Discard the rest of a stream's buffer and everything written to it later."""
+    """Discard what is still in the buffer of `stream`, and everything written to it later."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
-#: seconds before the first line about a long sample, with an estimate, without a terminal
+#: seconds after which the first line with an estimate of the remaining time is printed, if there is no terminal
 FIRST_S = 3.0
 
 
 def duration(seconds: float) -> str:
-    """Return a remaining time in a readable unit."""
+    """Return a duration, given in seconds, as text in s, min or h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress:
-    """A counter of samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
+    """Progress over samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
 
     Args:
-        title: what is being done.
+        title: text in front of the bar.
         total: number of samples.
-        done: samples that are done already (a resumed run).
-        every_s: seconds between plain lines without a terminal.
+        done: number of samples that an earlier run has done.
+        every_s: seconds between printed lines if there is no terminal.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, every_s: float = 20.0) -> None:
@@ -87,7 +87,7 @@ class Progress:
         return self
 
     def advance(self, count: int, note: str = "") -> None:
-        """Count `count` more samples."""
+        """Add `count` finished samples, and show `note` next to the bar or in the next line."""
         self.done += count
         self._under_way = ""
         if self._bar is not None:
@@ -97,7 +97,7 @@ class Progress:
             say(f"{self.title}: {self.done}/{self.total}  {note}")
 
     def within(self, share: float, note: str) -> None:
-        """Show that `share` samples' worth of the current batch is done, and where it is (`note`)."""
+        """Show progress inside the current batch: `share` samples' worth of it is done; `note` describes the stage."""
         self._under_way = note
         if self._bar is not None:
             self._bar.update(self._task, total=self.total, completed=self.done + share, note=note)
@@ -110,7 +110,7 @@ class Progress:
         say(f"{self.title}: {self.done}/{self.total}  {note}, about {duration(left)} left")
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
+        """Print a line for the user without disturbing the bar."""
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False)
         else:

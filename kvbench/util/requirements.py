@@ -1,4 +1,4 @@
-"""Requirements of a single choice: a package, a GPU, a path; checked without heavy imports."""
+"""Checks of what one configuration value requires (a package, a GPU, a path), without importing torch."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvbench.errors import ConfigError
 #: device files of GPUs under Linux (NVIDIA's own driver, AMD's, WSL's, Tegra's)
 GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg", "/dev/nvmap")
 
-#: bytes of a file's name, so that the name of its partial file fits too
+#: longest name of a file in bytes, so that the name of its temporary file fits too
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that one choice needs.
+    """A Python package that one configuration value requires.
 
     Args:
-        module: name by which it is imported.
-        key, value: the choice, for example ``method.encoder`` and ``bm25``.
-        hint: how to install it, or what to choose instead.
+        module: the name to import it by.
+        key, value: the configuration value, for example ``method.encoder`` and ``bm25``.
+        hint: how to install the package, or what to choose instead.
     """
 
     module: str
@@ -35,10 +35,10 @@ class Package:
 
 
 def installed(module: str) -> bool:
-    """Return True if `module` could be imported, without importing it."""
+    """Return True if `module` is installed; it is not imported."""
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent is missing, or is not a package
+    except (ImportError, ValueError):  # its parent package is missing, or is a plain module
         return False
 
 
@@ -55,7 +55,10 @@ def check_packages(packages: Iterable[Package]) -> None:
 
 
 def has_gpu() -> bool:
-    """Return False only if this machine cannot have a GPU; asks torch only if it is imported already."""
+    """Return False if this machine has no usable GPU.
+
+    Asks torch only if it is already imported; else looks for device files on Linux, and returns True on other systems.
+    """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
     if "torch" in sys.modules:
@@ -69,7 +72,7 @@ def exists(path: str, key: str) -> bool:
     """Return True if something exists at `path`.
 
     Raises:
-        ConfigError: the path is too long, a loop of links, in an unknown user's home, or not accessible.
+        ConfigError: the path is too long, not accessible, a loop of links, or ``~USER`` for an unknown user.
     """
     try:
         Path(path).expanduser().stat()
@@ -82,7 +85,13 @@ def exists(path: str, key: str) -> bool:
 
 
 def check_writable(folder: str, key: str, file: bool = False) -> None:
-    """Raise ConfigError if `folder`, or the folder of a file, cannot be made or written to; it need not exist."""
+    """Raise ConfigError if results cannot be written to `folder`, which need not exist yet.
+
+    Args:
+        folder: path of a folder; of a file if `file` is True.
+        key: key of the path in the configuration, for messages.
+        file: True to check that a file can be written at this path.
+    """
     if "://" in folder:
         what = "file" if file else "folder"
         raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")

@@ -1,7 +1,7 @@
-"""Strict dataclasses from plain dicts: unknown keys, wrong types and values out of range are ConfigErrors.
+"""Strict conversion of plain dicts to dataclasses: unknown keys, wrong types and values out of range are errors.
 
 A dataclass is the schema: its annotations are the types, its field metadata the bounds (:func:`bounded`), and its
-optional ``check()`` what no annotation can express. Imports no torch, so that a configuration is checked in a moment.
+optional ``check()`` covers what annotations cannot express. This module does not import torch, so checks are fast.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvbench.errors import ConfigError, cut, few, nearest
 
 T = TypeVar("T")
 
-#: bounds of sizes: a larger number is a typing error, and would end in memory errors hours later
+#: upper bounds of sizes: a larger number is a typing error that would otherwise end in a memory error much later
 MOST_TOKENS = 2**24
 MOST_ROWS = 2**16
 MOST_GIB = 2**20
-#: of seeds, and of every whole number without a bound of its own
+#: upper bound of seeds, and of every whole number without a bound of its own
 MOST = 2**32 - 1
 
 
@@ -33,13 +33,13 @@ def bounded(
     maximum: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """Return a dataclass field whose numbers must lie in ``[minimum, maximum]`` (or be ``> above``), or be None.
+    """Return a dataclass field with bounds for its numbers; None, if its type allows it, is always valid.
 
     Args:
-        default: the field's default; left out, the field is required.
+        default: default of the field; without it the field is required.
         minimum: smallest number allowed.
         maximum: largest number allowed.
-        above: numbers must be greater than this one.
+        above: exclusive lower bound.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above}
     metadata = {name: limit for name, limit in limits.items() if limit is not None}
@@ -49,7 +49,7 @@ def bounded(
 
 
 def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
-    """Return an instance of the dataclass `cls` made of `data`, nested dataclasses included.
+    """Return an instance of the dataclass `cls` built from `data`; nested dicts become nested dataclasses.
 
     Args:
         cls: dataclass; fields with a default may be absent from `data`.
@@ -57,8 +57,8 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         prefix: dotted key of `data` in the whole configuration, used in messages (``"method"``).
 
     Raises:
-        ConfigError: an unknown or missing key, a value of another type, outside its Literal or its bounds. The error
-            names the dotted key, the value, what is allowed and the nearest right name.
+        ConfigError: a key is unknown or missing, or a value has the wrong type, is not one of its Literal's choices or
+            is out of bounds. The message names the dotted key, the value, what is allowed and the closest valid name.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(prefix, data, "must be a group of keys", allowed=field_names(cls))
@@ -80,7 +80,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
 
 
 def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str = "") -> ConfigError:
-    """Return a ConfigError for an unknown `key`, which proposes the nearest of `names` to the key."""
+    """Return a ConfigError for the unknown key `key`; unless `hint` is given, it proposes the closest of `names`."""
     names = list(names)
     near = nearest(key.rsplit(".", 1)[-1], names)
     hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
@@ -92,12 +92,12 @@ def load_class(key: str, target: Any, example: str) -> type:
     """Import and return the class that ``_target_`` names.
 
     Args:
-        key: key of the name, for messages.
-        target: ``package.module.Class``.
+        key: key of `target` in the configuration, for messages.
+        target: full name of the class, ``package.module.Class``.
         example: a valid name, for messages.
 
     Raises:
-        ConfigError: it is not such a name, cannot be imported, or is not a class.
+        ConfigError: `target` has another form, cannot be imported, or is not a class.
     """
     hint = f"for example {example}"
     parts = target.split(".") if isinstance(target, str) else []
@@ -116,17 +116,17 @@ def load_class(key: str, target: Any, example: str) -> type:
 
 
 def field_names(cls: type) -> list[str]:
-    """Return the names of the init fields of the dataclass `cls`."""
+    """Return the names of the fields that the constructor of the dataclass `cls` takes."""
     return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def join(prefix: str, name: str) -> str:
-    """Return ``prefix.name``, or `name` without a prefix."""
+    """Return ``prefix.name``, or just `name` if `prefix` is empty."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """Return `value` checked against the annotation `hint` and `limits`, with lists as tuples where `hint` says so.
+    """Return `value` converted to the annotation `hint` (a list to a tuple, a dict to a dataclass) and checked.
 
     Raises:
         ConfigError: as :func:`build`.
@@ -180,14 +180,14 @@ def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[
     if value is None and type(None) in args:
         return None
     members = [arg for arg in args if arg is not type(None)]
-    if len(members) == 1 and value is not None:  # Optional[...]: the inner message is the better one
+    if len(members) == 1 and value is not None:  # Optional[...]: the message about the inner type is clearer
         return convert(members[0], value, key, limits)
     for member in members:
         try:
             return convert(member, value, key, limits)
         except ConfigError as error:
             if isinstance(error, _OutOfRange):
-                raise  # right type, wrong size: that is the better message
+                raise  # the type is right: the message about the bounds is clearer
     raise ConfigError(key, _shown(value), f"must be {' or '.join(describe(arg) for arg in args)}")
 
 
@@ -226,7 +226,7 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """Return an annotation in words for a message: ``a whole number``, ``one of auto, cpu``."""
+    """Return a description of an annotation for a message: ``a whole number``, ``one of auto, cpu``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
@@ -256,7 +256,7 @@ def example(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return `value` as YAML and the command line write it."""
+    """Return `value` as it is written in YAML and on the command line."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

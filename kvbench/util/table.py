@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns aligned: text to the left, numbers to the right; None is shown as ``-``."""
+    """Return a table with aligned columns, text to the left and numbers to the right; None is shown as ``-``."""
     cells = [[shown(cell) for cell in row] for row in rows]
     numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(head))]
     widths = [max(len(head[i]), *(len(row[i]) for row in cells)) if cells else len(head[i]) for i in range(len(head))]
@@ -19,7 +19,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def shown(cell: object) -> str:
-    """Three significant digits, at least the whole number; nothing is ``-``."""
+    """Return a cell as text: floats with about three digits, tiny ones as ``1.2e-03``; None as ``-``."""
     if cell is None:
         return "-"
     if not isinstance(cell, float):
