@@ -1,11 +1,11 @@
-"""Base class of all methods: a dataclass whose fields are the hyper-parameters, and the rules over the stores.
+"""Base class of all methods: a dataclass whose fields are the hyper-parameters and whose methods place the tokens.
 
-A method defines which segments the keys and the values of a layer have (:meth:`Method.segments`), where the prompt's
-tokens go (:meth:`Method.place`) and what moves as the sequence grows (:meth:`Method.settle`). Packing, attention, the
-bill, padding, rollback, beams and the benchmarks come with the stores. Two bases ask for less:
-:class:`~kvbench.methods.recency.RecencyMethod` for the number of exact tokens, and
-:class:`~kvbench.methods.scored.ScoredMethod` for a score of each token. Torch is imported on first use, so that a
-configuration is checked in a moment.
+A method defines which segments store the keys and the values of a layer (:meth:`Method.segments`), into which of them
+the prompt's tokens go (:meth:`Method.place`), and which tokens are packed or dropped as the sequence grows
+(:meth:`Method.settle`). Packing, attention, the bill, padding, rollback, beams and the benchmarks need no code of the
+method's own. Two bases need less: :class:`~kvbench.methods.recency.RecencyMethod` only the number of exact tokens, and
+:class:`~kvbench.methods.scored.ScoredMethod` only a score per token. Torch is imported on first use, so that checking a
+configuration is fast.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from kvbench.quantizers.affine import AffineQuantizer
 
 Side = Literal["key", "value"]
-#: the stores of a layer, in their order
+#: the two sides of a layer, in the order of ``layer.stores()``
 SIDES: tuple[Side, Side] = ("key", "value")
 
-#: tokens after the prompt of a span (perplexity) that serve as the query of methods that need one
+#: perplexity: number of tokens right after a span's prompt that serve as the query for methods that need one
 QUERY_TOKENS = 64
 
 
@@ -45,8 +45,8 @@ class Method(Traits):
     """Base of all methods.
 
     Args:
-        takes: names of the quantizer presets that the method takes; ``none`` where it packs nothing.
-        quantizer: the packed formats of keys and values (``quantizer=`` on the command line); None for ``none``.
+        takes: names of the quantizer presets that the method accepts; ``none`` for a method that packs nothing.
+        quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
     """
 
     takes: tuple[str, ...] = ("none",)
@@ -54,66 +54,74 @@ class Method(Traits):
 
     @property
     def settles(self) -> bool:
-        """True if anything moves as the sequence grows (:meth:`settle`)."""
+        """True if the method defines :meth:`settle`, that is, packs or drops tokens as the sequence grows."""
         return type(self).settle is not Method.settle
 
     def alone(self) -> Method:
-        """Return the method without its draft, for uses that choose no tokens (perplexity)."""
+        """Return the method without speculative decoding, for measurements that generate nothing (perplexity)."""
         return self
 
-    # -- the rules, written by a method -----------------------------------------------------------------------------
+    # -- the rules: defined by each method --------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return the empty segments of one side of `layer`, in slot order, a :class:`FullSegment` last."""
+        """Return empty segments for the keys or the values of `layer`, in slot order; the last is a FullSegment."""
         raise NotImplementedError(f"{type(self).__name__} must define segments(layer, side)")
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Put the prompt's tokens into the stores.
+        """Put the prompt's tokens into the stores of `layer`.
+
+        Called once with the whole prompt, or, with :attr:`quantized_prefill`, once per chunk of it.
 
         Args:
-            layer: its stores are empty for `rows`.
+            layer: has stores that are empty for `rows`, or hold the earlier chunks.
             rows: rows of the batch whose prompts are equally long.
             keys, values: ``[rows, H, n, D]`` in full precision, without padding and without the tokens that
                 :meth:`forgotten` drops: n may be less than ``layer.real_tokens(row)``.
-            scores: the attention that :attr:`observe_prompt` asks for, ``[rows, Hq, q, n]``, else None.
+            scores: the attention that :attr:`observe_prompt` requests, ``[rows, Hq, q, n]``; None if it requests none.
         """
         raise NotImplementedError(f"{type(self).__name__} must define place(layer, rows, keys, values, scores)")
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Demote tokens that have grown too old. `rows` hold equally many in each segment. May be called repeatedly."""
+        """Pack or drop tokens that need not be exact any more; a second call in a row changes nothing.
+
+        All `rows` hold the same number of tokens in each segment.
+        """
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Take the attention of a decode step, ``[rows, Hq, q, slots]`` (only with :attr:`observe_steps`)."""
+        """Receive a decode step's attention, ``[rows, Hq, q, slots]`` (called only with :attr:`observe_steps`)."""
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions of a row's slots, ``[n]`` or ``[H, n]`` on the CPU; None if in order without a gap.
+        """Return the position of the token in each slot of a row, ``[n]`` or ``[H, n]`` on the CPU.
 
-        A method that permutes or evicts tokens keeps them in ``layer.order``, or computes them here.
+        None means that the slots hold the positions in ascending order without a gap. A method that permutes or evicts
+        tokens stores the positions in ``layer.order``, or overrides this method to compute them.
         """
         return layer.ordered(row)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Return slot ranges in the order in which attention visits them, or None: all slots, block by block.
+        """Return the slot ranges ``(first, end)`` in the order in which attention reads them.
 
-        Only rows that are visited alike may be given together; a method that answers is asked row by row.
+        None means all slots in slot order, block by block. `rows` must share one order; a method that returns ranges
+        is called with one row at a time.
         """
         return None
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many of a row's oldest tokens are dropped on a layer with a sliding window.
+        """Return how many of a row's oldest tokens to drop on a layer with a sliding window; by default none.
 
         Args:
-            hidden: oldest tokens that no later token sees. Fewer may be dropped, as groups leave as a whole. By
-                default everything is kept; attention masks hidden tokens in any case.
+            hidden: number of oldest tokens that no later token can see. The result may be smaller, as groups are
+                dropped only as a whole; attention masks the hidden tokens that remain.
         """
         return 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop tokens that a sliding window has passed, after :meth:`settle`; here for slots in order of position.
+        """Drop the tokens that :meth:`forgotten` counts and that are still stored; called after :meth:`settle`.
 
-        `rows` hold equally many tokens in each segment; `hidden` as for :meth:`forgotten`. May be called repeatedly.
+        This implementation requires slots in order of position. All `rows` hold the same number of tokens in each
+        segment; `hidden` as for :meth:`forgotten`. A second call in a row changes nothing.
         """
         gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
         count = self.forgotten(layer, hidden) - gone
@@ -122,12 +130,13 @@ class Method(Traits):
                 store.drop_front(rows, count)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of one layer of one sequence, for predictions (optional).
+        """Return the bytes that one layer holds for one sequence, by a formula for predictions (optional).
 
-        The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) needs no formula; tests hold both equal to the byte.
+        The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real buffers and does not use the formula; tests
+        check that both agree to the byte.
 
         Raises:
-            ConfigError: the method has no formula.
+            ConfigError: the method defines no formula.
         """
         raise ConfigError(
             "method",
@@ -139,11 +148,11 @@ class Method(Traits):
     # -- checks and identity ----------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for values or combinations that cannot run.
+        """Raise ConfigError for hyper-parameters, or combinations of them, that cannot run.
 
         Args:
-            head_dim: channels of a head, if the model's architecture is known already.
-            max_length: longest sequence of the model, likewise.
+            head_dim: channels per head; None if the model's architecture is not known yet.
+            max_length: longest sequence that the model takes; None if not known yet.
         """
         name = self.quantizer.name if self.quantizer else "none"
         if preset(name) not in self.takes:
@@ -165,21 +174,24 @@ class Method(Traits):
             self.quantizer.check("quantizer", head_dim)
 
     def reach(self) -> Reach | None:
-        """Return the longest text that stays exact, and what sets it; None if the first tokens are changed."""
+        """Return the largest number of tokens that all stay exact, and the setting that decides it.
+
+        None if even the first token may be packed or dropped, or if no token ever is (this default).
+        """
         return None
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if a model of `max_length` tokens never holds one that the method packs or drops."""
+        """Raise ConfigError if the method would pack or drop nothing in sequences of up to `max_length` tokens."""
         reach = self.reach()
         if reach is not None:
             reach.check(max_length)
 
     def check_windows(self, mode: str, prompt: int) -> None:
-        """Raise ConfigError if spans of a text (perplexity) would not measure the method.
+        """Raise ConfigError if the method would have no effect on perplexity, or cannot run, in this mode.
 
         Args:
             mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
-            prompt: tokens of a span that are a prompt.
+            prompt: number of tokens at the start of each span that are read as a prompt.
         """
         name = type(self).__name__.lower()
         if mode == "fp16" and type(self).__name__ != "FP16":
@@ -199,57 +211,66 @@ class Method(Traits):
             )
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return group sizes that replace defaults for a head of `head_dim` channels, by the configuration's key.
+        """Return the group sizes that must be smaller for heads of `head_dim` channels, by configuration key.
 
-        Empty: all are as given. A row and its label name them (``kivi int2+value.group_size=16``).
+        For example ``{"quantizer.value.group_size": 16}``; empty if all group sizes stay as configured. Results and
+        their labels show them (``kivi int2+value.group_size=16``).
         """
         return (
             {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
         )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the packages beyond kvbench's own that the method needs with these hyper-parameters."""
+        """Return the optional packages that the method needs with these hyper-parameters."""
         return ()
 
     def prepare(self, model: ModelConfig) -> None:
-        """Take the model's configuration: called after :meth:`check`, before loading; may raise ConfigError."""
+        """Adapt to the model's configuration; called after :meth:`check`, before the model is loaded.
+
+        An implementation may raise ConfigError. This one does nothing.
+        """
 
     def ready(self) -> None:
-        """Raise ModelError if something that the method needs besides the model is unavailable.
+        """Raise ModelError if something that the method needs besides the model (an encoder) is unavailable.
 
-        A run asks before it loads the model; the answer must not take longer than a look at the disk and the network.
+        A run calls it before it loads the model, so it must be quick: look at the disk and the network, load nothing.
         """
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the hyper-parameters as plain data, without the quantizer, which is a group of its own."""
+        """Return the hyper-parameters as plain data, without the quantizer (a group of its own)."""
         given = {entry.name for entry in fields(self) if entry.init} - {"quantizer"}
         return {name: setting for name, setting in asdict(self).items() if name in given}
 
     def identity(self) -> dict[str, Any]:
-        """Return what replaces hyper-parameters of these names in a run's identity (content in place of paths)."""
+        """Return values that replace the hyper-parameters of these names in a run's identity.
+
+        For example a hash of a file's content in place of its path. Empty by default.
+        """
         return {}
 
-    # -- for everybody ----------------------------------------------------------------------------------------------
+    # -- common to all methods --------------------------------------------------------------------------------------
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return a cache for one batch of prompts; switch `model` to kvbench's attention (:meth:`detach` undoes it).
+        """Return an empty cache for one batch of prompts, and switch `model` to kvbench's attention.
+
+        :meth:`detach` switches the model back.
 
         Args:
             model: any Hugging Face causal language model with full or sliding-window attention.
-            prompts: padding, spans and queries of the rows; needed for prefill in chunks and by methods that look at
-                the context. Without it the first forward pass is the whole prompt and padding is read off the mask.
-            max_length: tokens of prompt and answer to allocate for; buffers grow when it is passed.
+            prompts: padding, spans and queries of the rows; required for chunked prefill and by methods that look at
+                the context. If None, the first forward pass must hold the whole prompt, and its mask shows the padding.
+            max_length: tokens of prompt and answer to allocate for; the buffers grow when it is exceeded.
 
         Raises:
-            ConfigError: a group does not divide the model's head dimension.
+            ConfigError: a hyper-parameter cannot run with this model, such as a group that does not divide its heads.
             ModelError: the model has layers without softmax attention.
         """
         from kvbench.attention.register import attach, check_served
         from kvbench.cache import KVCache, sliding
 
-        check_served(model)  # first: groups mean nothing to such a model
+        check_served(model)  # first: without softmax attention the check of groups would be misleading
         config = model.config.get_text_config(decoder=True)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         try:
@@ -267,26 +288,31 @@ class Method(Traits):
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:
-        """Give `model` back the attention implementation that it had before :meth:`new_cache`."""
+        """Restore the attention implementation that `model` had before :meth:`new_cache`."""
         from kvbench.attention.register import detach
 
         detach(model)
 
     def make_store(self, layer: KVLayer, side: Side) -> Store:
-        """Return the empty store of one side of `layer`."""
+        """Return an empty store for the keys or the values of `layer`."""
         from kvbench.cache.store import Store
 
         return Store(self.segments(layer, side))
 
     def full(self, layer: KVLayer, side: Side, capacity: int = 0, slack: int = 64) -> Segment:
-        """Return an empty full-precision segment for one side of `layer`."""
+        """Return an empty full-precision segment for the keys or the values of `layer`.
+
+        Args:
+            capacity: tokens to allocate for.
+            slack: tokens by which a full buffer grows beyond what it must hold.
+        """
         from kvbench.cache.segments.base import FullSegment
 
         shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
         return FullSegment(*shape, layer.dtype, layer.device, capacity=capacity, slack=slack)
 
     def packed(self, layer: KVLayer, side: Side, quantizer: AffineQuantizer, capacity: int = 0) -> Segment:
-        """Return an empty packed segment for one side of `layer`."""
+        """Return an empty packed segment for the keys or the values of `layer`, allocated for `capacity` tokens."""
         from kvbench.cache.segments.packed import PackedSegment
 
         shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
@@ -297,7 +323,8 @@ def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
     """Return the quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles.
 
     Args:
-        channels: of a head, to which a preset's group of channels is fitted; None: the group is taken as it is.
+        spec: the format.
+        channels: channels per head, to which groups of channels are fitted; None leaves the group size as it is.
     """
     from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 

@@ -1,4 +1,4 @@
-"""Number of tokens up to which a method changes nothing."""
+"""Number of tokens up to which a method packs and drops nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from kvbench.errors import ConfigError
 
 @dataclass(frozen=True)
 class Reach:
-    """Longest text that a method keeps exact as a whole.
+    """Largest number of tokens that all stay exact, and the hyper-parameter that decides it.
 
     Args:
-        key, value: the hyper-parameter that sets it; ``method`` and the method's name if it is not a single one.
-        tokens: all tokens are exact as long as no more than these are cached.
-        of_prompt: count the prompt's tokens alone.
+        key, value: configuration key and value of that hyper-parameter; ``method`` and the name of the method's class
+            if no single one decides.
+        tokens: everything is exact as long as at most this many tokens are cached.
+        of_prompt: `tokens` counts only the prompt's tokens.
     """
 
     key: str
@@ -24,7 +25,7 @@ class Reach:
     of_prompt: bool = False
 
     def check(self, max_length: int) -> None:
-        """Raise ConfigError if a model of `max_length` tokens never holds one that the method packs or drops."""
+        """Raise ConfigError if the method would pack or drop nothing in sequences of up to `max_length` tokens."""
         if self.tokens >= max_length - 1:  # the last token is never cached
             raise ConfigError(
                 self.key,

@@ -1,4 +1,4 @@
-"""Base of methods in which the number of tokens alone decides which of them are exact."""
+"""Base of methods in which only the number of tokens decides which of them are exact."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-#: token counts for which :meth:`RecencyMethod.check` tries the rule: several windows of any published method
+#: :meth:`RecencyMethod.check_rule` tries the rule for all smaller token counts: several windows of any published method
 TRIED = 1024
-#: tokens up to which :meth:`RecencyMethod.reach` looks for the first packed one
+#: token count up to which :meth:`RecencyMethod.reach` searches for the first packed token
 LONGEST = 1 << 24
 
 
 @dataclass(kw_only=True)
 class RecencyMethod(Method):
-    """Base of methods whose exact tokens follow from the token count: the first ones, and a window of the newest.
+    """Base of methods that keep the first tokens and a window of the newest ones exact, by the token count only.
 
     Keys and values are each stored in up to three segments: the first :attr:`sinks` tokens (exact), packed tokens, and
     the newest tokens (exact). A subclass states the rule as one pure function, :meth:`exact`; the stores, padding,
-    rollback, sliding windows, batched packing, the bill and its formula follow from it. A step attends to its own
-    tokens exactly, and tokens are packed, once, before the next step.
+    rollback, sliding windows, batched packing, the bill and its formula follow from it. The tokens of a step are exact
+    during that step; each token is packed once, before a later step.
 
-    On a layer with a sliding window the rule is that of the whole text; hidden tokens are dropped in whole groups.
+    On a layer with a sliding window the rule counts all tokens of the text, and hidden tokens are dropped in whole
+    groups.
     """
 
     needs_quantizer: ClassVar[bool] = True
 
-    #: first tokens that stay exact; a method with this hyper-parameter declares it as a field
+    #: number of first tokens that stay exact; a method with this hyper-parameter declares it as a field
     sinks = 0
-    #: drop what would be packed; a method with this hyper-parameter declares it as a field
+    #: drop what would be packed (the eviction twin); a method with this hyper-parameter declares it as a field
     evict = False
 
     # -- the rule ---------------------------------------------------------------------------------------------------
@@ -53,13 +54,17 @@ class RecencyMethod(Method):
     def exact(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest tokens are exact once `n` tokens have followed the sinks.
 
-        One number, or one for keys and one for values. It must not grow by more than one token from n to n + 1, and
-        where groups span tokens (axis ``channel``), ``n - exact(n)`` must be a multiple of the group.
+        The result is one number, or a pair for keys and values. From n to n + 1 it must not grow by more than one, as
+        packed tokens never become exact again; where groups span tokens (axis ``channel``), ``n - exact(n)`` must be a
+        multiple of the group.
         """
         raise NotImplementedError(f"{type(self).__name__} must define exact(n)")
 
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
-        """Return the same for a prompt of which `n` tokens follow the sinks, until the next step begins."""
+        """Return how many of the newest tokens are exact right after a prompt with `n` tokens behind the sinks.
+
+        Holds until the next step begins, from when on :meth:`exact` does.
+        """
         return self.exact(n)
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
@@ -68,33 +73,33 @@ class RecencyMethod(Method):
         return self.quantizer.key, self.quantizer.value
 
     def packs(self, layer: int, window: int | None) -> bool:
-        """Return False for layers that stay exact as a whole.
+        """Return True if the layer packs (or drops) tokens, False if it holds all of them exact.
 
         Args:
-            layer: its number.
-            window: its sliding window, or None.
+            layer: index of the layer.
+            window: tokens of its sliding window; None without one.
         """
         return layer >= self.exact_layers
 
-    # -- storage: overridden where a format, or an allocation, is special ------------------------------------------
+    # -- storage: overridden by methods with formats or allocations of their own -----------------------------------
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return the quantizer of one side, for heads of `channels`."""
+        """Return the quantizer of the keys or the values, for heads of `channels` channels."""
         return affine(self.formats()[SIDES.index(side)], channels)
 
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return the empty segment of the packed tokens."""
+        """Return an empty segment for the packed tokens."""
         channels = layer.key_dim if side == "key" else layer.value_dim
         room = max(layer.expected_length() - self.sinks, 0)
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return the empty segment of the newest tokens; its buffer grows when it is full."""
+        """Return an empty segment for the newest tokens; its buffer grows when it is full."""
         expected = layer.expected_length()
         return self.full(layer, side, capacity=max(self.windows(expected)) if self._packs(layer) else expected)
 
     def unit(self, width: int) -> int:
-        """Return how many tokens leave a layer with a sliding window together.
+        """Return how many hidden tokens a layer with a sliding window drops at a time.
 
         Args:
             width: channels of a token over all heads.
@@ -108,7 +113,7 @@ class RecencyMethod(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True: this :meth:`settle` reads the tail and moves its start, and writes nothing that a pack reads."""
+        """True unless a subclass overrides :meth:`settle`: this one only reads the tail and moves its start."""
         return type(self).settle is RecencyMethod.settle
 
     @property
@@ -117,7 +122,7 @@ class RecencyMethod(Method):
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check the sinks, the formats and the rule."""
+        """Raise ConfigError for a negative number of sinks, or formats or a rule that cannot run."""
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
         super().check(head_dim, max_length)
@@ -128,9 +133,9 @@ class RecencyMethod(Method):
             self.check_rule()
 
     def check_rule(self) -> None:
-        """Raise ConfigError if packed tokens would become exact again, or a group would be packed in parts.
+        """Raise ConfigError if packed tokens would become exact again, or part of a group would be packed.
 
-        Tries the first 1024 tokens; the formats have been checked by then.
+        Tries token counts up to :data:`TRIED`; called after the formats have been checked.
         """
         if self.evict:
             return
@@ -158,16 +163,17 @@ class RecencyMethod(Method):
             before = packed
 
     def reach(self) -> Reach | None:
-        """Return the longest text that stays exact as a whole; None if the first token after the sinks is packed."""
-        # packed tokens never become fewer, so halving finds the first
+        """Return the largest number of tokens that all stay exact; None if even the first token is packed."""
+        # the number of packed tokens never falls, so bisection finds the first count with one
         untouched = bisect_left(range(LONGEST), True, key=lambda n: min(self.windows(self.sinks + n + 1)) <= n)
         return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
 
     def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
-        """Return the exact keys and values behind the sinks after `count` tokens.
+        """Return how many keys and how many values behind the sinks are exact after `count` tokens.
 
         Args:
-            prompt: right after a prompt of so many tokens, before the next step begins.
+            count: tokens so far, the sinks included.
+            prompt: True right after a prompt of `count` tokens, before the next step begins.
         """
         n = max(count - self.sinks, 0)
         exact = self.exact_after_prompt(n) if prompt else self.exact(n)
@@ -175,7 +181,7 @@ class RecencyMethod(Method):
         return min(keys, n), min(values, n)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return sinks, packed tokens and window; the window alone on layers that pack nothing."""
+        """Return the segments of sinks, packed tokens and window; only the window for layers that pack nothing."""
         window = self.exact_segment(layer, side)
         if not self._packs(layer):
             return [window]
@@ -185,13 +191,13 @@ class RecencyMethod(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt's tokens as the rule has it; a prompt may come in parts where none of it stays exact."""
+        """Store the prompt's tokens, or a chunk of them, as the rule for a prompt says."""
         count, packs = layer.real_tokens(rows.indices(layer.batch)[0]), self._packs(layer)
         for store, x, exact in zip(layer.stores(), (keys, values), self.windows(count, prompt=True), strict=True):
             if not packs:
                 store.tail.append(rows, x)
                 continue
-            earlier = count - x.shape[2]  # stored before, or passed by a sliding window
+            earlier = count - x.shape[2]  # stored with earlier chunks, or hidden by a sliding window
             sinks = min(max(self.sinks - earlier, 0), x.shape[2])
             border = x.shape[2] - min(exact, x.shape[2] - sinks)
             if self.sinks:
@@ -201,7 +207,7 @@ class RecencyMethod(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack the tokens that the rule no longer has exact, oldest first."""
+        """Pack, oldest first, the tokens that the rule no longer keeps exact; the eviction twin drops them."""
         if not self._packs(layer):
             return
         count = layer.real_tokens(rows.indices(layer.batch)[0])
@@ -215,13 +221,13 @@ class RecencyMethod(Method):
                 store.tail.drop_front(rows, excess)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return the hidden tokens that can leave: all sinks together, then whole units."""
+        """Return how many hidden tokens to drop: the sinks only all at once, then whole units (:meth:`unit`)."""
         if not self._packs(layer):
             return hidden
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop them; the eviction twin has a gap behind its sinks."""
+        """Drop the tokens that :meth:`forgotten` counts; the eviction twin finds them by position."""
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return
@@ -230,7 +236,7 @@ class RecencyMethod(Method):
             store.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return None, as slots are in order; for the eviction twin the positions of what it keeps."""
+        """Return None, as the slots are in order; for the eviction twin the positions of the tokens it still holds."""
         if not self._gaps(layer):
             return None
         store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)

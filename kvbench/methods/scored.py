@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ScoredMethod(Method):
-    """Base of methods that drop the prompt's tokens of lowest score, per KV head, when the prompt is complete.
+    """Base of methods that drop the prompt tokens with the lowest scores, per KV head, at the end of the prefill.
 
     A subclass states the rule as one pure function, :meth:`score`; the choice, the stores, padding, sliding windows,
-    the bill and its formula follow from it. Generated tokens all stay. On a layer with a sliding window the choice,
-    and a budget that is a share, are of the prompt's tokens that are still seen; later a slot is dropped when it is
-    hidden in all heads (32 positions at a time), generated tokens too.
+    the bill and its formula follow from it. All generated tokens are kept. On a layer with a sliding window only the
+    prompt tokens that later tokens can see are chosen from, and a budget that is a share is a share of them; later, a
+    slot is dropped once its token is hidden in every head (32 positions at a time), generated tokens included.
 
     Args:
-        budget: prompt tokens kept: a number, or a share of the prompt.
+        budget: prompt tokens kept, as a number or as a share of the prompt.
     """
 
     budget: int | float = 0.5
 
     prompt_only: ClassVar[bool] = True
-    #: newest tokens of the budget, which stay whatever their score; a method may declare it as a field
+    #: number of newest prompt tokens, part of the budget, that are kept whatever their scores; may be a field
     newest = 0
 
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-        """Return a score of each token, ``[B, H, n]``; those of the newest tokens may be left out.
+        """Return a score per prompt token and KV head, ``[B, H, n]``; the :attr:`newest` tokens may be left out.
 
         Args:
-            keys, values: of the prompt, ``[B, H, n, D]``.
-            attention: as :attr:`observe_prompt` asks: None; of the last q queries ``[B, Hq, q, n]``; or, for -1, the
-                column sums over all queries ``[B, Hq, 1, n]``. Query heads of one KV head follow one another.
+            keys, values: keys and values of the prompt, ``[B, H, n, D]``.
+            attention: by :attr:`observe_prompt`: 0: None; q: the attention of the last q queries, ``[B, Hq, q, n]``;
+                -1: its column sums over all queries, ``[B, Hq, 1, n]``. The query heads of a KV head are adjacent.
         """
         raise NotImplementedError(f"{type(self).__name__} must define score(keys, values, attention)")
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return how many of n tokens are kept by their score, and how many as the newest."""
+        """Return how many of n prompt tokens are kept for their scores, and how many as the newest."""
         resident = tokens(self.budget, n, self.least)
         newest = min(self.newest, resident)
         return resident - newest, newest
 
     @property
     def least(self) -> int:
-        """Smallest budget: the newest tokens and one more."""
+        """Smallest budget, in tokens: the newest tokens and one more."""
         return self.newest + 1
 
     # -- what follows from it ---------------------------------------------------------------------------------------
@@ -67,18 +67,18 @@ class ScoredMethod(Method):
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check that the budget is a share, or holds the newest tokens and one more."""
+        """Raise ConfigError for a share outside (0, 1], or a budget without room beyond the newest tokens."""
         super().check(head_dim, max_length)
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
     def reach(self) -> Reach | None:
-        """Return the budget; a share leaves only the newest tokens whole."""
+        """Return the budget if it is a number of tokens; if it is a share, only the newest tokens are sure to stay."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.newest", self.newest, self.newest, of_prompt=True) if self.newest else None
 
     def choose(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the places of the tokens that stay, ascending, ``[B, H, budget]``; None: all of them."""
+        """Return the indices of the prompt tokens to keep, ascending, ``[B, H, kept]``; None if all are kept."""
         n = keys.shape[2]
         scored, newest = self.split(n)
         if scored + newest == n:
@@ -86,7 +86,7 @@ class ScoredMethod(Method):
         return with_recent(highest(self.score(keys, values, attention)[..., : n - newest], scored), n, newest)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one segment in full precision."""
+        """Return one full-precision segment, with room for the kept prompt tokens and those still to come."""
         room = sum(self.split(layer.seen)) + layer.coming()
         return [self.full(layer, side, capacity=min(room, layer.expected_length()))]
 
@@ -103,19 +103,19 @@ class ScoredMethod(Method):
         self.placed(layer, rows, scores, index)
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Hook: called when tokens `index` of the prompt (None: all) have been stored."""
+        """Do nothing; a hook for subclasses, called once the prompt tokens `index` (None: all) have been stored."""
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return all hidden tokens."""
+        """Return `hidden`: no groups hold tokens back."""
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop tokens in order of position where every head kept all; else slots that are hidden in all heads."""
+        """Drop the hidden tokens if all tokens were kept; else the slots whose tokens are hidden in every head."""
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)
         else:
             forget(layer, rows, hidden)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the budget and of generated tokens; all that are kept are assumed to be seen."""
+        """Return the bytes of kept and generated tokens; assumes that no kept token is hidden by a sliding window."""
         return at.both(min(sum(self.split(at.shown)) + at.generated, at.tokens - at.hidden))

@@ -1,4 +1,4 @@
-"""Properties of a method that caches, attention and the runner ask for, with their defaults."""
+"""Properties of a method that caches, attention and the runner read, with their defaults."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from kvbench.methods.speculation import Speculation
 
 
 class Traits:
-    """Properties of a method; a subclass overrides them by a class attribute or a property."""
+    """Properties of a method, with defaults; a subclass overrides them with a class attribute or a property."""
 
-    #: raise it with a change of the method's outputs, to give them a run of their own besides that of the older code
+    #: to be increased when a change of the code changes the method's outputs, so that new runs do not reuse old results
     version: ClassVar[int] = 1
-    #: the method packs in formats of conf/quantizer, and cannot do without one
+    #: the method packs in the formats of a quantizer (conf/quantizer) and cannot run without one
     needs_quantizer: ClassVar[bool] = False
     #: a cache can only be made for known prompts (``new_cache(model, prompts)`` with their ids and text)
     needs_prompts: ClassVar[bool] = False
-    #: the method acts on the prompt alone, so that a text that comes token by token would all be kept
+    #: the method packs or drops tokens of the prompt only, so a text that is fed token by token stays exact
     prompt_only: ClassVar[bool] = False
-    #: prompt attention handed to ``place``: 0 none, n of the last n queries, -1 column sums over all queries
+    #: the prompt attention that ``place`` receives: 0: none; n: of the last n queries; -1: column sums over all queries
     observe_prompt: ClassVar[int] = 0
     #: ``observe`` is called with the attention of every decode step
     observe_steps: ClassVar[bool] = False
-    #: a token's stored form depends on that token and its position alone, so that any number may be rolled back
+    #: a token's stored form depends only on that token and its position, so any number of tokens can be rolled back
     by_token: ClassVar[bool] = False
-    #: the exact tails hold the newest tokens without a gap, and all of them may be rolled back, the prompt's included
-    #: (transformers' assisted generation verifies its first drafts with the prompt); keys are then as if those tokens
-    #: had never come; values may stay packed, and tokens evicted, that a shorter prompt would have left exact
+    #: the exact tails hold the newest tokens without a gap, and all of these can be rolled back, even those of the
+    #: prompt (transformers' assisted generation verifies its first drafts together with the prompt). The keys are then
+    #: as if those tokens had never come; values may be packed, or tokens evicted, that a shorter prompt keeps exact
     gives_tail: ClassVar[bool] = False
-    #: the first layers that hold everything in full precision
+    #: number of layers, counted from the first, that hold everything in full precision
     exact_layers = 0
 
     @property
     def packs_together(self) -> bool:
-        """True if ``settle`` may be deferred and batched across layers.
+        """True if the packing that ``settle`` asks for may be deferred, to pack all layers in one launch.
 
-        It may only read the tails and move their starts: a pack that is deferred reads the tail after every layer has
-        settled. Bases that know their own ``settle`` answer for it; ``tests/contract/test_deferred.py`` catches a
-        wrong True on a CPU.
+        Such a ``settle`` may only read the exact tails and move their starts, because the deferred pack reads the tails
+        after every layer has settled. A base class returns True for its own ``settle`` only;
+        ``tests/contract/test_deferred.py`` detects a wrong True on a CPU.
         """
         return False
 
     @property
     def drops_tokens(self) -> bool:
-        """True if tokens are evicted, whatever the model's attention."""
+        """True if the method evicts tokens, apart from those that a model's sliding window hides."""
         return False
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are stored before RoPE, which attention then applies as it reads them."""
+        """True if keys are stored before RoPE; attention then rotates them as it reads them."""
         return False
 
     @property
     def quantized_prefill(self) -> bool:
-        """True if the prompt's tokens attend to what is stored of them, not to exact keys and values."""
+        """True if the prompt's tokens attend to the stored (quantized) keys and values instead of the exact ones."""
         return False
 
     @property
     def eager(self) -> bool:
-        """True if a step's own tokens are stored before it attends to them (only with :attr:`by_token`)."""
+        """True if a step stores its own tokens before it attends to them (requires :attr:`by_token`)."""
         return False
 
     @property
     def speculation(self) -> Speculation | None:
-        """Draft and depth of speculative decoding, or None: one token a step."""
+        """Draft and depth of speculative decoding; None for plain decoding, one token per step."""
         return None
