@@ -69,7 +69,7 @@ def _whole(text: str, least: int) -> int:
 def device(text: str) -> str:
     """Return a device: ``cpu``, ``cuda`` or ``cuda:N``."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no device: cuda, cuda:N or cpu")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a device: cuda, cuda:N or cpu")
     return text
 
 

@@ -174,7 +174,7 @@ def load(path: Path) -> Calibration:
     """Read and check a file; one that has not changed is read once.
 
     Raises:
-        ConfigError: there is none, it is no calibration file, or it is damaged.
+        ConfigError: there is none, it is not a calibration file, or it is damaged.
     """
     try:
         stat = path.stat()
@@ -192,12 +192,12 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
             info = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(KEY, str(path), f"is no safetensors file, or a damaged one ({error})") from error
+        raise ConfigError(KEY, str(path), f"is not a safetensors file, or is damaged ({error})") from error
     if info.get("format") != FORMAT:
         raise ConfigError(
             KEY,
             str(path),
-            f"is no calibration file (format {info.get('format')!r}, expected {FORMAT!r})",
+            f"is not a calibration file (format {info.get('format')!r}, expected {FORMAT!r})",
             hint="python -m kvbench.calibrate makes one; see its --help",
         )
     calibration = Calibration(info, tensors, path)
@@ -228,7 +228,7 @@ def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
                         continue
                 calibration = load(path)
             except (SafetensorError, OSError) as error:
-                _passed_over(f"{path} is no safetensors file, or a damaged one ({error})")
+                _passed_over(f"{path} is not a safetensors file, or is damaged ({error})")
                 continue
             except ConfigError as error:
                 _passed_over(f"{path} {error.problem}")

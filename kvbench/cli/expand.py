@@ -27,7 +27,7 @@ def limit(name: str, default: int) -> int:
     if not text:
         return default
     if not text.isdecimal() or not int(text):
-        raise ConfigError(name, text, "must be a whole number from 1 on", hint=f"{name}={default}, or unset it")
+        raise ConfigError(name, text, "must be a whole number, 1 or greater", hint=f"{name}={default}, or unset it")
     return int(text)
 
 

@@ -24,7 +24,7 @@ def times(
 ) -> Figures:
     """Return TTFT (search and prefill apart), TPOT, inter-token times and throughput of one generation.
 
-    The first step is no part of TPOT's median and percentiles (it pays for what a method does once after the prompt),
+    The first step is not part of TPOT's median and percentiles (it pays for what a method does once after the prompt),
     but of the throughput, which is ``batch * new_tokens / (search + prefill + all steps)``. A round of speculation
     counts as its time over the tokens that a row got of it. Inter-token times are the gaps between chunks of output
     (steps or rounds, the first one included), as serving benchmarks count them. The time of a capture stands apart.

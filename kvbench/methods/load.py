@@ -95,7 +95,7 @@ def _class(target: Any) -> type[Method]:
     cls = load_class("method._target_", target, "kvbench.methods.kivi.Kivi")
     if not issubclass(cls, Method) or cls is Method:
         raise ConfigError(
-            "method._target_", target, "is no subclass of kvbench.methods.base.Method", hint="class Mine(Method)"
+            "method._target_", target, "is not a subclass of kvbench.methods.base.Method", hint="class Mine(Method)"
         )
     return cls
 

@@ -94,7 +94,7 @@ def accepted(acceptance: float, gamma: int) -> float:
         gamma: g, tokens drafted a round.
     """
     if not 0.0 <= acceptance <= 1.0:
-        raise ValueError(f"acceptance={acceptance} is no probability; give one from 0 to 1")
+        raise ValueError(f"acceptance={acceptance} is not a probability; give one from 0 to 1")
     return sum(acceptance**i for i in range(gamma + 1))
 
 

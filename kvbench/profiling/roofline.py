@@ -72,7 +72,9 @@ class Shape:
             raise ConfigError(f"model.{name}", get(name), "has no roofline here: its bytes and FLOPs are others")
         for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
             if not isinstance(get(name), int) or get(name) < 1:
-                raise ConfigError(f"model.{name}", get(name), "must be a number from 1 on (Llama's names are known)")
+                raise ConfigError(
+                    f"model.{name}", get(name), "must be a number, 1 or greater (Llama's names are known)"
+                )
         heads = get("num_attention_heads")
         return cls(
             hidden=get("hidden_size"),

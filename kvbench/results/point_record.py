@@ -132,4 +132,4 @@ def bench_points(path: Path) -> Iterator[Point]:
                 how=circumstances(content.get("dtype"), row.get("compile", "--compile" in command), row.get("fill")),
             )
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path}: a row is no point ({error})\n  hint: leave the file out") from None
+            raise DataError(f"{path}: a row is not a point ({error})\n  hint: leave the file out") from None

@@ -265,7 +265,7 @@ def read(content: Any) -> Metrics:
             raise ShapeError(f"scores.{name} has points and no length")
         for batch, point in entry.points.batches.items():
             if not batch.isdigit():
-                raise ShapeError(f"scores.{name}.points.batches.{batch} is no batch")
+                raise ShapeError(f"scores.{name}.points.batches.{batch} is not a batch")
             if point.status == "ok" and point.tokens_per_s is None:
                 raise ShapeError(f"scores.{name}.points.batches.{batch}.tokens_per_s is missing")
     if metrics.status == "oom" and metrics.oom is None:

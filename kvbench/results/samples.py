@@ -17,7 +17,7 @@ from kvbench.util import atomic
 
 Row = dict[str, Any]
 
-#: a line without these is no result
+#: a line without these is not a result
 REQUIRED = {"id": str, "task": str, "prediction": str, "scores": dict, "scorer_version": int}
 
 
@@ -75,7 +75,7 @@ class Samples:
 
     Attributes:
         rows: sample id -> its last good row, in the order of the file.
-        damaged: ``(line number, line, problem)`` of each line that is no result; its sample is to be done again.
+        damaged: ``(line number, line, problem)`` of each line that is not a result; its sample is to be done again.
         torn: whether the last line was cut off in writing (a killed process); it is among `damaged`.
     """
 

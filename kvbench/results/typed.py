@@ -121,7 +121,7 @@ def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
         return _read_literal(get_args(kind), content, where)
     if origin in (dict, list):
         if not isinstance(content, Mapping if origin is dict else list):
-            raise ShapeError(f"{where or 'the whole'} is no {'object' if origin is dict else 'list'}")
+            raise ShapeError(f"{where or 'the whole'} is not {'an object' if origin is dict else 'a list'}")
         inner = (get_args(kind) or (Any,))[-1]
         if isinstance(content, Mapping):
             return {str(name): _read(inner, child, f"{where}.{name}", strict) for name, child in content.items()}
@@ -159,7 +159,7 @@ def _read_scalar(kind: Any, content: Any, where: str) -> Any:
     if kind in (int, float):
         good = good and not isinstance(content, bool) and math.isfinite(content)
     if not good:
-        raise ShapeError(f"{where} is no {_SCALARS[kind][0]}")
+        raise ShapeError(f"{where} is not {'' if kind is bool else 'a '}{_SCALARS[kind][0]}")
     return content
 
 

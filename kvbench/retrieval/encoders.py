@@ -357,7 +357,7 @@ def check_name(name: str) -> None:
     hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", name, flags=re.ASCII)
     if name not in NAMED and not hub_id and not (name and exists(name, "method.encoder") and os.path.isdir(name)):
         raise ConfigError(
-            "method.encoder", name, "is no encoder", allowed=[*NAMED, "ORG/MODEL or DIR of sentence-transformers"]
+            "method.encoder", name, "is not an encoder", allowed=[*NAMED, "ORG/MODEL or DIR of sentence-transformers"]
         )
 
 

@@ -98,7 +98,7 @@ def limit(name: str) -> int:
     if not value:
         return DEFAULT_MB[name] << 20
     if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigError(name, value, "is not a number of MiB", allowed="whole numbers from 1 on")
+        raise ConfigError(name, value, "is not a number of MiB", allowed="whole numbers, 1 or greater")
     return int(value) << 20
 
 

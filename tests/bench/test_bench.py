@@ -191,11 +191,11 @@ def test_without_a_gpu_it_says_so(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--points", "7b:1:4k", "7b:0:4k"], "'7b:0:4k' is no point"),
+        (["--points", "7b:1:4k", "7b:0:4k"], "'7b:0:4k' is not a point"),
         (["--points", "9b:1:4k"], "7b:1:32k"),
         (["--contexts", "0"], "'0' is not a number of tokens"),
-        (["--batches", "0"], "'0' is not a number from 1 on"),
-        (["--q-len", "x"], "'x' is not a number from 1 on"),
+        (["--batches", "0"], "'0' is not a number, 1 or greater"),
+        (["--q-len", "x"], "'x' is not a number, 1 or greater"),
     ],
 )
 def test_wrong_shapes_are_refused_before_anything_is_measured(arguments, said, capsys):

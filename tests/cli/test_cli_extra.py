@@ -80,8 +80,8 @@ def test_a_wrong_file_is_named(
     [
         ("_target_: nowhere.X\n", "cannot be imported"),
         ("_target_: os.system\n", "is not a class"),
-        ("_target_: kvbench.methods.base.Method\n", "is no subclass"),
-        ("_target_: builtins.dict\n", "is no subclass"),
+        ("_target_: kvbench.methods.base.Method\n", "is not a subclass"),
+        ("_target_: builtins.dict\n", "is not a subclass"),
         ("_target_: kvbench.methods.kivi.Kivi\ntakes: [none]\n", "Kivi packs keys and values"),
         ("takes: [none]\n", "must name a class with its module"),
         ("defaults: [nothing, _self_]\n" + KIVI, "nothing"),

@@ -103,7 +103,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("runtime.results_dir=https://bucket", ["runtime.results_dir=https://bucket: is a URL"]),
     ("logger.path=/dev/null", ["is a device or pipe"]),
     ("dataset=gsm8k dataset.path=/dev/zero", ["is a device or a pipe"]),
-    ("method=cocktail method.encoder=/dev/zero", ["method.encoder=/dev/zero: is no encoder"]),
+    ("method=cocktail method.encoder=/dev/zero", ["method.encoder=/dev/zero: is not an encoder"]),
     ("runtime.device=mps", ["Apple"]),
     ("--cfg x", ["--cfg=x", "job, hydra, all"]),
     ("--cfg job -m method=kivi,atom", ["no single configuration"]),

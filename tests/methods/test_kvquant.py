@@ -227,7 +227,7 @@ def test_a_file_of_another_model(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"info": {"format": "other"}}, "is no calibration file"),
+        ({"info": {"format": "other"}}, "is not a calibration file"),
         ({"info": {"bits": "four"}}, "its metadata is incomplete"),
         ({"info": {"layers": "3"}}, "layers.2.key.thresholds is missing"),
         ({"tensors": {"layers.1.value.levels.4": torch.zeros(15)}}, r"levels.4 is not a finite tensor of shape \[16\]"),

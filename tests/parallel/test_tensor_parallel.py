@@ -99,7 +99,7 @@ def test_a_run_is_written_once_and_says_what_each_rank_holds(done: dict[str, Any
     (shared,) = [path for path in (done["folder"] / "good").iterdir() if path.is_dir()]
     wide = {"architecture": {**run_support.ARCHITECTURE, "num_key_value_heads": 2}}
     alone = run(run_support.config(tmp_path, model=wide))
-    assert Path(alone["run_dir"]).name == shared.name, "the number of processes is no part of a run's identity"
+    assert Path(alone["run_dir"]).name == shared.name, "the number of processes is not part of a run's identity"
     theirs, mine = (samples.read(Path(path) / "samples.jsonl").rows for path in (shared, alone["run_dir"]))
     for name, row in theirs.items():
         assert {k: v for k, v in outputs(row).items() if k != "nll"} == {

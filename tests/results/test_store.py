@@ -85,9 +85,9 @@ def test_unreadable_files_are_as_good_as_none(tmp_path):
     ("content", "said"),
     [
         ('{"status": "ok"}', "run_id is missing"),
-        ("[1, 2]", "no JSON object"),
-        ("[" * 100_000, "no JSON object"),
-        ("{", "no JSON object"),
+        ("[1, 2]", "not a JSON object"),
+        ("[" * 100_000, "not a JSON object"),
+        ("{", "not a JSON object"),
         (json.dumps({**table_row("fp16"), "mean": None}), "mean is not an object"),
         (json.dumps({**table_row("fp16"), "scores": {"t": {"score": "x"}}}), "scores.t.score is not a number"),
         (json.dumps({**table_row("fp16"), "tokens_per_s": True}), "tokens_per_s is not a number"),
