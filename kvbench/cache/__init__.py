@@ -1,4 +1,4 @@
-"""Stores of keys and values, and the transformers cache over them."""
+"""The KV cache: quantized stores of keys and values, and the transformers ``Cache`` that is built on them."""
 
 from kvbench.cache.bill import Bill, Parts
 from kvbench.cache.cache import KVCache

@@ -1,4 +1,4 @@
-"""The cache that a method makes: transformers' ``Cache`` over packed stores."""
+"""The cache of a method: transformers' ``Cache``, built on kvbench's stores."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 
 
 class KVCache(Cache):
-    """Keys and values of all layers; pass it as ``past_key_values``. Made by ``method.new_cache(model)``.
+    """Keys and values of all layers, to pass as ``past_key_values``; ``method.new_cache(model)`` makes one.
 
     Args:
-        method: decides formats and moves.
+        method: the rule that decides in which format each token is held.
         layers: number of attention layers.
-        prompts: padding, spans and queries of the prompts, where known (:class:`Prompts`).
-        max_length: tokens to allocate for, where known; buffers grow when it is passed.
-        windows: for each layer its sliding window (:func:`kvbench.cache.sliding.windows`); None: there are none.
+        prompts: padding, spans and queries of the prompts (:class:`Prompts`); None if unknown.
+        max_length: tokens to allocate for, None if unknown; buffers grow when it is exceeded.
+        windows: for each layer its sliding window or None (:func:`kvbench.cache.sliding.windows`); None if no layer has
+            one.
     """
 
     layers: list[KVLayer]
@@ -49,20 +50,20 @@ class KVCache(Cache):
     ) -> None:
         self.method = method
         self.progress = Progress(Prefill(prompts), max_length)
-        #: seconds that the method took to look at the prompts before the prefill (chunk search); part of TTFT
+        #: seconds that the method spent on the prompts before prefill (chunk search), part of TTFT; None if unknown
         self.search_s: float | None = 0.0
-        #: for each row what the method has to say about it (chunks per width, thresholds, ...), JSON data
+        #: for each row the method's remarks on it (chunks per width, thresholds, ...) as JSON data, or None
         self.notes: list[dict[str, Any]] | None = None
-        #: a draft's own cache, which is handed the same prompt (:meth:`lead`)
+        #: the draft model's own cache, which is given the same prompt (:meth:`lead`)
         self.follower: KVCache | None = None
-        #: True once a warning has said that transformers' own generate() does not speculate
+        #: True once the warning that transformers' own generate() does not speculate was given
         self.said_slow = False
         windows = [None] * layers if windows is None else windows
         super().__init__(layers=[KVLayer(method, index, self.progress, window) for index, window in enumerate(windows)])
 
     @property
     def options(self) -> Options:
-        """Kernels and back ends that serve this cache, and a draft's cache that it leads."""
+        """Kernels and back ends that serve this cache and its :attr:`follower`."""
         return self.progress.options
 
     @options.setter
@@ -74,9 +75,10 @@ class KVCache(Cache):
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
     def lead(self, follower: KVCache | None) -> None:
-        """Hand the prompt to `follower` too, layer by layer, when it is placed: one prefill serves both caches.
+        """Give the prompt to `follower` too, so that one prefill serves both caches; None ends this.
 
-        None: lead no cache any more.
+        Each layer hands its prompt tokens on when it places them. Search time and notes of `follower` are added to
+        those of this cache.
         """
         self.follower = follower
         if follower is None:
@@ -93,17 +95,18 @@ class KVCache(Cache):
     # -- prefill in chunks ------------------------------------------------------------------------------------------
 
     def open_prefill(self) -> None:
-        """Keep every layer exact until :meth:`finalize`: the prompt will come in chunks.
+        """Expect the prompt in chunks: keep it in full precision until :meth:`finalize`.
 
-        Not needed where the cache was made with `prompts`: their length says when the prompt is complete.
+        Not needed if the cache was made with `prompts`, whose length shows when the prompt is complete.
         """
         self.progress.prefill.open = True
 
     @contextmanager
     def only(self, rows: slice, batch: int) -> Iterator[None]:
-        """Run the prompts of these `rows` of a batch inside, whole; the other rows' come before or after.
+        """Within the context, prefill only these `rows` of a batch of `batch` rows, with their whole prompts.
 
-        Only where :meth:`takes_groups` says so, and where the cache was made with the padding (:class:`Prompts`).
+        The other rows are prefilled before or after. Requires :meth:`takes_groups`, and a cache that was made with
+        `prompts`, so that the padding is known.
         """
         followed = [] if self.follower is None else [self.follower.progress]
         for progress in (self.progress, *followed):
@@ -117,7 +120,7 @@ class KVCache(Cache):
                 progress.prefill.group = None
 
     def takes_groups(self) -> bool:
-        """Return True if prompts may come some rows at a time (:meth:`only`)."""
+        """Return True if the rows of a batch may be prefilled in groups (:meth:`only`)."""
         caches = [self, *([self.follower] if self.follower is not None else [])]
         return all(
             not cache.method.quantized_prefill and all(layer.rotation is None for layer in cache.layers)
@@ -125,16 +128,20 @@ class KVCache(Cache):
         )
 
     def finalize(self) -> None:
-        """End of the prompt: place the tokens of every layer that is still exact."""
+        """End a prefill in chunks: place the prompt in every layer that still holds it in full precision."""
         self.progress.prefill.open = False
         for layer in self.layers:
             layer.seal()
 
-    # -- what transformers asks -------------------------------------------------------------------------------------
+    # -- transformers' interface ------------------------------------------------------------------------------------
 
     @property
     def is_compileable(self) -> bool:
-        """False, as the stores grow. Transformers' own loops ask this step by step, and know nothing of speculation."""
+        """False, since the stores grow.
+
+        Transformers' generation loop reads this at each step; if the method speculates, which that loop does not
+        support, the first read warns.
+        """
         speculation = self.method.speculation
         asking = sys._getframe(1).f_globals.get("__name__") if speculation is not None else None
         if speculation is not None and asking == "transformers.generation.utils" and not self.said_slow:
@@ -148,18 +155,18 @@ class KVCache(Cache):
         return False
 
     def crop(self, max_length: int) -> None:
-        """Take back the newest k tokens for ``crop(-k)``; keep n for ``crop(n)``, as transformers 5.17 has it."""
+        """Remove the newest tokens: ``crop(-k)`` removes k, ``crop(n)`` keeps the first n (as in transformers 5.17)."""
         for layer in self.layers:
             layer.crop(max_length)
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Take back the newest ``counts[row]`` tokens of each row, as acceptance differs from row to row.
+        """Take back the newest ``counts[row]`` tokens of each row (rejected drafts, whose number differs by row).
 
-        Every row still ends at the last column: a row that gives back more than another moves to the right, as if it
-        had more padding on its left (rotary positions are those that its tokens were given, so nothing else changes).
+        Every row still ends at the last column: a row that loses more tokens than another shifts to the right, as if it
+        had more padding on its left. Tokens keep the rotary positions that they were given.
 
         Raises:
-            CacheError: something has moved since one of the tokens came, or the prompt is not finished.
+            CacheError: the cache has packed or dropped tokens since one of these came, or the prompt is not complete.
         """
         for layer in self.layers:
             layer.take_back(counts)
@@ -171,12 +178,12 @@ class KVCache(Cache):
                 self.progress.positions.shift([count - least for count in counts])
 
     def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
-        """Take over the newest ``counts[row]`` tokens of `leader`, which has them in full precision.
+        """Append the newest ``counts[row]`` tokens of `leader`, which still holds them in full precision.
 
-        Both caches held the same tokens before; the rows of both end at the last column afterwards.
+        Before them, both caches must have seen the same tokens. Afterwards both have the same padding and length.
 
         Raises:
-            CacheError: they did not.
+            CacheError: the lengths of the two caches do not differ by ``max(counts)``.
         """
         most = max(counts)
         if self.get_seq_length() + most != leader.get_seq_length():
@@ -202,11 +209,11 @@ class KVCache(Cache):
         self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Make the rows `beam_idx` the batch (beam search)."""
+        """Replace the batch by its rows `beam_idx` (beam search)."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Make the rows `indices` the batch."""
+        """Replace the batch by its rows `indices`, in that order; a row may occur more than once."""
         for layer in self.layers:
             layer.batch_select_indices(indices)
         self.progress.select(indices)
@@ -214,27 +221,34 @@ class KVCache(Cache):
             self.follower.batch_select_indices(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row `repeats` times in a run."""
+        """Repeat each row `repeats` times; the copies of a row are adjacent."""
         if self.layers and self.layers[0].is_initialized:
             self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        """Forget everything but the method and its prompts (make a new cache for other prompts)."""
+        """Drop all tokens, but keep the method and its prompts; for other prompts make a new cache."""
         self.progress.reset()
         for layer in self.layers:
             layer.reset()
         if self.follower is not None:
             self.follower.reset()
 
-    # -- what kvbench asks ------------------------------------------------------------------------------------------
+    # -- kvbench's interface ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bring every layer into the state that the method prescribes for the tokens seen so far."""
+        """Demote and drop what the method prescribes for the tokens seen so far, in every layer.
+
+        Raises:
+            NonFiniteError: a packed token holds NaN or Inf.
+        """
         self.settle_layers()
         self.progress.watches.check()
 
     def settle_layers(self) -> None:
-        """Settle all layers, alike windows in one launch, without a check for NaN and Inf (:meth:`settle` checks)."""
+        """Settle all layers without reading the records of NaN and Inf, which :meth:`settle` does.
+
+        If the method allows it, identical rolls of several layers share a kernel launch.
+        """
         if self.method.packs_together:
             together.settle(self.layers, self.progress.rolls)
             return
@@ -242,9 +256,10 @@ class KVCache(Cache):
             layer.settle()
 
     def bill(self, row: int | None = None) -> Bill:
-        """Return the bytes held by part, for the whole batch or for one row (`reserved` is always the whole batch's).
+        """Return the bytes held, by part, for the whole batch or for one row; a draft's cache is included.
 
-        Settles the cache first, so the newest tokens may no longer be taken back afterwards.
+        `reserved` is always that of the whole batch. The cache is settled first, so afterwards it may be too late to
+        take back the newest tokens.
         """
         self.settle()
         used, reserved, equivalent = Parts(), Parts(), 0
@@ -269,7 +284,7 @@ class KVCache(Cache):
         return Bill(used, reserved, equivalent, max(widths, default=2))
 
     def clone(self) -> KVCache:
-        """Return an independent copy, to continue the same prompt in two ways."""
+        """Return an independent copy, for continuing the same prompt in two ways."""
         twin = copy(self)
         twin.progress = self.progress.clone()
         twin.layers = [layer.clone(twin.progress) for layer in self.layers]
@@ -280,10 +295,10 @@ class KVCache(Cache):
 
     @property
     def reads_packed(self) -> bool:
-        """True if attention has read packed codes."""
+        """True if any attention path has read packed codes."""
         return any("packed" in layer.paths for layer in self.layers)
 
     @property
     def path(self) -> str:
-        """The attention paths that have served the decode steps so far, joined by ``+``, such as ``sdpa``."""
+        """Names of the attention paths that have served decode steps, joined by ``+``; ``none`` before the first step."""
         return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"

@@ -1,25 +1,27 @@
-"""One layer of a kvbench cache, as transformers sees it.
+"""One layer of a kvbench cache, with the interface that transformers expects.
 
-The life of a layer (its methods come from :class:`~kvbench.cache.state.LayerState`, then
+The states of a layer (its methods are defined in :class:`~kvbench.cache.state.LayerState`, then
 :class:`~kvbench.cache.rollback.Rollback`, :class:`~kvbench.cache.prompt_phase.PromptPhase` and :class:`KVLayer`):
 
 ===========  ==================================  ==========================  ========================================
-state        begins with                         holds                       what new tokens do
+state        entered by                          holds                       effect of new tokens
 ===========  ==================================  ==========================  ========================================
-empty        ``__init__``, ``reset``             nothing                     the first ``update`` takes shapes
-open prompt  the first ``update``                ``prompt``, exact (only     ``extend_prompt``, attention as stock
-             (:mod:`~kvbench.cache.prompt_phase  if it comes in chunks)      transformers has it, ``end_chunk``
-             `)
-sealed       ``place`` (or ``place_chunk``,      ``keys_store``,             ``update`` lets the method ``settle`` what
-             ``seal``): the prompt is complete   ``values_store``            has grown too old, then ``append``
-frozen       ``progress.frozen``                 the same; tails only grow   ``append``; ``take_back`` what was rejected
-                                                                             (:mod:`~kvbench.cache.rollback`)
-recorded     a captured step                     the same                    ``settle``; ``advance`` keeps places that
-                                                                             the device writes to
+empty        ``__init__``, ``reset``             nothing                     the first ``update`` records shapes, dtype
+                                                                             and device
+open prompt  the first ``update``                ``prompt`` in full          ``extend_prompt``, attention as in stock
+             (:mod:`~kvbench.cache.prompt_phase  precision (only if it       transformers, then ``end_chunk``
+             `)                                  comes in chunks)
+sealed       ``place`` (or ``place_chunk``,      ``keys_store``,             ``update`` calls the method's ``settle``,
+             ``seal``): the prompt is complete   ``values_store``            which demotes old tokens; then ``append``
+frozen       ``progress.frozen``                 the same; only the tails    ``append``; ``take_back`` removes rejected
+                                                 grow                        tokens (:mod:`~kvbench.cache.rollback`)
+recorded     a captured step                     the same                    ``settle``; ``advance`` reserves the slots
+                                                                             that the device writes to
 ===========  ==================================  ==========================  ========================================
 
-Settling at that late moment leaves the newest tokens exact until they are confirmed, so that rejected draft tokens can
-be rolled back. A sealed layer never opens again, except for prompts that come some rows at a time (``KVCache.only``).
+As tokens are demoted only at the start of the next step, the newest ones stay exact until they are confirmed, and
+rejected draft tokens can be rolled back. A sealed layer is never opened again, except where the rows of a batch are
+prefilled in groups (``KVCache.only``).
 """
 
 from __future__ import annotations
@@ -40,17 +42,17 @@ from kvbench.errors import CacheError, NonFiniteError
 
 
 class Handle:
-    """A stand-in for the tensors that ``update`` returns; only kvbench's attention can read it."""
+    """A placeholder that ``update`` returns instead of tensors; only kvbench's attention can read it."""
 
     def __init__(self, layer: KVLayer, fresh: tuple[Tensor, Tensor]) -> None:
         self.layer = layer
         self._fresh: tuple[Tensor, Tensor] | None = fresh
 
     def claim(self) -> tuple[Tensor, Tensor]:
-        """Return the new keys and values ``[B, H, q, D]``, once: the handle lets go of them.
+        """Return the step's new keys and values ``[B, H, q, D]``, and drop the handle's references to them.
 
         Raises:
-            CacheError: they were returned before.
+            CacheError: the handle was claimed before.
         """
         if self._fresh is None:
             raise CacheError("the keys and values of this step were already taken: attention ran twice on one update")
@@ -66,7 +68,7 @@ class Handle:
 
 
 class KVLayer(PromptPhase, CacheLayerMixin):
-    """Keys and values of one layer; arguments and attributes as :class:`kvbench.cache.state.LayerState`."""
+    """Keys and values of one layer; arguments and attributes as in :class:`kvbench.cache.state.LayerState`."""
 
     is_compileable = False
     is_croppable = True
@@ -79,11 +81,14 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- transformers' interface ------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Take shapes, dtype and device from the first keys and values ``[B, H, q, D]``."""
+        """Record shapes, dtype and device of the first keys and values ``[B, H, q, D]``."""
         self.initialize(key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Take the new keys and values ``[B, H, q, D]`` (after RoPE); attention receives the handle returned."""
+        """Receive new keys and values ``[B, H, q, D]`` and return a :class:`Handle` to them, twice, for attention.
+
+        The keys have RoPE applied, unless the layer stores them before it (``LayerState.rotation``).
+        """
         if not self.is_initialized:
             self.initialize(key_states, value_states)
         if self.sealed and not self.progress.frozen:
@@ -95,22 +100,23 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return handle, handle
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens seen, padding included: the next token's position."""
+        """Return the number of tokens seen, padding included, which is the column of the next token."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return length and offset of a mask in logical coordinates: every position seen, from 0."""
+        """Return the key length and the offset of a mask over all tokens seen and the next `query_length`; offset 0."""
         return self.seen + int(query_length), 0
 
     def get_max_length(self) -> int:
-        """Return -1: no maximum."""
+        """Return -1, which stands for no maximum."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the newest tokens: ``crop(-k)`` removes k; ``crop(n)`` keeps n (transformers 5.17).
+        """Remove the newest tokens: ``crop(-k)`` removes k, ``crop(n)`` keeps the first n (as in transformers 5.17).
 
         Raises:
-            CacheError: something has moved since one of them came.
+            CacheError: the cache has packed or dropped tokens since one of them came, or the prompt is still open and
+                its attention is being observed.
         """
         tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
@@ -130,11 +136,11 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.seen -= count
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Make the rows ``beam_idx`` the batch."""
+        """Replace the batch by its rows `beam_idx` (beam search)."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Make the rows `indices` the batch, repeats allowed."""
+        """Replace the batch by its rows `indices`, in that order; a row may occur more than once."""
         if not self.is_initialized:
             return
         for segment in self.segments():
@@ -144,36 +150,36 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.batch = len(self.order)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row `repeats` times in a run."""
+        """Repeat each row `repeats` times; the copies of a row are adjacent."""
         if self.is_initialized:
             self.batch_select_indices(torch.arange(self.batch).repeat_interleave(repeats))
 
     # -- decoding ---------------------------------------------------------------------------------------------------
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Take new tokens ``[B, H, q, D]`` into the full-precision tails."""
+        """Append new tokens ``[B, H, q, D]`` to the full-precision tails."""
         for store, x in zip(self.stores(), (keys, values), strict=True):
             tail = store.tail
             for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
                 tail.append(rows, x[rows].detach())
 
     def advance(self, count: int) -> list[tuple[int, int]]:
-        """Count `count` new tokens that a captured step will write, and return where they go.
+        """Reserve slots for `count` new tokens, which a captured step will write, and return where they are.
 
         Returns:
-            For each row the places of its first new key and value in the buffers of the two tails.
+            For each row, the indices of its first new key and its first new value in the buffers of the two tails.
         """
         places = [store.tail.advance(count) for store in self.stores()]
         self.seen += count
         return list(zip(*places, strict=True))
 
     def settle(self, *, forget: bool = True) -> None:
-        """Let the method demote what has grown too old, and drop what a sliding window has passed.
+        """Let the method demote tokens that have grown too old, and drop those that a sliding window has passed.
 
-        Repeated calls have no effect.
+        A second call without new tokens has no effect.
 
         Args:
-            forget: False: drop nothing yet, as queries of the newest tokens are still to see it.
+            forget: False drops nothing, for as long as queries of the newest tokens still have to see those tokens.
         """
         if not self.sealed or not (self.method.settles or self.window):
             return
@@ -190,7 +196,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- copies -----------------------------------------------------------------------------------------------------
 
     def clone(self, progress: Progress) -> KVLayer:
-        """Return an independent copy that belongs to a cache with `progress`."""
+        """Return an independent copy for the cache whose shared state is `progress`."""
         twin = copy(self)
         twin.progress, twin.order, twin.firm = progress, list(self.order), list(self.firm)
         twin.paths, twin.pairs = set(self.paths), set(self.pairs)

@@ -1,4 +1,4 @@
-"""State that the layers of one cache share: the prompt, its padding, how attention reads it, the method's own."""
+"""State that all layers of one cache share: the prompt, its padding, attention's settings, the method's own state."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from kvbench.errors import CacheError
 
 @dataclass
 class Padding:
-    """Left padding of the rows, given with the prompts or inferred from the mask.
+    """Left padding of the rows, known from the prompts or inferred from the attention mask.
 
     Args:
-        starts: column of each row's first real token; None until the first tokens are seen (then a list of B).
-        started: for each row, True once a real token was seen, while the padding is being inferred.
+        starts: for each of the B rows the column of its first real token; None until the first tokens are seen.
+        started: for each row, True once it has had a real token; None unless the padding is inferred.
     """
 
     starts: list[int] | None = None
     started: list[bool] | None = None
 
     def infer(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Infer the padding from the mask of new prompt tokens; the arguments are those of :meth:`Progress.see`.
+        """Infer the padding from the mask of new prompt tokens; for the arguments see :meth:`Progress.see`.
 
-        A token is real when it may attend to itself, so the mask's diagonal over the new columns tells the padding,
-        whatever window the model has.
+        A token is real if it may attend to itself, so the mask's diagonal over the new columns shows the padding,
+        whatever sliding window the model has.
+
+        Raises:
+            CacheError: a token after a row's first real one is masked.
         """
         if self.starts is None or self.started is None:
             self.starts, self.started = [0] * batch, [False] * batch
@@ -54,7 +57,7 @@ class Padding:
             self.started[row] = self.started[row] or padding < count
 
     def select(self, order: Sequence[int]) -> None:
-        """Make the rows `order` the batch."""
+        """Replace the batch by its rows `order`."""
         if self.starts is not None:
             self.starts = [self.starts[i] for i in order]
         if self.started is not None:
@@ -69,14 +72,14 @@ class Padding:
 
 @dataclass
 class Prefill:
-    """The prompt while it is run.
+    """State of the prefill.
 
     Args:
-        prompts: what the caller knows about the prompts; None where their padding is inferred from the mask.
-        open: True while the prompt comes in chunks that ``cache.finalize()`` ends.
-        group: the rows whose prompts are under way, and how many rows there are in all; None: all rows at once.
-        path: what served the prompt's attention (:func:`kvbench.attention.prefill.attend`); ``stored`` where it read
-            what the method stores; empty before.
+        prompts: facts about the prompts that the caller gave; None if their padding is inferred from the mask.
+        open: True while the prompt comes in chunks, until ``cache.finalize()``.
+        group: the rows that are prefilled now, and the number of rows in the whole batch; None for all rows at once.
+        path: name of the attention path that served the prompt (:func:`kvbench.attention.prefill.attend`); ``stored``
+            if attention read the tokens as the method stores them; empty before the first prompt token.
     """
 
     prompts: Prompts | None = None
@@ -86,11 +89,11 @@ class Prefill:
 
     @property
     def width(self) -> int | None:
-        """Columns of the prompt, where known beforehand."""
+        """Columns of the padded prompt if they are known beforehand, else None."""
         return self.prompts.width if self.prompts is not None else None
 
     def is_last(self, seen: int) -> bool:
-        """Return True if the prompt is complete once `seen` columns have arrived.
+        """Return True if the prompt is complete after `seen` columns.
 
         Raises:
             CacheError: more tokens have arrived than the prompt has.
@@ -107,27 +110,27 @@ class Prefill:
 
 @dataclass
 class Progress:
-    """State that the layers of a cache share.
+    """State that all layers of a cache share.
 
     Args:
-        prefill: the prompt while it is run.
-        max_length: tokens of prompt and answer to allocate for, where known.
+        prefill: state of the prefill.
+        max_length: tokens of prompt and answer to allocate for; None if unknown.
         options: kernels and back ends that serve the cache.
         padding: left padding of the rows.
-        positions: rotary positions of the columns, where keys are stored before RoPE.
-        method_state: the method's own state for this cache, besides its stores (Cocktail's plans, KVQuant's calibration
-            file, ...); None: nothing.
+        positions: rotary positions of the columns; used only if keys are stored before RoPE.
+        method_state: the method's own state for this cache, apart from its stores (Cocktail's plans, KVQuant's
+            calibration file, ...); None if it has none.
         frozen: True while nothing is demoted, because the newest tokens may still be taken back (speculative decoding).
-        upper: True while attention reads only the upper nibble of codes that have two (QuantSpec's draft).
-        span: new tokens of a step that attention takes at a time, each part as if it were a step of its own, settled
-            before it: one pass of the model over several known tokens then gives what single steps give; None: all of a
-            step's tokens see each other exact.
+        upper: True while attention reads only the upper nibbles of 8-bit codes that consist of two (QuantSpec's draft).
+        span: number of new tokens that attention processes at a time, settling the layer before each part, so that one
+            forward pass over several known tokens gives what single steps would give; None processes all new tokens of
+            a step at once, and they see each other in full precision.
 
     Attributes:
         watches: records of NaN and Inf that kernels found.
-        packs, rolls: work of the layers that shares launches.
-        tables: tables of phases on the device, which layers that agree share (:mod:`kvbench.attention.phases`).
-        plain_mask: the latest mask that was compared with a plain causal one, and the answer
+        packs, rolls: packing and rolling jobs that are deferred, so that several layers share a kernel launch.
+        tables: tables on the device, shared by layers whose stores agree (:mod:`kvbench.attention.phases`).
+        plain_mask: the key of the mask that was last compared with a plain causal mask, the outcome, and the mask
             (:func:`kvbench.attention.fused.plain`).
     """
 
@@ -147,16 +150,16 @@ class Progress:
     plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Take note of new prompt tokens.
+        """Set or extend the left padding for new prompt tokens: from the prompts if given, else from the mask.
 
         Args:
-            mask: ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; the padding itself, bool
-                ``[B or 1, q]``; or None (nothing is padding).
-            batch: rows.
-            count: new tokens, q.
+            mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
+                bool ``[B or 1, q]`` (True = real token); or None if no token is padding.
+            batch: number of rows.
+            count: number of new tokens, q.
 
         Raises:
-            CacheError: the batch has other rows than the prompts, or padding that is not on the left.
+            CacheError: the batch size is not a multiple of the number of prompts, or the padding is not on the left.
         """
         prompts = self.prefill.prompts
         if prompts is None:
@@ -179,12 +182,12 @@ class Progress:
             raise CacheError("masked tokens after the prompt: pad the whole conversation on the left, once")
 
     def reset(self) -> None:
-        """Forget everything but what was known before the prompt."""
+        """Forget the padding, the rotary positions and an open prompt; keep what was known before the prompt."""
         self.padding, self.positions = Padding(), RopePositions()
         self.prefill.open = False
 
     def select(self, index: Tensor) -> None:
-        """Make the rows `index` the batch."""
+        """Replace the batch by its rows `index`."""
         order = index.tolist()
         self.padding.select(order)
         self.positions.select(order)
@@ -192,7 +195,7 @@ class Progress:
             self.method_state.select(order)
 
     def clone(self) -> Progress:
-        """Return an independent copy with records, deferred work and tables of its own."""
+        """Return an independent copy, with new (empty) records, deferred jobs and tables."""
         return replace(
             self,
             prefill=replace(self.prefill),
@@ -203,7 +206,7 @@ class Progress:
 
 
 def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
-    """Return for each new token whether it may attend to itself, bool ``[B, q]``; `mask` as in :meth:`Progress.see`."""
+    """Return for each new token True if it may attend to itself, bool ``[B, q]``; `mask` as in :meth:`Progress.see`."""
     if mask.ndim == 2:
         return mask[:, -count:].expand(batch, count)
     diagonal = mask[:, 0, :, -count:].diagonal(dim1=-2, dim2=-1)

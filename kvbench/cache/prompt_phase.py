@@ -1,4 +1,4 @@
-"""A layer while its prompt is run: exact keys and values until the prompt is complete, then the method's stores."""
+"""A layer during prefill: tokens stay in full precision until the prompt is complete, then go to the stores."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ALL = slice(None)
 
 
 class PromptPhase(Rollback):
-    """A layer that takes the tokens of a prompt and places them in its stores."""
+    """A layer that receives the tokens of a prompt and lets the method place them in its stores."""
 
     def initialize(self, keys: Tensor, values: Tensor) -> None:
-        """Take shapes, dtype and device from the first keys and values ``[B, H, q, D]``."""
+        """Record shapes, dtype and device of the first keys and values ``[B, H, q, D]``."""
         self.batch, self.heads = keys.shape[:2]
         if self.progress.prefill.group is not None:
             self.batch = self.progress.prefill.group[1]
@@ -30,7 +30,10 @@ class PromptPhase(Rollback):
         self.is_initialized = True
 
     def extend_prompt(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all keys and values of the open prompt, the new ones ``[B, H, q, D]`` included, padding and all."""
+        """Return all keys and values of the prompt so far, padding and the new ones ``[B, H, q, D]`` included.
+
+        A prompt that arrives in one piece is returned as it came; chunks are also kept in :attr:`prompt`.
+        """
         if self.prompt is None and self.progress.prefill.is_last(self.seen):
             return keys, values
         if self.prompt is None:
@@ -45,12 +48,19 @@ class PromptPhase(Rollback):
         return self.prompt[0].view(ALL), self.prompt[1].view(ALL)
 
     def end_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Place the prompt if it is complete; attention over its tokens so far is done."""
+        """Place the prompt if it is complete; called after attention has processed a chunk.
+
+        Args:
+            keys, values: what :meth:`extend_prompt` returned.
+        """
         if self.progress.prefill.is_last(self.seen):
             self.place(keys, values)
 
     def place(self, keys: Tensor, values: Tensor) -> None:
-        """Hand the tokens of a complete prompt (``[B, H, T, D]`` with padding) to the method and free them."""
+        """Hand the tokens of a complete prompt, ``[B, H, T, D]`` with padding, to the method, and free the open prompt.
+
+        A :attr:`follower` gets them first.
+        """
         if self.follower is not None:
             self.follower.progress.prefill.group = self.progress.prefill.group
             if not self.follower.is_initialized:
@@ -88,7 +98,7 @@ class PromptPhase(Rollback):
         self.join_cache()
 
     def join_cache(self) -> None:
-        """Give new segments what the layers of their cache share: the record of NaN and Inf, deferred launches."""
+        """Connect new segments to their cache: its records of NaN and Inf, and its queues of deferred launches."""
         watch_segments(self)
         for segment in self.segments():
             if isinstance(segment, PackedSegment):
@@ -97,7 +107,7 @@ class PromptPhase(Rollback):
                 segment.rolls = self.progress.rolls
 
     def place_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Hand prompt tokens ``[B, H, q, D]`` to the method as they come (``Method.quantized_prefill``)."""
+        """Hand prompt tokens ``[B, H, q, D]`` to the method as they arrive (for ``Method.quantized_prefill``)."""
         keys, values = keys.detach(), values.detach()
         if self.keys_store is None:
             self._make_stores()
@@ -116,7 +126,7 @@ class PromptPhase(Rollback):
         self.sealed = self.progress.prefill.is_last(self.seen)
 
     def seal(self) -> None:
-        """Place an open prompt that is held exactly (end of a chunked prefill)."""
+        """End a prefill in chunks: place the prompt if it is still held in full precision, and seal the layer."""
         if not self.sealed and self.prompt is not None:
             self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
         self.sealed = self.keys_store is not None

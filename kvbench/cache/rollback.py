@@ -1,4 +1,4 @@
-"""Tokens that are taken back, and which of them may be."""
+"""Rollback of the newest tokens, and the check that they may be taken back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from kvbench.errors import CacheError
 
 
 class Rollback(LayerState):
-    """A layer whose newest tokens may be taken back (rejected drafts), as long as nothing has moved since they came."""
+    """A layer whose newest tokens can be taken back (rejected drafts), until it packs or drops tokens after them."""
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Take back the newest ``counts[row]`` tokens of each row of a placed prompt; see :meth:`KVCache.take_back`.
+        """Take back the newest ``counts[row]`` tokens of each row; see :meth:`KVCache.take_back`.
 
         Raises:
-            CacheError: something has moved since one of them came: a token was packed, thinned out or evicted that
-                would still be where it was (``atom`` and ``kvquant`` pack each token by itself and take back any).
+            CacheError: the prompt is not complete; or since one of the tokens came, others were packed, thinned out or
+                evicted, which cannot be undone (``atom`` and ``kvquant`` pack each token on its own, so they can take
+                back any token).
         """
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
@@ -33,22 +34,24 @@ class Rollback(LayerState):
             for store in stores:
                 store.drop_back(row, count)
             order = self.order[row]
-            if order is not None:  # the row's columns move to the right by what it gave back more than others
+            if order is not None:  # every row ends at the last column: rows that lose more than the least shift right
                 self.order[row] = order[..., : sum(stores[0].signature(row))] + (count - least)
             self.firm[row] += count - least
         self.seen -= least
         self.firm[:] = [min(firm, self.seen) for firm in self.firm]
 
     def lengths(self, rows: slice) -> list[tuple[int, ...]]:
-        """Return the tokens in each segment of the keys and of the values of `rows`, which agree."""
+        """Return the number of tokens in each segment of the keys and of the values; all `rows` must have the same."""
         row = rows.indices(self.batch)[0]
         return [store.signature(row) for store in self.stores()]
 
     def note_moves(self, rows: slice, before: list[tuple[int, ...]] | None) -> None:
-        """Make the tokens of `rows` seen so far firm, if any has moved: they cannot be taken back any more.
+        """Rule out a rollback of the tokens seen so far if any token of `rows` was packed or dropped (:attr:`firm`).
+
+        Also done for methods that add up the attention of every step (``Method.observe_steps``).
 
         Args:
-            before: :meth:`lengths` before tokens may have moved; None: nothing was held, a prompt was placed.
+            before: :meth:`lengths` before the operation; None after prompt tokens were placed.
         """
         row = rows.indices(self.batch)[0]
         after, seen = self.lengths(rows), self.real_tokens(row)

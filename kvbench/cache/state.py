@@ -1,4 +1,4 @@
-"""The tokens that one layer of a cache holds, and views of them."""
+"""The tokens that one layer of a cache holds, with their positions and counts."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from kvbench.errors import CacheError
 
 
 class LayerState:
-    """State of one layer; :class:`kvbench.cache.layer.KVLayer` adds the phases of its life.
+    """State of one layer; :class:`kvbench.cache.layer.KVLayer` adds prefill, decoding and rollback.
 
     Args:
-        method: decides formats and moves (:class:`kvbench.methods.base.Method`).
+        method: the rule that decides in which format each token is held (:class:`kvbench.methods.base.Method`).
         index: number of the layer.
         progress: state that the layers of a cache share.
-        window: tokens that a query of the layer sees, itself included (a sliding window); None: all.
+        window: number of tokens that a query of the layer sees, its own included (a sliding window); None for all.
 
     Attributes:
-        batch, heads, key_dim, value_dim, dtype, device: of the keys and values, known from the first ones on.
-        sealed: True once the prompt is placed.
-        seen: tokens seen, padding included.
-        prompt: keys and values of an open prompt that comes in chunks.
-        keys_store, values_store: :class:`Store`, made when the prompt is placed.
-        order: for each row None (slots are in the order of positions) or the positions of its slots, ``[n]`` or
-            ``[H, n]``, on the CPU, without the newest ones, which are in order (:meth:`ordered`); a method that
-            permutes or evicts tokens maintains it.
-        firm: for each row the column from which on tokens may be taken back: earlier tokens have moved since (were
-            packed, thinned out, evicted), and would not be what they are had they never come.
-        paths: attention paths that have served this layer.
-        pairs: (key segment, value segment) of the phases that kernels have met (:mod:`kvbench.attention.phases`).
-        observed: attention of an open prompt that the method asked for (``Method.observe_prompt``).
-        follower: the same layer of a draft's own cache, which gets the same prompt; or None.
-        rotation: the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`) where keys are stored before
-            it, else None.
+        batch, heads, key_dim, value_dim, dtype, device: sizes, dtype and device of the keys and values; set when the
+            first tokens arrive.
+        sealed: True once the whole prompt is in the stores.
+        seen: number of tokens seen, padding included.
+        prompt: keys and values of a prompt that comes in chunks, in full precision until it is complete; else None.
+        keys_store, values_store: :class:`Store`, made when the first tokens of the prompt are placed.
+        order: for each row None if its slots are in the order of positions, otherwise the positions of its slots,
+            ``[n]`` or ``[H, n]``, on the CPU. The newest slots, which are always in order, may be missing
+            (:meth:`ordered` adds them). A method that permutes or evicts tokens maintains it.
+        firm: for each row the first column whose token may be taken back. Since the tokens before it arrived, the cache
+            has packed, thinned out or evicted tokens on their account, which cannot be undone.
+        paths: names of the attention paths that have served this layer.
+        pairs: (key segment, value segment) numbers of the slot ranges that kernels have read
+            (:mod:`kvbench.attention.phases`).
+        observed: the prompt's attention, if the method asks for it (``Method.observe_prompt``), until it is placed.
+        follower: the same layer of a draft model's cache, which is given the same prompt; or None.
+        rotation: the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`) if keys are stored before
+            RoPE, else None.
     """
 
     batch: int
@@ -60,7 +62,7 @@ class LayerState:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Drop all tokens and return to the empty state."""
         self.is_initialized = False
         self.sealed = False
         self.seen = 0
@@ -76,23 +78,23 @@ class LayerState:
     # -- stores -----------------------------------------------------------------------------------------------------
 
     def stores(self) -> tuple[Store, Store]:
-        """Return keys and values, once the prompt is placed.
+        """Return the stores of keys and of values.
 
         Raises:
-            CacheError: it is not.
+            CacheError: there are none yet, as the prompt is not complete.
         """
         if self.keys_store is None or self.values_store is None:
             raise CacheError(f"layer {self.index} has no stores yet: the prompt was not finished (cache.finalize())")
         return self.keys_store, self.values_store
 
     def segments(self) -> list[Segment]:
-        """Return the segments of both stores, or those of the open prompt."""
+        """Return the segments of both stores, keys first; before there are stores, those of the open prompt."""
         if self.keys_store is not None and self.values_store is not None:
             return [*self.keys_store.segments, *self.values_store.segments]
         return list(self.prompt or ())
 
     def rolling(self) -> list[RollingSegment]:
-        """Return the segments if each side has a single one that rolls; else none."""
+        """Return the segments of both stores if all of them are rolling windows, else an empty list."""
         if self.keys_store is None:
             return []
         segments = self.segments()
@@ -100,13 +102,13 @@ class LayerState:
         return windows if len(windows) == len(segments) else []
 
     def length(self, rows: slice) -> int:
-        """Return the number of slots of `rows`, which agree."""
+        """Return the number of slots of each of `rows`, which must have equally many."""
         return self.stores()[0].length(rows)
 
     def row_groups(self) -> list[slice]:
-        """Return runs of rows that agree in all lengths and places of their segments and in their first column.
+        """Cut the batch into runs of rows with equal padding and equal lengths and buffer offsets in every segment.
 
-        Places differ where windows of equally long rows have moved at different steps: after rounds of speculation.
+        Offsets may differ between equally long rows: after speculation, their windows have moved at different steps.
         """
         segments = self.segments()
         counts = [self.progress.padding.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
@@ -118,7 +120,10 @@ class LayerState:
     # -- positions --------------------------------------------------------------------------------------------------
 
     def ordered(self, row: int) -> Tensor | None:
-        """Return the positions of a row's slots: those in :attr:`order`, then the newest; None: they are in order."""
+        """Return the positions of a row's slots, ``[n]`` or ``[H, n]``; None if the slots are in ascending order.
+
+        Completes :attr:`order` with the newest slots.
+        """
         order = self.order[row]
         if order is None:
             return None
@@ -129,58 +134,61 @@ class LayerState:
         return order
 
     def positions(self, row: int) -> Tensor:
-        """Return the columns of the padded batch that a row's slots hold, ``[n]`` or ``[H, n]``, on the CPU."""
+        """Return the column of the padded batch that each slot of a row holds, ``[n]`` or ``[H, n]``, on the CPU."""
         order = self.method.positions(self, row)
         if order is not None:
             return order
         return torch.arange(self.first(row), self.seen)
 
     def hidden_slots(self, row: int, hidden: int) -> int:
-        """Return how many slots at the front of a row hold only tokens among the oldest `hidden`, in every head."""
+        """Return how many slots at the front of a row hold, in every head, only tokens among its oldest `hidden`."""
         positions = self.positions(row)
         if positions.ndim > 1:
             positions = positions.amax(0)
         return int((positions < self.start(row) + hidden).to(torch.uint8).cumprod(0).sum())
 
     def start(self, row: int) -> int:
-        """Return the column of a row's first real token: its left padding."""
+        """Return the column of a row's first real token, which equals its left padding."""
         starts = self.progress.padding.starts
         return starts[row] if starts else 0
 
     def first(self, row: int) -> int:
-        """Return the column of a row's first slot, where slots are in order without a gap.
+        """Return the column of a row's first slot; only for rows whose slots are in order without a gap.
 
-        It is later than :meth:`start` where a sliding window has passed some tokens.
+        It exceeds :meth:`start` if a sliding window has passed some tokens.
         """
         return self.seen - sum(self.stores()[0].signature(row))
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
     def real_tokens(self, row: int) -> int:
-        """Return the tokens of a row that were seen, without padding."""
+        """Return the number of tokens of a row seen so far, without padding."""
         return self.seen - self.start(row)
 
     def hidden(self, row: int) -> int:
-        """Return how many of a row's oldest tokens no later token sees: a sliding window has passed them."""
+        """Return how many of a row's oldest tokens no later token can see; 0 without a sliding window."""
         return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
 
     def visible_tokens(self, row: int) -> int:
-        """Return the tokens of a row that the next one will see: what stock transformers holds of it."""
+        """Return how many tokens of a row the next token will see; stock transformers holds exactly these."""
         return self.real_tokens(row) - self.hidden(row)
 
     def expected_length(self) -> int:
-        """Return the tokens to allocate for: ``max_length`` or those seen so far; at most what a window shows."""
+        """Return the number of tokens to allocate for: ``max_length``, or the tokens seen if there are more.
+
+        With a sliding window it is at most the window and some slack (:func:`kvbench.cache.sliding.room`).
+        """
         expected = max(self.progress.max_length or 0, self.seen)
         return expected if self.window is None else min(expected, sliding.room(self.window))
 
     def coming(self) -> int:
-        """Return the tokens that are still to come, as far as ``max_length`` says."""
+        """Return how many tokens may still come until ``max_length``; 0 if it is unknown."""
         return max((self.progress.max_length or 0) - self.seen, 0)
 
     def new_empty(self) -> Tensor:
-        """Return an empty tensor of the layer's dtype and device."""
+        """Return a tensor without elements, of the layer's dtype and on its device."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def chain(self) -> list[Self]:
-        """Return the layer, and the one that follows it."""
+        """Return the layer, followed by its :attr:`follower` if it has one."""
         return [self] if self.follower is None else [self, self.follower]
