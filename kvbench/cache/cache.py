@@ -300,5 +300,5 @@ class KVCache(Cache):
 
     @property
     def path(self) -> str:
-        """Names of the attention paths that have served decode steps, joined by ``+``; ``none`` before the first step."""
+        """Names of the attention paths that have served decode steps, joined by ``+``; ``none`` before the first."""
         return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"

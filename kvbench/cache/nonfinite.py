@@ -1,4 +1,4 @@
-"""The layer, side and position of a NaN or Inf that a method met when it placed or settled tokens."""
+"""Error messages for NaN and Inf in the cache: which layer, key or value, and which position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HINT = "Load the model with a dtype of more range: model.dtype=bfloat16 or float
 
 
 def watch_segments(layer: LayerState) -> None:
-    """Give the packed segments of `layer`, new ones, the watch of their cache and device; nothing on a CPU."""
+    """Register the new packed segments of `layer` with the watch of its cache and device; on a CPU do nothing."""
     if layer.device.type != "cuda":
         return
     watch = layer.progress.watches.of(layer.device)
@@ -30,7 +30,10 @@ def watch_segments(layer: LayerState) -> None:
 
 
 def described(owner: weakref.ref[LayerState], index: int, side: str, number: int, place: Place) -> str:
-    """Return the message for a record of segment `number` of a store."""
+    """Return the error message for `place` in segment `number` of a store.
+
+    The position is left out if the layer no longer exists or no longer holds the token.
+    """
     layer, position = owner(), ""
     if layer is not None:
         store = layer.stores()[side == "value"]
@@ -45,13 +48,16 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
 
 
 def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """Return :func:`located` for tokens that a method was settling: each side has a window and an order of its own."""
+    """Return the error with its place, as :func:`located` does, for tokens of the tails that a method was settling.
+
+    Each of the two tails is searched on its own, as they may differ in length.
+    """
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
     try:
         for side, store in enumerate(stores):
             tail = store.tail.view(rows)
             if not bool(torch.isfinite(tail).all()):
-                # one side may be settled already: the order of the slots is that of the side that is not
+                # one side may be settled already: the positions are still those of the side that is not
                 layer.keys_store = max(stores, key=lambda s: s.tail.length(rows))
                 newest = layer.positions(first)[..., -tail.shape[2] :]
                 both = [tail[:, :, :0], tail[:, :, :0]]
@@ -65,11 +71,11 @@ def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> N
 def located(
     layer: LayerState, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
 ) -> NonFiniteError:
-    """Return the error with the place in its message, or `error` itself where everything is finite.
+    """Return an error that names the first NaN or Inf, or `error` itself if all tokens are finite.
 
     Args:
-        rows: of the batch that `keys` and `values` ``[rows, H, n, D]`` belong to.
-        positions: of the tokens, ``[n]`` or ``[H, n]``.
+        rows: rows of the batch that `keys` and `values` ``[rows, H, n, D]`` belong to.
+        positions: positions of these tokens, ``[n]`` or ``[H, n]``.
     """
     for side, x in (("key", keys), ("value", values)):
         bad = ~torch.isfinite(x)

@@ -1,4 +1,4 @@
-"""Facts about the prompts that a cache may need before they are run."""
+"""Facts about the prompts that a cache may need before prefill."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ Span = tuple[int, int]
 
 @dataclass
 class Prompts:
-    """A batch of prompts, row by row.
-
-    Spans count a row's own tokens: 0 is its first real token, whatever its left padding.
+    """A batch of left-padded prompts.
 
     Args:
-        starts: left padding of each row: the column of its first real token.
-        lengths: real tokens of each row; ``starts[b] + lengths[b]`` is the same for all rows (left padding).
-        context_spans: half-open token range of what the template's ``{context}`` produced, or None.
-        queries: the question's text of each row (Cocktail searches with it); may be empty.
-        input_ids: the padded batch ``[B, T]``, where a method needs the text of its chunks.
-        decode: token ids to text, likewise.
-        query_sources: what stands for an empty query of each row (:func:`kvbench.retrieval.chunks.cut`), or None.
+        starts: for each row the column of its first real token, which equals its left padding.
+        lengths: number of real tokens of each row; ``starts[b] + lengths[b]`` must be the same for all rows.
+        context_spans: for each row the half-open range of the tokens that come from the template's ``{context}``, or
+            None. Tokens are counted without padding: 0 is the row's first real token.
+        queries: the text of each row's question, which Cocktail searches with; may be empty.
+        input_ids: the padded batch ``[B, T]``; needed by methods that read the text of the prompt's chunks.
+        decode: turns token ids into text; needed by the same methods.
+        query_sources: for each row the name of what replaces an empty query (:func:`kvbench.retrieval.chunks.cut`), or
+            None.
+
+    Raises:
+        CacheError: the rows do not end at the same column, or a row is empty.
     """
 
     starts: Sequence[int]
@@ -46,7 +49,7 @@ class Prompts:
 
     @property
     def width(self) -> int:
-        """Columns of the padded batch, T."""
+        """Number of columns of the padded batch, T."""
         return self.starts[0] + self.lengths[0]
 
     @classmethod
@@ -59,10 +62,10 @@ class Prompts:
         queries: Sequence[str] | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> Prompts:
-        """Make prompts from a tokenizer's output: ``input_ids`` and ``attention_mask`` ``[B, T]``, padded on the left.
+        """Return the prompts of a tokenizer's output: `input_ids` and `attention_mask` ``[B, T]``, padded on the left.
 
         Raises:
-            CacheError: padding on the right or holes in the mask.
+            CacheError: the mask has padding on the right, or gaps.
         """
         batch, width = input_ids.shape
         if attention_mask is None:
@@ -79,7 +82,7 @@ class Prompts:
         return cls(starts, [width - s for s in starts], context_spans, queries, input_ids, decode)
 
     def repeat(self, times: int) -> Prompts:
-        """Repeat each row `times` times in a run, as beam search and ``num_return_sequences`` expand a batch."""
+        """Return prompts with each row repeated `times` times, adjacent, as beam search expands a batch."""
 
         def rows(values: Sequence | None) -> list | None:
             return None if values is None else [v for v in values for _ in range(times)]
@@ -90,6 +93,6 @@ class Prompts:
         return Prompts(starts, lengths, spans, queries, ids, self.decode, sources)
 
     def row_ids(self, row: int) -> list[int]:
-        """Return the token ids of one row without its padding (needs `input_ids`)."""
+        """Return the token ids of one row without its padding; requires `input_ids`."""
         assert self.input_ids is not None
         return self.input_ids[row, self.starts[row] :].tolist()

@@ -1,4 +1,4 @@
-"""The rotation of keys that are stored before RoPE, when attention reads them."""
+"""RoPE for keys that are stored before it and rotated when attention reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvbench.errors import CacheError
 
 
 def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
-    """Return the open prompt's keys ``[B, H, T, D]``, with padding, as attention takes them: after RoPE."""
+    """Return the prompt's keys ``[B, H, T, D]``, padding included, after RoPE; unchanged if stored after it."""
     if layer.rotation is None:
         return keys
     columns = torch.arange(keys.shape[2])
@@ -20,10 +20,12 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
 
 
 def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
-    """Return keys ``[rows, H, stop - start, D]`` of the slots ``[start, stop)`` after RoPE.
+    """Return the keys ``[rows, H, stop - start, D]`` of slots ``[start, stop)`` after RoPE.
+
+    Keys that are stored after RoPE are returned unchanged.
 
     Raises:
-        CacheError: heads keep different tokens.
+        CacheError: keys are stored before RoPE, and the heads of a row hold different tokens.
     """
     if layer.rotation is None:
         return keys
@@ -38,7 +40,10 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 
 
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
-    """Return keys ``[rows, H, n, D]`` of columns from `first` on in the form that the layer's follower stores."""
+    """Convert keys ``[rows, H, n, D]`` of columns ``first, first + 1, ...`` to what the layer's follower stores.
+
+    The layer and its follower may differ in whether they store keys before or after RoPE.
+    """
     assert layer.follower is not None
     mine, other = layer.rotation, layer.follower.rotation
     if (mine is None) == (other is None):

@@ -1,7 +1,7 @@
 """Rotary positions of a cache's columns, for layers whose keys are stored before RoPE.
 
-A model is given position ids; they need not be columns less padding (a caller may leave them out, or re-use a cache),
-so they are recorded as they come, as runs of consecutive positions on the host.
+The position ids that a model is given need not equal the columns minus the padding: a caller may omit them, or reuse a
+cache. So the ids of each step are recorded, on the host, as runs of consecutive positions.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from torch import Tensor
 
 @dataclass
 class RopePositions:
-    """Positions of each row.
+    """Rotary position of each column, row by row.
 
     Args:
-        runs: for each row ascending (column, position of that column); each run ends where the next begins.
+        runs: for each row the (first column, its position) of each run, ascending; a run ends where the next begins.
     """
 
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
-        """Record the positions ``ids`` ``[B or 1, q]`` of columns from `first` on, in place of earlier ones.
+        """Record the positions `ids` ``[B or 1, q]`` of the columns ``first, first + 1, ...``.
+
+        Replaces everything recorded for these and later columns.
 
         Args:
-            starts: columns of each row's first real token: padding has no position.
+            starts: for each row the column of its first real token; the padding before it is not recorded.
         """
         if len(self.runs) != len(starts):
             self.runs = [[] for _ in starts]
@@ -47,7 +49,7 @@ class RopePositions:
                     runs.append((column, position))
 
     def at(self, row: int, columns: Tensor) -> Tensor:
-        """Return the positions of ``columns`` (int64 ``[n]``, CPU); 0 for padding."""
+        """Return the positions of a row's `columns`, both int64 ``[n]`` on the CPU; 0 for padding."""
         runs = self.runs[row]
         if len(runs) == 1:
             return (columns + (runs[0][1] - runs[0][0])).clamp_(min=0)
@@ -57,11 +59,11 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Move rows to the right by so many columns."""
+        """Shift each row to the right by ``by[row]`` columns; positions stay."""
         self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
 
     def select(self, order: Sequence[int]) -> None:
-        """Make the rows `order` the batch."""
+        """Replace the batch by its rows `order`."""
         if self.runs:
             self.runs = [list(self.runs[i]) for i in order]
 

@@ -1,10 +1,10 @@
-"""NaN and Inf among tokens that a kernel packs: noted on the device, reported where the host waits anyway.
+"""NaN and Inf in packed tokens: recorded on the device, and reported when the host synchronizes anyway.
 
-The kernel that packs finds NaN and Inf on its way, but an answer to the host at every call would stall the device. It
-notes the first place in a record in device memory instead. The host reads the record once a prefill, at the first step
-after it (by then it has waited for the first token); when a cache is settled as a whole (``bill()``); and during
-decoding from a copy that is made while steps run: an error then shows one or two steps late. Nothing is lost by that,
-as the token that held it spoils its own step already.
+The packing kernel notices NaN and Inf at no extra cost, but reporting to the host after every call would stall the
+device. Instead it records the first occurrence in device memory. The host reads this record at the first step after a
+prefill (when it has already waited for the first token) and when the whole cache is settled (``bill()``). During
+decoding it reads an asynchronous copy, so an error is raised one or two steps late. Nothing is lost by the delay, since
+the step in which the NaN or Inf arrived was spoiled in any case.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from kvbench.errors import NonFiniteError
 
-#: int32 numbers of a record: found, tag, row, head, token, channel
+#: number of int32 fields of a record: found (0 or 1), tag of the segment, row, head, token, channel
 FIELDS = 6
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a NaN or Inf: row of the batch, KV head, token of the segment, channel."""
+    """Location of a NaN or Inf: row of the batch, KV head, token within the segment, and channel."""
 
     row: int
     head: int
@@ -31,15 +31,15 @@ class Place:
     channel: int
 
 
-#: says in words where a place of one segment is
+#: turns a place in one segment into an error message
 Words = Callable[[Place], str]
 
 
 class Watch:
-    """The record of one device, for any number of segments.
+    """The record of NaN and Inf on one device, shared by any number of segments.
 
     Args:
-        device: where the segments lie.
+        device: the device that holds the segments.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,26 +52,27 @@ class Watch:
         self.fresh = False
 
     def tag(self, words: Words) -> int:
-        """Return the number of a segment; `words` makes the message if something is found in it."""
+        """Register a segment and return the tag that its kernels record; `words` makes the message of its errors."""
         self._words.append(words)
         return len(self._words) - 1
 
     def check(self) -> None:
-        """Wait for the device.
+        """Wait for the device and read its record.
 
         Raises:
-            NonFiniteError: something was noted.
+            NonFiniteError: a NaN or Inf was recorded.
         """
         self.fresh = False
         self._report(self.record)
 
     def poll(self) -> None:
-        """Look at the copy that an earlier call asked for, if it is here, and ask for another.
+        """Read the copy of the record that an earlier call started, once it has arrived, and start the next copy.
 
-        It waits after a prefill only.
+        Does not wait for the device, except at the first call after a prefill; does nothing while a CUDA graph is
+        captured.
 
         Raises:
-            NonFiniteError: something was noted.
+            NonFiniteError: a NaN or Inf was recorded.
         """
         if self.record.device.type != "cuda" or self.fresh:
             return self.check()
@@ -107,17 +108,17 @@ class Watches:
         self._watches: dict[torch.device, Watch] = {}
 
     def of(self, device: torch.device) -> Watch:
-        """Return the watch of a device, made at first use."""
+        """Return the watch of a device; it is made on first use."""
         if device not in self._watches:
             self._watches[device] = Watch(device)
         return self._watches[device]
 
     def check(self) -> None:
-        """Call :meth:`Watch.check` of every device."""
+        """Call :meth:`Watch.check` for every device."""
         for watch in self._watches.values():
             watch.check()
 
     def poll(self) -> None:
-        """Call :meth:`Watch.poll` of every device."""
+        """Call :meth:`Watch.poll` for every device."""
         for watch in self._watches.values():
             watch.poll()
