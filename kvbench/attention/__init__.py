@@ -1,1 +1,1 @@
-"""One attention function and one mask function for all Hugging Face models, reading the stores."""
+"""Attention over a kvbench cache: one attention function and one mask function for every Hugging Face model."""

@@ -1,9 +1,9 @@
-"""Attention of a prompt to itself where scores are capped or heads have sinks; never all scores at once.
+"""Attention of a prompt to itself in models with a softcap or attention sinks, in bounded memory.
 
-Torch's SDPA has neither. A sink, though, is one more key: every query has a few channels more, which hold its head's
-sink, the keys have zeros there, and one key has ones there and nothing else, and a value of zeros. So sinks run on
-SDPA's fast back ends. A cap is not linear in the scores: these are made here, for some KV heads and a few queries at a
-time.
+Torch's SDPA supports neither. Sinks are turned into one extra key, so that SDPA's fast back ends can serve them: every
+query gets a few extra channels that hold its head's sink; ordinary keys are zero in these channels; the extra key is
+one there and zero elsewhere, and its value is zero. A softcap is not linear in the scores and cannot be expressed that
+way, so capped scores are computed here, for some KV heads and a block of queries at a time.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ from torch import Tensor
 
 from kvbench.attention.logits import Logits
 
-#: scores that are made at a time: 64 MiB in fp32 (some four such tensors live together), or what a CPU's caches hold
+#: scores that are computed at a time: 64 MiB in fp32 (about four such tensors exist at once); fewer on a CPU, whose
+#: caches should hold them
 SCORES = {"cpu": 1 << 20}
 MOST_SCORES = 1 << 24
-#: channels that are added for a sink: in three pieces its value is exact in every dtype, and 8 keep the alignment that
-#: SDPA's fast back ends ask for
+#: channels that are added for a sink. Three would do: a sum of three numbers of any dtype represents a sink exactly.
+#: Eight keep the alignment that SDPA's fast back ends require
 CHANNELS = 8
 
 
 def with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, sinks: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Extend keys by one in front, whose score is the sink of the query's head, so that SDPA serves sinks.
+    """Return arguments for SDPA that make it apply sinks: a key in front scores the sink of each query's head.
 
     Args:
         query: ``[B, Hq, q, D]``. keys, values: ``[B, H, n, D]``.
-        mask: ``[B or 1, heads or 1, q, n]``, or None.
+        mask: ``[B or 1, Hq or 1, q, n]``, or None.
         sinks: ``[Hq]``.
-        causal: `mask` is None and stands for a causal one: a query that sees the sink alone is put in front too.
+        causal: `mask` is None and means causal. A query of zeros is put in front as well, to line up with the extra
+            key.
 
     Returns:
-        query, keys and values with 8 channels more, and the mask; the output's last q queries and first Dv channels
-        count.
+        Query, keys and values with 8 extra channels, and the mask. Of SDPA's output, only the last q queries and the
+        first Dv channels are meaningful.
     """
     batch, heads, count, channels = query.shape
-    # fp16 ends at 65504; a sink that is so far from all scores decides alone or not at all
+    # clamped to the range of fp16 (65504): a sink that far from all scores takes all of the probability, or none
     parts, rest = query.new_zeros(heads, CHANNELS), (sinks.float() / scaling).clamp(-3e4, 3e4)
     for i in range(3):
         parts[:, i] = rest.to(query.dtype)
@@ -73,9 +75,9 @@ def attend(
     Args:
         query: ``[B, Hq, q, D]``; the last q of the n tokens.
         keys, values: ``[B, H, n, D]``.
-        mask: ``[B or 1, heads or 1, q, n]`` (bool or additive), or None.
-        causal: what None stands for; else everything is visible.
-        dropout: of probabilities (training).
+        mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
+        causal: whether ``mask=None`` means causal; otherwise it means that everything is visible.
+        dropout: probability with which attention weights are dropped (training).
 
     Returns:
         ``[B, q, Hq, Dv]``.
@@ -115,7 +117,7 @@ def attend(
 def _tile(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, logits: Logits, dropout: float
 ) -> Tensor:
-    """Compute attention of a few queries ``[B, Hq, q, D]``, whose scores are made in fp32; ``[B, Hq, q, Dv]``."""
+    """Return the attention ``[B, Hq, q, Dv]`` of a few queries ``[B, Hq, q, D]``, with all their scores in fp32."""
     batch, query_heads, count, _ = query.shape
     heads = keys.shape[1]
     rows = query.reshape(batch * heads, -1, query.shape[-1])
@@ -133,13 +135,16 @@ def _tile(
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply batches ``[N, m, k] [N, k, n]`` in fp32; half precision uses matrix instructions."""
+    """Return the product ``[N, m, n]`` of batches ``[N, m, k]`` and ``[N, k, n]``, accumulated in fp32.
+
+    Half precision on a GPU is multiplied by tensor cores; everything else is converted to fp32 first.
+    """
     if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16) and not torch.is_grad_enabled():
         return torch.bmm(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()
 
 
 def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Return True if a missing mask stands for a causal one, by the rule of transformers' ``sdpa``."""
+    """Return True if there is no mask and that means causal, by the rule of transformers' ``sdpa``."""
     given = kwargs.get("is_causal")
     return mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if given is None else given)

@@ -1,4 +1,4 @@
-"""The configurations that :mod:`kvbench.attention.check_kernels` goes through."""
+"""The configurations that :mod:`kvbench.attention.check_kernels` checks and times."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ Tier = tuple[Format, Format, float]
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration.
+    """One configuration of a decode step.
 
     Args:
-        shape: of :data:`SHAPES`.
-        tiers: formats of keys and of values and share of the tokens that are not in the window; what is left of them
-            is exact, and so are newest `window` = (keys, values).
-        context: tokens of each row of the batch.
-        queries: tokens of the step.
-        timed: microseconds are wanted, and only some heads are checked.
+        shape: key of :data:`SHAPES`.
+        tiers: for each tier the format of keys, the format of values, and its share of the tokens outside the window.
+            Tokens that no tier takes are exact.
+        context: number of cached tokens of each row of the batch.
+        window: number of newest keys, and of newest values, that are exact.
+        queries: number of new tokens in the step.
+        timed: measure microseconds as well; only two KV heads are then checked for correctness.
     """
 
     name: str
@@ -41,11 +42,11 @@ class Case:
     timed: bool = False
 
     def shortened(self) -> Case:
-        """The same formats on a few tiles."""
+        """Return the case with at most two rows and a context of a few tiles."""
         return replace(self, context=tuple(min(n, 1500 + i) for i, n in enumerate(self.context[:2])))
 
     def lengths(self, tokens: int) -> tuple[list[int], list[int]]:
-        """Tokens of each segment of a row, of keys and of values."""
+        """Return how many tokens each segment of a row of `tokens` holds: for keys, and for values."""
         exact_k, exact_v = self.window
         keys = [int((tokens - exact_k) * share) // 128 * 128 for _, _, share in self.tiers]
         if keys and sum(share for _, _, share in self.tiers) > 0.999:
@@ -56,7 +57,7 @@ class Case:
         return [*keys, tokens - sum(keys)], [*values, tokens - sum(values)]
 
     def work(self, seed: int) -> Work:
-        """A random layer on the GPU."""
+        """Return a layer with random contents on the GPU."""
         _, heads, channels = SHAPES[self.shape]
         rows = [self.lengths(tokens) for tokens in self.context]
         keys = [Piece(key, [row[0][i] for row in rows]) for i, (key, _, _) in enumerate(self.tiers)]
@@ -73,7 +74,7 @@ class Case:
         )
 
     def query(self) -> Tensor:
-        """A random query, spread so that scores vary by 1 to 2."""
+        """Return a random query ``[B, Hq, q, D]``, scaled so that scores have a standard deviation of 1 to 2."""
         query_heads, _, channels = SHAPES[self.shape]
         shape = (len(self.context), query_heads, self.queries, channels)
         rng = torch.Generator(DEVICE).manual_seed(1)
@@ -81,22 +82,22 @@ class Case:
 
 
 def channel(bits: int, group: int, kind: str = "affine") -> Format:
-    """Groups of tokens of one channel."""
+    """Return a per-channel format: `group` tokens of one channel share parameters."""
     return Format(kind, bits, "channel", group)
 
 
 def token(bits: int, group: int, kind: str = "affine") -> Format:
-    """Groups of channels of one token."""
+    """Return a per-token format: `group` channels of one token share parameters."""
     return Format(kind, bits, "token", group)
 
 
 def windows(bits: int, window: int) -> Format:
-    """Groups of one channel that end with every block of `window` tokens, wherever tiles end."""
+    """Return a per-channel format whose groups divide blocks of `window` tokens, regardless of tile boundaries."""
     return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
 
 
 def whole(key: Format, value: Format) -> tuple[Tier, ...]:
-    """One tier."""
+    """Return the tiers of a cache with a single tier, which takes all tokens outside the window."""
     return ((key, value, 1.0),)
 
 
@@ -109,7 +110,11 @@ LOGQUANT_W42 = whole(windows(2, 42), token(2, 64))
 
 
 def correctness() -> list[Case]:
-    """Every format, shapes of heads and of steps, at a context of a few tiles with windows of odd lengths."""
+    """Return the cases that check correctness.
+
+    They cover every format and various head counts and step sizes, on a context of a few tiles and windows that do not
+    end with a tile.
+    """
     cases = []
     for bits in (2, 4, 8):
         for group in (32, 64, 128):
@@ -170,5 +175,5 @@ def timed() -> list[Case]:
 
 
 def cases() -> list[Case]:
-    """All of them: first what is to be right, then what is to be fast."""
+    """Return all cases: first those that check correctness, then the timed ones."""
     return [*correctness(), *timed()]

@@ -1,9 +1,10 @@
-"""Decode kernels on a GPU: right for every format, and how fast: ``python -m kvbench.attention.check_kernels``.
+"""Correctness and speed of the decode kernels on a GPU: ``python -m kvbench.attention.check_kernels``.
 
-Each line is one configuration of one kernel: the relative error against fp32 on the dequantized tokens and, for the
-timed ones, microseconds of the whole operation, merge included (median over replays of a CUDA graph whose calls rotate
-over more bytes than an L2 cache holds). A configuration that fails is a line too. An error that spoils the CUDA context
-ends the process that met it, and another goes on behind it. Compiled kernels are made ready in parallel first.
+Prints one line for each configuration and kernel: the relative error against fp32 attention over the dequantized tokens
+and, for timed configurations, the microseconds of the whole operation, merge included. The time is the median over
+replays of a CUDA graph whose calls read in turn more bytes than the L2 cache holds. A configuration that fails gets a
+line as well. An error that corrupts the CUDA context ends the worker process, and a new one continues with the next
+configuration. Triton's kernels are compiled in parallel beforehand.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kvbench.attention.phases import Work
 from kvbench.attention.synthetic import error, exact
 
 TOLERANCE = 3e-3
-#: bytes that are rotated over: more than twice any L2
+#: bytes that the timed calls read in turn: more than twice any L2 cache
 ROTATED = 160 * 2**20
 KERNELS = {"triton": "kvbench.attention.triton.decode", "cuda": "kvbench.attention.cuda.decode"}
 
@@ -37,7 +38,7 @@ Attend = Callable[[Tensor, Work, float], Tensor]
 
 
 def kernels(names: str) -> dict[str, Any]:
-    """The importable ones of the modules asked for."""
+    """Return the modules of the kernels in `names` (separated by commas) that can be imported; report the others."""
     modules = {}
     for name in names.split(","):
         try:
@@ -48,7 +49,7 @@ def kernels(names: str) -> dict[str, Any]:
 
 
 def tune(text: str) -> None:
-    """Change Triton's launch choices, ``"warps=1,stages=4"``, or of one width only, ``"2:warps=2"``."""
+    """Change Triton's launch choices: ``"warps=1,stages=4"`` for all code widths, ``"2:warps=2"`` for 2 bits only."""
     from kvbench.attention.triton import tuning as triton_tuning
 
     for part in filter(None, text.split(";")):
@@ -58,7 +59,7 @@ def tune(text: str) -> None:
 
 
 def nbytes(work: Work) -> int:
-    """Bytes of the tokens of all phases: what a kernel has to read."""
+    """Return the bytes that a kernel has to read: codes and parameters, or exact values, of all tokens."""
     total = 0.0
     for i, pair in enumerate(work.phases):
         tokens = sum(row[i][2] for row in work.counts)
@@ -70,7 +71,7 @@ def nbytes(work: Work) -> int:
 
 
 def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: float) -> float:
-    """Median time of a call in a CUDA graph that goes through `works`."""
+    """Return the median time of a call, in microseconds, in a CUDA graph whose calls cycle through `works`."""
     graph = torch.cuda.CUDAGraph()
     calls = len(works) * max(1, 8 // len(works))
     with torch.cuda.graph(graph):
@@ -92,7 +93,7 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
 
 
 def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
-    """One line: `case` by one kernel."""
+    """Run `case` by the kernel `name` and return its line of the report."""
     line: dict[str, Any] = {"case": case.name, "kernel": name}
     query, work = case.query(), case.work(0)
     reason = module.refuses(query, work) if hasattr(module, "refuses") else None
@@ -113,7 +114,7 @@ def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
 
 
 def shown(line: dict[str, Any]) -> str:
-    """A line for the screen."""
+    """Return a line of the report as text for the screen."""
     if "failed" in line or "refused" in line:
         return f"{line['case']:44s} {line['kernel']:7s} {'FAILED' if 'failed' in line else 'refused'}: " + (
             line.get("failed") or line["refused"]
@@ -123,7 +124,11 @@ def shown(line: dict[str, Any]) -> str:
 
 
 def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
-    """Measure from the configuration number `done` on; a line of `log` for each. 1 where the context is spoilt."""
+    """Measure the configurations that follow the first `done`, and append a line of JSON for each to `log`.
+
+    Returns:
+        The exit status: 0 when all are done, 1 as soon as an error has corrupted the CUDA context.
+    """
     modules = kernels(names)
     for case, name in todo[done:]:
         if name not in modules:
@@ -146,7 +151,11 @@ def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
 
 
 def prepare(chosen: list[Case], share: str) -> None:
-    """Compile Triton's kernels for every n-th configuration, on a short context."""
+    """Compile Triton's kernels for one worker's share of the configurations, by running them on a short context.
+
+    Args:
+        share: ``"i/n"``: every n-th configuration, starting from number i.
+    """
     first, of = (int(x) for x in share.split("/"))
     module = kernels("triton").get("triton")
     for case in chosen[first::of]:
@@ -161,7 +170,7 @@ def prepare(chosen: list[Case], share: str) -> None:
 
 
 def main() -> int:
-    """Run the configurations; exit status 1 where one is wrong or failed."""
+    """Run the configurations; return the exit status, 1 if any is wrong or has failed."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.attention.check_kernels", description=__doc__)
     parser.add_argument("--only", default="", help="configurations whose name matches this expression")
     parser.add_argument("--kernels", default="triton,cuda", help="which kernels, separated by commas")

@@ -1,8 +1,8 @@
-"""The choice of the kernel that serves a decode step: CUDA, Triton, or the reference path with the reason why.
+"""The choice of the kernel that serves a decode step: CUDA, Triton, or the reference path.
 
-A kernel serves what it can exactly: causal attention to everything in the stores, on a GPU. What it cannot serve (a
-sliding window, a method that observes attention, formats that no kernel reads) goes to
-:mod:`kvbench.attention.reference`, and the layer's path says so: nothing falls back in silence.
+Kernels serve one case only: causal attention to everything in the stores, on a GPU. All other steps (a sliding window
+that hides tokens, a method that observes attention, formats that no kernel reads) go to
+:mod:`kvbench.attention.reference`, and the layer records the reason in its paths, which the result row shows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kvbench.cache.options import Kernels
 
 
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
-    """Attend from the newest tokens to everything in the stores by a kernel.
+    """Attend from the newest tokens to everything in the stores with a fused kernel, if one can serve the step.
 
     Args:
-        layer: holds the stores; the new tokens have been appended.
+        layer: its stores already contain the new tokens.
         query: ``[B, Hq, q, D]``.
         mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
     Returns:
-        ``[B, q, Hq, Dv]``, or None where the reference path must serve.
+        ``[B, q, Hq, Dv]``, or None if the reference path must serve the step.
     """
     wanted = layer.progress.options.kernels
     if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
@@ -51,15 +51,18 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
 
 def label(name: str, described: Work) -> set[str]:
-    """Return the entries of a layer's paths for a step that kernel `name` served."""
+    """Return what to record in a layer's paths for a step that kernel `name` served: its name, and ``packed``.
+
+    ``packed`` says that the kernel read packed codes; it is missing where all segments were exact.
+    """
     return {name, "packed"} if any(f.kind != "full" for pair in described.signature() for f in pair) else {name}
 
 
 def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:
-    """Return the first kernel that serves `described`, with its name.
+    """Return the name and module of the first kernel that can serve `described`.
 
     Raises:
-        NotServed: none does; the message has each one's reason.
+        NotServed: no kernel can; the message gives the reason of each.
     """
     reasons = []
     for name in ("cuda", "triton") if wanted == "auto" else (wanted,):
@@ -73,7 +76,7 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
 
 
 def load(name: str) -> ModuleType | str:
-    """Return the module of a kernel, or why it cannot be imported."""
+    """Return the module of a kernel or, if it cannot be imported, the reason as a string."""
     try:
         if name == "cuda":
             from kvbench.attention.cuda import decode as cuda_decode
@@ -89,7 +92,7 @@ def load(name: str) -> ModuleType | str:
 
 
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed if a step is not plain causal attention over the stores as they lie."""
+    """Raise NotServed unless a step of `count` new tokens is plain causal attention over the stores as stored."""
     method = layer.method
     if method.observe_steps:
         raise NotServed(f"{type(method).__name__.lower()} observes attention")
@@ -104,7 +107,10 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
 
 
 def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
-    """Return True if `mask` hides nothing but padding and the future; the device is asked once a step."""
+    """Return True if `mask` hides nothing but padding and later tokens.
+
+    The answer is remembered, so that only the first layer of a step waits for the device.
+    """
     if mask is None:
         return True
     seen = (id(mask), layer.seen, count)
@@ -116,6 +122,6 @@ def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
         newest = width - count + torch.arange(count, device=mask.device)
         expected = (columns >= starts[:, None, None, None]) & (columns <= newest[:, None])
         visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-        # the mask is kept: its id must not be another tensor's while the answer is remembered
+        # holds a reference to the mask, so that its id cannot be reused while the answer is remembered
         known = layer.progress.plain_mask = (seen, bool((visible == expected).all()), mask)
     return bool(known[1])

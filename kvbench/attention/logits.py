@@ -23,12 +23,12 @@ SOFTCAP, SINKS = "softcap", "s_aux"
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """Cap and sinks of one layer.
+    """Softcap and sinks of one layer.
 
     Args:
-        softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay (Gemma-2, arXiv 2408.00118, sec. 2).
-        sinks: one more logit for each query head, ``[Hq]``, that takes part in the softmax and has no value; None
-            (gpt-oss, arXiv 2508.10925, sec. 2.2: "a learned bias in the denominator").
+        softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma-2, arXiv 2408.00118, sec. 2); None: no cap.
+        sinks: one extra logit for each query head, ``[Hq]``, that takes part in the softmax and has no value (gpt-oss,
+            arXiv 2508.10925, sec. 2.2: "a learned bias in the denominator"); None: no sinks.
     """
 
     softcap: float | None = None
@@ -36,19 +36,26 @@ class Logits:
 
     @property
     def plain(self) -> bool:
-        """True if attention is a softmax over the scores alone."""
+        """True if there is neither a softcap nor a sink: attention is a plain softmax over the scores."""
         return self.softcap is None and self.sinks is None
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Return scaled scores of any shape with the cap applied."""
+        """Return `scores` (already scaled, of any shape) with the softcap applied."""
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:
-        """Return the logits of some of the query heads."""
+        """Return the same softcap with the sinks of the query heads `heads` only."""
         return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
 
     def column(self, scores: Tensor) -> Tensor | None:
-        """Return the sinks as a column for scores ``[B, Hq, q, n]``: ``[B, Hq, q, 1]`` of their dtype, or None."""
+        """Return the sinks as one more column of `scores`; None without sinks.
+
+        Args:
+            scores: ``[B, Hq, q, n]``.
+
+        Returns:
+            ``[B, Hq, q, 1]`` in the dtype of `scores`.
+        """
         if self.sinks is None:
             return None
         return self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -58,13 +65,15 @@ PLAIN = Logits()
 
 
 def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Logits:
-    """Return the cap and the sinks among the arguments that a model hands to its attention.
+    """Return the softcap and the sinks that a model passes to its attention.
 
     Args:
+        module: the model's attention module (for the message).
         query: ``[B, Hq, q, D]``.
+        kwargs: keyword arguments of the model's call.
 
     Raises:
-        CacheError: there is not one sink for each query head.
+        CacheError: the number of sinks differs from the number of query heads.
     """
     softcap, sinks = kwargs.get(SOFTCAP), kwargs.get(SINKS)
     if softcap is None and sinks is None:
@@ -80,7 +89,10 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
 
 
 def hands_over(kind: type[nn.Module], name: str) -> bool:
-    """Return True if the forward pass of a class of modules hands an argument `name` to what it calls."""
+    """Return True if the forward method of the module class `kind` passes a keyword argument `name` to some call.
+
+    Found in the constants of its byte code, so without running the model.
+    """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants = () if code is None else code.co_consts
     return any(name == constant or (isinstance(constant, tuple) and name in constant) for constant in constants)

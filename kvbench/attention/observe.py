@@ -1,4 +1,4 @@
-"""Attention of the prompt handed to methods that observe it (SnapKV's last queries, H2O's column sums)."""
+"""Attention probabilities of the prompt, for methods that observe them (SnapKV's last queries, H2O's column sums)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.attention.prefill import rows_of
 from kvbench.cache.layer import KVLayer
 
-#: scores that are made at a time, which bounds the memory whatever the prompt: 256 MiB, or what a CPU's caches hold
+#: scores that are computed at a time, which bounds the memory for any prompt: 256 MiB in fp32; fewer on a CPU, whose
+#: caches should hold them
 SCORES = {"cpu": 1 << 22}
 MOST_SCORES = 1 << 26
 
@@ -17,14 +18,14 @@ MOST_SCORES = 1 << 26
 def probabilities(
     query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, first: int, logits: Logits = PLAIN
 ) -> Tensor:
-    """Return softmax attention of some queries in fp32, as the model computes it: with its cap and its sinks.
+    """Return the attention probabilities of some queries in fp32, with the model's softcap and sinks.
 
     Args:
         query: ``[B, Hq, q, D]``, queries ``first .. first + q`` of the sequence.
         keys: ``[B, H, T, D]``.
         mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None: causal.
         first: column of the first of these queries.
-        logits: cap, and the sinks of these query heads.
+        logits: the softcap, and the sinks of these query heads.
 
     Returns:
         ``[B, Hq, q, T]``; 0 where nothing is visible.
@@ -49,19 +50,21 @@ def probabilities(
 def extend(
     layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
 ) -> Tensor:
-    """Return the attention of the prompt so far that the method asked for.
+    """Return the attention that the method observes, over the prompt so far.
 
-    ``method.observe_prompt = n > 0``: attention of the last n queries, ``[B, Hq, n, T]``; ``-1``: the sum of each
-    column over all queries, ``[B, Hq, 1, T]``. Works over chunks: earlier queries of a chunked prompt see no later key.
+    Called after each chunk of the prompt; it continues from what the layer has observed before. Column sums take a
+    second pass over all T x T scores, in fp32 and a block at a time, which slows down H2O's prefill accordingly.
 
     Args:
+        layer: whose method's ``observe_prompt`` says what to return.
         query: the new queries ``[B, Hq, q, D]``.
         keys: all keys of the prompt so far ``[B, H, T, D]``.
         mask: as :func:`kvbench.attention.prefill.attend` takes it.
-        logits: the layer's cap and sinks.
+        logits: the layer's softcap and sinks.
 
-    Column sums take a second pass over all T x T scores, in fp32 and a block at a time: H2O's prefill is slower than
-    any other's by as much, whatever its cache saves.
+    Returns:
+        With ``observe_prompt = n > 0`` the attention of the last n queries, ``[B, Hq, n, T]`` (fewer where the prompt
+        has fewer); with ``-1`` the attention that each token receives, summed over all queries, ``[B, Hq, 1, T]``.
     """
     wanted, count, width = layer.method.observe_prompt, query.shape[2], keys.shape[2]
     before = layer.observed
@@ -69,7 +72,7 @@ def extend(
         before = torch.nn.functional.pad(before, (0, width - before.shape[-1]))
     most = SCORES.get(query.device.type, MOST_SCORES)
     heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
-    # KV heads whose keys are in fp32 at a time: all of them would be twice what the layer's keys are
+    # KV heads whose keys are converted to fp32 at a time: all of them would take twice the memory of the layer's keys
     wide = min(max(1, most // (keys.shape[0] * width * keys.shape[-1])), heads)
     parts = [(slice(h, h + wide), slice(h * group, (h + wide) * group)) for h in range(0, heads, wide)]
     if wanted > 0:

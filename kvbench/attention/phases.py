@@ -1,9 +1,10 @@
 """The description of a layer for a fused kernel: runs of slots with one format of keys and one of values.
 
-Keys and values of a layer agree on slots but not on where formats change (KIVI: n mod R exact keys, min(n, R) exact
-values), so a walk over both stores passes *phases*: (packed, packed), (packed, exact), (exact, exact), ... A kernel is
-compiled for the formats of a list of phases; where each begins and how long it is stands in a table in device memory,
-a line a row of the batch, so rows may differ and a captured graph may be replayed while lengths grow.
+Slot i of a layer's keys and slot i of its values belong to the same token, but formats need not change at the same slot
+(KIVI: n mod R exact keys, min(n, R) exact values). A walk over both stores therefore passes *phases*: (packed, packed),
+(packed, exact), (exact, exact), ... A kernel is compiled for the formats of a list of phases. Where each phase begins
+and how long it is, is read from a table in device memory with one line per row of the batch and phase, so rows may
+differ, and a captured graph can be replayed while lengths grow.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kvbench.quantizers.windowed import WindowedQuantizer
 
 #: tokens (axis ``channel``) or channels (axis ``token``) of a group that kernels are written for
 GROUPS = (32, 64, 128)
-#: longest window, and longest group of one, that have a number in a kernel
+#: longest window, and longest group of a window, that fit into the integer by which a kernel gets a format
 #: (:func:`kvbench.attention.triton.codes.number`)
 WIDEST, LONGEST = 2047, 255
 #: numbers of a line of the table: first token in the key segment, in the value segment, tokens
@@ -45,9 +46,10 @@ class Format:
         bits: of a code; 16 for ``full``.
         axis: ``channel`` or ``token``; empty for ``full``.
         group: tokens (``channel``) or channels (``token``) that share parameters; 0 for ``full``.
-        window: 0: groups divide a tile, or tiles a group; else tokens of a block that is cut into as few groups of at
-            most `group` tokens as will do, the first ones longer by a token where they are uneven (LogQuant's W = 42:
-            groups lie across the ends of tiles; :class:`kvbench.quantizers.windowed.WindowedQuantizer`).
+        window: 0 if groups divide a tile, or tiles a group. Otherwise groups may cross tile boundaries (LogQuant's
+            W = 42): tokens come in blocks of `window`, each divided into the fewest groups of at most `group` tokens,
+            the first of which have one token more if they cannot be equal
+            (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
     """
 
     kind: str
@@ -59,8 +61,15 @@ class Format:
 
 @dataclass
 class Part:
-    """One segment as a kernel reads it: ``words`` int16 ``[B, H, tiles, ...]`` (most significant plane first) and
-    ``params`` fp16 (:class:`kvbench.cache.segments.packed.PackedSegment`), or ``buffer`` ``[B, H, capacity, D]``."""
+    """The keys or the values of one segment, as a kernel reads them.
+
+    Args:
+        format: their format.
+        words: packed codes, int16 ``[B, H, tiles, ...]``, the plane of the most significant bits first; empty if exact.
+        params: scales, then minima or zero points, fp16 (:class:`kvbench.cache.segments.packed.PackedSegment`); empty
+            if exact.
+        buffer: exact keys or values ``[B, H, capacity, D]``; None if packed.
+    """
 
     format: Format
     words: Sequence[Tensor] = ()
@@ -75,14 +84,16 @@ class Work:
     Args:
         phases: key part and value part of each phase, in slot order; the last one is (exact, exact) and ends with the
             newest tokens.
-        table: int32 ``[B, phases, 3]`` on the layer's device: first token in the key segment, first token in the value
-            segment, tokens (0 where a row has none). Where both are packed, both firsts are equal modulo a tile.
-        counts: the same as nested lists on the host.
+        table: int32 ``[B, phases, 3]`` on the layer's device: index of the phase's first token in the key segment, the
+            same in the value segment, and the number of tokens (0 where a row has none). Where both are packed, both
+            indices are equal modulo a tile.
+        counts: the contents of `table` as nested lists on the host.
         heads: KV heads.
-        key_dim, value_dim: channels.
-        logits: what the model does to scores: a softcap, sinks.
-        room: tokens that the buffers of a row can hold, where known. Kernels share a head among so many programs as
-            suit it, not the tokens of the moment: a captured step and an eager one then add up in the same order.
+        key_dim, value_dim: channels of a key and of a value.
+        logits: the model's softcap and sinks.
+        room: number of tokens for which the buffers of a row have room; None if unknown. Kernels choose the number of
+            programs per head from it rather than from the current length, so that a captured step and an eager one sum
+            in the same order.
     """
 
     phases: list[tuple[Part, Part]]
@@ -99,28 +110,28 @@ class Work:
         return tuple((key.format, value.format) for key, value in self.phases)
 
     def tiles(self) -> int:
-        """Return the tiles of 128 tokens of the longest row: those that there is room for, where that is known."""
+        """Return the number of tiles of 128 tokens in the longest row; where `room` is known, those that would fit."""
         filled = max(sum(-(-count // TILE) for _, _, count in row) for row in self.counts)
         return filled if self.room is None else max(filled, -(-self.room // TILE))
 
     def longest(self) -> list[int]:
-        """Return the most tokens that a row has in each phase."""
+        """Return, for each phase, the largest number of tokens that any row has in it."""
         return [max(row[i][2] for row in self.counts) for i in range(len(self.phases))]
 
 
 class NotServed(Exception):
-    """Error of a layer that no kernel reads; its message is the reason, for the result row."""
+    """Error raised where no kernel can serve a layer; its message is the reason, for the result row."""
 
 
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     """Return `segment` as kernels read it.
 
     Args:
-        channels: of a head: what ``group_size=None`` means.
-        upper: read the upper nibble of hierarchical codes alone (QuantSpec's draft).
+        channels: channels of a head; a quantizer with ``group_size=None`` has groups of this size.
+        upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
-        NotServed: its format is read by the reference path only.
+        NotServed: no kernel reads the segment's format; only the reference path does.
     """
     if isinstance(segment, FullSegment):
         if segment.dtype not in (torch.float16, torch.bfloat16):
@@ -143,7 +154,11 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:
-    """Return :attr:`Format.kind` of a quantizer."""
+    """Return the :attr:`Format.kind` of a quantizer's codes.
+
+    Raises:
+        NotServed: no kernel reads codes of its class.
+    """
     if isinstance(quantizer, WindowedQuantizer):
         return "affine"
     kind = getattr(quantizer, "kind", None) or {AffineQuantizer: "affine", AtomQuantizer: "atom"}.get(type(quantizer))
@@ -153,10 +168,11 @@ def kind_of(quantizer: AffineQuantizer) -> str:
 
 
 def window_of(quantizer: AffineQuantizer) -> int:
-    """Return :attr:`Format.window` of a quantizer.
+    """Return the :attr:`Format.window` of a quantizer; 0 if its groups fit the tiles.
 
     Raises:
-        NotServed: more than two groups may meet in the tokens of one field of a word, or a number is too large.
+        NotServed: groups are so short that the tokens of one field of a word may belong to more than two of them, or
+            the window or its groups exceed :data:`WIDEST` or :data:`LONGEST`.
     """
     if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
         return 0
@@ -171,10 +187,14 @@ def window_of(quantizer: AffineQuantizer) -> int:
 
 
 def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Return the phases of one row from the lengths of its key and value segments.
+    """Return the phases of one row.
+
+    Args:
+        keys, values: lengths of the row's key segments and of its value segments, which have the same sum.
 
     Returns:
-        (key segment, value segment) -> (first token in the key segment, in the value segment, tokens), in slot order.
+        A dictionary in slot order: (number of the key segment, of the value segment) -> (index of the phase's first
+        token in the key segment, the same in the value segment, number of tokens).
     """
     ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
     phases, slot = {}, 0
@@ -187,10 +207,14 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
 
 
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
-    """Return pairs of (key segment, value segment) in slot order, and each row's line for every pair (:class:`Work`).
+    """Return the phases of all rows of a layer: the pairs of segments, and the lines of the table.
+
+    Returns:
+        All pairs (number of the key segment, of the value segment) that any row has or has had, in slot order; and for
+        each row one line for every pair, as in :attr:`Work.counts`.
 
     Raises:
-        NotServed: packed keys and values are not aligned.
+        NotServed: the packed keys and packed values of a phase begin at different places in their tiles.
     """
     keys, values = layer.stores()
     rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
@@ -217,7 +241,7 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
                 raise NotServed("packed keys and values do not share tiles")
             phases[k, v] = (first_k, first_v, count)
         rows.append(phases)
-    # Pairs once seen stay in the list, so that a kernel is not compiled anew whenever a window happens to be empty.
+    # Pairs stay in the list once they have occurred, so that no kernel is recompiled when a window happens to be empty.
     layer.pairs.add((len(keys.segments) - 1, len(values.segments) - 1))
     layer.pairs.update(pair for phases in rows for pair in phases)
     order = sorted(layer.pairs)
@@ -225,10 +249,14 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
 
 
 def work(layer: KVLayer, upper: bool = False) -> Work:
-    """Return the phases of `layer`.
+    """Return the description of `layer` that a kernel takes.
+
+    Args:
+        upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
-        NotServed: a segment has a format that no kernel reads, or packed keys and values are not aligned.
+        NotServed: keys are stored before RoPE, a segment has a format that no kernel reads, or packed keys and values
+            are not aligned (:func:`lines`).
     """
     if layer.rotation is not None:
         raise NotServed("keys are stored before RoPE")
@@ -243,7 +271,12 @@ def assembled(
     table: Tensor,
     upper: bool = False,
 ) -> Work:
-    """Return the work of pairs of segments (:func:`lines`) whose lines stand in `table`.
+    """Return the description of `layer` that a kernel takes, from phases and a table that are known already.
+
+    Args:
+        order, counts: the pairs of segments and the lines of each row (:func:`lines`).
+        table: the same lines in device memory.
+        upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
         NotServed: a segment has a format that no kernel reads.
@@ -263,7 +296,10 @@ def assembled(
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
-    """Return the table on the layer's device; layers of a cache that agree share it, so a step copies it once."""
+    """Return `counts` as a tensor on the layer's device (:attr:`Work.table`).
+
+    Layers of a cache with equal lines share one tensor, so that a step usually copies a single table.
+    """
     device = layer.device
     key = (device, tuple(tuple(row) for row in counts))
     tables = layer.progress.tables

@@ -1,12 +1,12 @@
-"""Attention of a prompt to itself: torch's SDPA by its fastest back end, and padded batches without a mask of T x T.
+"""Attention of a prompt to itself: torch's SDPA on its fastest back end, and padded batches without a T x T mask.
 
-Capped scores and sinks, which SDPA has not, are :mod:`kvbench.attention.capped`'s.
+SDPA supports neither capped scores nor sinks; :mod:`kvbench.attention.capped` adds them.
 
-Left padding makes every row causal over its own suffix, so a long padded prompt needs no mask: its rows are attended
-one by one, from their first real token on. What stands for the mask then is the padding itself, bool ``[B, T]`` (as
-transformers' flash attention has it). 128k tokens would make a mask of 16 GiB a row, and a masked SDPA runs on none of
-the fast back ends and repeats the keys and values of grouped-query attention for every query head. (Past 2**32 scores
-the back end that takes masks is also wrong without a word: pytorch/pytorch issue 187227.)
+With left padding every row is causal over its own suffix, so a long padded prompt needs no mask: its rows are computed
+one by one, each starting at its first real token. In place of the mask, the padding itself is passed, bool ``[B, T]``
+(as for transformers' flash attention). For 128k tokens a mask would take 16 GiB per row. Besides, SDPA with a mask runs
+on none of the fast back ends, repeats the keys and values of grouped-query attention for every query head, and gives
+wrong results without an error beyond 2**32 scores (pytorch/pytorch issue 187227).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from kvbench.attention.logits import PLAIN, SINKS, SOFTCAP, Logits, logits_of
 from kvbench.cache.options import Backend
 from kvbench.cache.segments.base import uniform_rows
 
-#: elements of a mask ``[B, 1, T, T]`` from which on the padding stands for it; below, all rows are attended at once
+#: size of a mask ``[B, 1, T, T]``, in elements, from which the padding replaces it; with smaller masks all rows are
+#: computed at once
 MASK = 1 << 24
-#: tokens from which on cuDNN is asked first: it plans once for every new length, which short prompts do not earn back
+#: prompt length from which cuDNN is preferred: it makes a plan for every new length, which short prompts do not repay
 LONG = 16384
 #: cuDNN's offsets are 32-bit numbers
 MOST = 1 << 31
@@ -50,14 +51,15 @@ def attend(
     Args:
         query: ``[B, Hq, q, D]``.
         keys, values: ``[B, H, n, D]``.
-        mask: ``[B or 1, 1, q, n]``; padding ``[B, n]`` (:func:`padding`); None: causal.
+        mask: ``[B or 1, 1, q, n]``; or the padding, ``[B, n]`` (:func:`padding`); or None: causal.
         scaling: factor on the scores; None: 1/sqrt(D).
         kwargs: other arguments of the attention interface, sinks and a softcap among them.
         backend: ``auto``: the fastest; ``stock``: the one that torch chooses.
 
     Returns:
-        ``[B, q, Hq, Dv]``, 0 at padding; and what served it, for the row: ``sdpa``, or ``sdpa:cudnn`` where this module
-        chose the back end, with ``+sinks`` where they were keys of it; ``capped`` where scores have a softcap.
+        The output ``[B, q, Hq, Dv]``, 0 at padding; and the name of the path for the result row: ``sdpa`` (torch chose
+        the back end), ``sdpa:cudnn`` (this module did), either with ``+sinks`` where sinks were added as a key, or
+        ``capped`` where scores have a softcap.
     """
     logits = logits_of(module, query, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if name not in (SOFTCAP, SINKS)}
@@ -86,13 +88,16 @@ def exact(
     logits: Logits = PLAIN,
     kwargs: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Attend to exact keys and values; as :func:`attend`, with a mask ``[B or 1, 1, q, n]`` or None: causal."""
+    """Attend to exact keys and values and return ``[B, q, Hq, Dv]``.
+
+    Arguments are those of :func:`attend`, except that `mask` is ``[B or 1, 1, q, n]`` or None (causal), never padding.
+    """
     kwargs = kwargs or {}
     if logits.plain:
         return sdpa_attention_forward(module, query, keys, values, mask, scaling=scaling, **kwargs)[0]
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     causal, count, channels = capped.causal(module, query, mask, kwargs), query.shape[2], values.shape[-1]
-    if causal:  # as SDPA has it: the first queries see the first keys
+    if causal:  # like SDPA, which aligns a causal mask with the first key: query i sees keys up to i
         keys, values = keys[:, :, :count], values[:, :, :count]
     if logits.softcap is not None:
         dropout = float(kwargs.get("dropout") or 0.0)
@@ -106,10 +111,13 @@ def exact(
 def order(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, backend: Backend = "auto"
 ) -> AbstractContextManager[str]:
-    """Return a context in which SDPA asks the fastest back end first; it yields the name of the one that will serve.
+    """Return a context manager in which SDPA tries the fastest back end first.
 
-    On Hopper and newer cuDNN's kernel is the faster one for long causal prompts (experiments.kernels.prefill times
-    both); newer torch asks it first there by itself.
+    On Hopper and newer GPUs that is cuDNN's kernel for long causal prompts (experiments.kernels.prefill times both);
+    newer versions of torch prefer it there by themselves. Arguments are those of :func:`attend`.
+
+    Returns:
+        A context manager that gives ``sdpa:cudnn`` if it changes the order, else ``sdpa``.
     """
     long = query.shape[2] >= LONG and query.shape[2] == keys.shape[2] and (mask is None or mask.ndim == 2)
     if backend == "stock" or not long or not query.is_cuda or not _prefers(query.device):
@@ -131,7 +139,7 @@ def order(
 
 
 class _Named(AbstractContextManager[str]):
-    """A context that gives a name."""
+    """A context manager that wraps another one and gives a name on entry."""
 
     def __init__(self, inner: AbstractContextManager[Any], name: str) -> None:
         self._inner, self._name = inner, name
@@ -146,13 +154,13 @@ class _Named(AbstractContextManager[str]):
 
 @cache
 def _prefers(device: torch.device) -> bool:
-    """Return True if cuDNN's back end is the faster one on `device`, and this torch can give it priority."""
+    """Return True if cuDNN's back end is the fastest on `device` and this version of torch can prioritize it."""
     can_order = "set_priority" in signature(sdpa_kernel).parameters
     return can_order and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Return True if cuDNN takes these tensors (dtype, head dimension, strides), as torch sees it."""
+    """Return True if cuDNN supports these tensors (dtype, head dimension, strides), according to torch."""
     if query.dtype not in (torch.float16, torch.bfloat16) or max(query.shape[-1], values.shape[-1]) > 128:
         return False
     grouped = query.shape[1] != keys.shape[1]
@@ -161,14 +169,13 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def padding(request: dict[str, Any]) -> Tensor | None:
-    """Return the padding ``[B, T]`` (False at padding) if it can stand for the mask that is asked for, else None.
+    """Return the padding, bool ``[B, T]`` (False at padding), if it can replace the requested mask; else None.
+
+    None is returned if the request is not for a whole prompt or not plain causal, if the mask would be smaller than
+    :data:`MASK`, or if the batch has no padding or any that is not on the left.
 
     Args:
-        request: keyword arguments of transformers' mask interface.
-
-    Returns:
-        None where a mask must be made, or none is needed: not a whole prompt, not plain causal, too short to matter, or
-        not padded on the left.
+        request: keyword arguments of a call of transformers' mask interface.
     """
     real, count = request.get("attention_mask"), request.get("q_length")
     plain = request.get("mask_function") is causal_mask_function and request.get("allow_is_causal_skip", False)
@@ -185,10 +192,12 @@ def padding(request: dict[str, Any]) -> Tensor | None:
 
 
 def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | None:
-    """Return the mask of queries ``first .. last`` of ``T = width`` columns, ``[B or 1, 1, last - first, T]``.
+    """Return the part of a mask for the queries ``first .. last - 1``: ``[B or 1, 1, last - first, T]``.
 
     Args:
-        mask: of the prompt's new queries, as :func:`attend` takes it; only padding is cut by columns.
+        mask: mask of the prompt's new queries, as :func:`attend` takes it. Padding is expanded to a causal mask; it is
+            passed for whole prompts only, so a query's number is its column. None is returned as it is.
+        width: number of columns, T.
     """
     if mask is None:
         return None

@@ -1,9 +1,9 @@
-"""Attention of a decode step that is recorded once and replayed: all that changes stands in device memory.
+"""Attention of a decode step that is recorded once and replayed: everything that changes is in device memory.
 
-While a step is recorded the model runs under its own attention implementation, whose mask is none (kernels know what
-they may see from the table of phases) and whose cache hands keys and values through. Each layer's call appends the new
-tokens at places that stand on the device and runs the kernel that serves the layer, on buffers and tables that stay
-where they are. For ``torch.compile`` the call is one opaque operation.
+While a step is recorded, the model uses a separate attention implementation. It gets no mask (the table of phases tells
+kernels which tokens are visible), and a stand-in for the cache passes it the new keys and values unchanged. In each
+layer it appends the new tokens at positions that it reads from device memory, and runs the layer's kernel on buffers
+and tables whose addresses do not change. ``torch.compile`` sees the call as one opaque operation.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from kvbench.attention.register import UNSERVED
 
 NAME = "kvbench_recorded"
 
-#: attention of the layers of the step under way: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
+#: attention of the next layer of the current step: (query, keys, values, scaling, logits) -> ``[B, q, Hq, Dv]``
 Serve = Callable[[Tensor, Tensor, Tensor, float, Logits], Tensor]
-#: transformers and torch.compile hand a step nothing but tensors, so the serving function is found by the running
-#: context: recordings of other threads have their own
+#: the serving function of the current step. Transformers and torch.compile pass only tensors to attention, hence a
+#: context variable; recordings in other threads have their own value
 _serving: ContextVar[Serve] = ContextVar("kvbench_recorded_step")
 
 
 class PassThrough(Cache):
-    """Stands in for the cache while a step is recorded: keys and values go straight to attention."""
+    """A stand-in for the cache while a step is recorded: it passes keys and values on to attention."""
 
     is_compileable = False
 
@@ -40,15 +40,15 @@ class PassThrough(Cache):
         super().__init__(layers=[])
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values as they came."""
+        """Return the new keys and values unchanged."""
         return key_states, value_states
 
     def get_seq_length(self, *args: Any) -> int:
-        """Return 0: positions are given, so no step depends on it."""
+        """Return 0: a recorded step passes its positions explicitly, so nothing depends on the length."""
         return 0
 
     def __len__(self) -> int:
-        return 1  # models test a cache by its truth
+        return 1  # some models test the cache for truth
 
 
 def attention(
@@ -60,10 +60,18 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Serve transformers' attention interface while a step is recorded.
+    """Compute attention for transformers' attention interface while a step is recorded.
+
+    Args:
+        query: ``[B, Hq, q, D]``. key, value: the new tokens, ``[B, H, q, D]``.
+        attention_mask: ignored.
+        scaling: factor on the scores; None: 1/sqrt(D).
+
+    Returns:
+        ``[B, q, Hq, Dv]`` and None (no attention weights).
 
     Raises:
-        NotServed: the model asks for something that a recorded step does not have.
+        NotServed: the model passes an argument that a recorded step does not support, such as a sliding window.
     """
     for name in (*UNSERVED, "sliding_window"):
         if kwargs.get(name) is not None:
@@ -76,7 +84,7 @@ def attention(
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-    """Attend in the next layer of the step under way."""
+    """Return the attention ``[B, q, Hq, Dv]`` of the next layer of the current step (:data:`Serve`)."""
     return _serving.get()(query, key, value, scaling, logits)
 
 
@@ -84,7 +92,7 @@ def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Log
 def recorded_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Run :func:`serve` as one operation that a compiler does not look into."""
+    """Run :func:`serve` as a custom operation, opaque to ``torch.compile``."""
     return serve(query, key, value, scaling, Logits(softcap, None if sinks is None else sinks.reshape(-1)))
 
 
@@ -95,8 +103,12 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 @contextmanager
 def recording(model: Any, serving: Serve) -> Iterator[None]:
-    """Run `model` with recorded attention, which `serving` serves layer by layer, in their order."""
-    # Not registered as a mask interface: transformers then makes no mask at all.
+    """Switch `model` to recorded attention inside the context.
+
+    Args:
+        serving: called once per layer and step, in the order of the layers.
+    """
+    # No mask function is registered under this name, so transformers makes no mask at all.
     AttentionInterface.register(NAME, attention)
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation

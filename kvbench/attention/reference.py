@@ -1,8 +1,8 @@
-"""Attention over the stores in plain torch: the oracle of every kernel, and what serves a CPU.
+"""Attention over the stores in plain torch: the reference that kernels are tested against, and the path on a CPU.
 
-It walks both stores a block of slots at a time, whatever formats lie in it, and merges the blocks by log-sum-exp in
-fp32 (online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). At most one segment's
-part of a block is decoded to full precision at a time, and no keys or values are concatenated.
+It walks both stores one block of slots at a time, in whatever formats, and merges the blocks by log-sum-exp in fp32
+(online softmax; Cocktail eq. 4-5 and LogQuant eq. 4 are this merge over storage formats). At any time, at most one
+segment's part of a block is decoded to full precision, and keys and values are never concatenated.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kvbench.attention.logits import PLAIN, Logits
 from kvbench.cache.layer import KVLayer
 from kvbench.cache.rope import rotated_slots
 
-#: tokens of a block: at least so many, and more of a small model, as long as the block has so many elements. A step's
-#: cost on a CPU is the number of its operations, until they no longer fit the processor's caches
+#: a block has at least BLOCK tokens; in small models more, up to ELEMENTS elements. Larger blocks mean fewer
+#: operations, which dominate the cost of a step on a CPU until a block no longer fits the processor's caches
 BLOCK, ELEMENTS = 1024, 1 << 20
-#: score of a masked slot: far below any real one, yet finite, so that a block without any visible slot is harmless
+#: score of a masked slot: far below any real score, but finite, so that a block with no visible slot yields no NaN
 MASKED = -1e30
 
 
@@ -36,7 +36,7 @@ def attend(
 
     Args:
         module: the model's attention module (for torch's SDPA where nothing is packed).
-        layer: holds the stores; the new tokens have been appended.
+        layer: its stores already contain the new tokens.
         query: ``[B, Hq, q, D]``.
         mask: ``[B or 1, 1, q, kv]`` over logical positions (bool or additive), or None: causal.
         scaling: factor on the scores.
@@ -64,7 +64,12 @@ def attend_rows(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Run :func:`attend` for rows that hold equally many tokens in every segment; `mask` is over their slots."""
+    """Attend as :func:`attend` does, for rows that have equal numbers of tokens in every segment.
+
+    Args:
+        rows: those rows; `query` has only them.
+        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None: every slot is visible.
+    """
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
     observed = layer.method.observe_steps
@@ -90,10 +95,16 @@ def merge_blocks(
     *,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Merge blocks of slots by online softmax; a sink is the first logit of all, with a value of zeros.
+    """Compute attention block by block with an online softmax that starts from the sinks, if there are any.
+
+    Args:
+        rows: rows with equal numbers of tokens in every segment; `query` and `mask` are theirs.
+        mask: over their slots (:func:`mask_over_slots`), or None: every slot is visible.
+        keep: return the probabilities as well, for a method that observes attention.
 
     Returns:
-        fp32 output ``[rows, Hq, q, Dv]`` and, where `keep`, the probabilities ``[rows, Hq, q, slots]``.
+        The output in fp32, ``[rows, Hq, q, Dv]``; and with `keep` the probabilities ``[rows, Hq, q, slots]``, else
+        None.
     """
     keys, values = layer.stores()
     batch, query_heads, count, channels = query.shape
@@ -149,10 +160,11 @@ def merge_blocks(
 
 
 def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Run SDPA of one token a row, ``[B, 1, Hq, Dv]``, with the query heads of a KV head as its queries.
+    """Return the attention ``[B, 1, Hq, Dv]`` of one new token per row, by SDPA.
 
-    The same sums as stock transformers' call with grouped heads, which reads keys and values once for every query head
-    (in bf16 on a CPU it takes seven times as long).
+    The query heads of a KV head are passed as several queries of one head, so keys and values are read once. Stock
+    transformers' call with grouped heads gives the same sums but reads them once per query head; in bf16 on a CPU it
+    takes seven times as long.
     """
     batch, heads, _, channels = query.shape
     grouped = query.reshape(batch, keys.shape[1], heads // keys.shape[1], channels)
@@ -161,7 +173,11 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
 
 
 def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return slot ranges to visit, of at most :data:`BLOCK` tokens or :data:`ELEMENTS` elements of a side."""
+    """Return the slot ranges ``(start, stop)`` of the blocks, in the order in which attention visits them.
+
+    A block has at most :data:`BLOCK` tokens, or as many as make :data:`ELEMENTS` elements of keys or values if that is
+    more.
+    """
     keys, _ = layer.stores()
     count = len(range(*rows.indices(layer.batch)))
     most = max(BLOCK, ELEMENTS // (count * layer.heads * max(layer.key_dim, layer.value_dim)))
@@ -170,7 +186,15 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Return the mask of `rows` by the positions of their slots, ``[rows or 1, 1 or Hq, q, slots]``, or None."""
+    """Return the mask of `rows` rearranged from logical positions to slots.
+
+    Args:
+        query: ``[B, Hq, q, D]``, for its shape and device.
+        mask: ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
+
+    Returns:
+        ``[rows or 1, 1 or Hq, q, slots]``, or None if every slot is visible.
+    """
     keys, _ = layer.stores()
     slots, count, device = keys.length(rows), query.shape[2], query.device
     if mask is None:
@@ -183,13 +207,13 @@ def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | N
     in_order = all(layer.method.positions(layer, row) is None for row in numbers)
     start = layer.first(numbers[0]) if in_order else layer.start(numbers[0])
     if count == 1 and mask.dtype == torch.bool and bool(mask[..., start:].all()):
-        return None  # what was masked, padding and tokens that a sliding window has passed, is not stored
+        return None  # only padding and tokens before the sliding window are masked, and these are not stored
     if in_order:
         return mask[..., start : start + slots]
     positions = torch.stack([layer.positions(row) for row in numbers]).to(device)
     if positions.ndim == 2:
         index = positions[:, None, None, :]
-    else:  # heads keep different tokens: positions of each KV head serve the query heads of its group
+    else:  # heads keep different tokens: the positions of a KV head apply to the query heads of its group
         index = positions.repeat_interleave(query.shape[1] // layer.heads, 1)[:, :, None, :]
     mask = mask.expand(len(positions), index.shape[1], count, mask.shape[-1])
     return mask.gather(-1, index.expand(len(positions), index.shape[1], count, slots))

@@ -1,10 +1,10 @@
-"""kvbench's attention and mask as transformers interfaces: one function for every model.
+"""kvbench's attention and mask, registered with transformers: one function for every model.
 
-Models call ``fn(module, query, key, value, mask, ...)`` with what ``Cache.update`` returned; a kvbench cache returns a
-handle there (:class:`kvbench.cache.layer.Handle`). While the prompt is open the function runs torch's SDPA on the exact
-keys and values; afterwards it appends the new tokens and reads the stores. Any other cache, or none, is served as
-transformers' own ``sdpa`` would. The mask interface must be registered too: without it transformers passes no mask at
-all and padded rows come out wrong without an error.
+Models call ``fn(module, query, key, value, mask, ...)`` with what ``Cache.update`` returned, which for a kvbench cache
+is a handle (:class:`kvbench.cache.layer.Handle`). During prefill the function runs torch's SDPA on the exact keys and
+values; during decoding it appends the new tokens to the stores and attends to these. With any other cache, or none, it
+does what transformers' own ``sdpa`` does. The mask function must be registered too: without it transformers passes no
+mask at all, and padded rows come out wrong without an error.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from kvbench.util.attachment import attached, attachment, release
 
 NAME = "kvbench"
 
-#: queries of a prompt that are attended at a time where it reads what is stored
+#: queries of a prompt that are computed at a time if they attend to the stores (``method.quantized_prefill``)
 QUERIES = 1024
 
-#: arguments of other models' attention that no store can serve
+#: arguments that some models pass to attention and that kvbench's stores cannot serve
 UNSERVED = ("position_bias",)
 
 
@@ -48,17 +48,17 @@ def attention(
 
     Args:
         query: ``[B, Hq, q, D]``, after RoPE.
-        key, value: a :class:`Handle`, or tensors ``[B, H, n, D]`` where another cache is in use.
-        attention_mask: bool ``[B, 1, q, kv]`` in logical coordinates; a long prompt's padding ``[B, q]``
+        key, value: a :class:`Handle`, or tensors ``[B, H, n, D]`` if another cache is in use.
+        attention_mask: bool ``[B, 1, q, kv]`` over logical positions; or a long prompt's padding ``[B, q]``
             (:func:`kvbench.attention.prefill.padding`); or None: causal.
-        scaling: factor on the scores; None means 1/sqrt(D).
+        scaling: factor on the scores; None: 1/sqrt(D).
 
     Returns:
         ``[B, q, Hq, D]`` and None (no attention weights).
 
     Raises:
-        CacheError: the model needs something that the stores cannot serve, attention weights are asked for, or padding
-            is not on the left.
+        CacheError: the model passes an argument that the stores cannot serve, attention weights are requested, or
+            padding is not on the left.
     """
     before = pre_rope.take(module)
     if kwargs.get("output_attentions"):
@@ -86,7 +86,7 @@ def attention(
 
 
 def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Learn the padding of `count` new prompt tokens, once for all layers."""
+    """Record the padding of `count` new prompt tokens; only the first layer's call does anything."""
     for member in layer.chain():
         if member.index == 0:
             member.progress.see(mask, layer.batch, count)
@@ -103,10 +103,13 @@ def prompt(
     scaling: float,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Attend exactly over the open prompt, and place the layer after its last token.
+    """Attend from new prompt tokens to all exact keys and values of the prompt so far; ``[B, q, Hq, Dv]``.
+
+    After the prompt's last token, the method places its keys and values in the layer's stores.
 
     Args:
-        stored: the new keys as the layer stores them: `keys` themselves, or what they were before RoPE.
+        query: ``[B, Hq, q, D]``. keys, values: the new tokens, ``[B, H, q, D]``.
+        stored: the new keys as the layer stores them: `keys` themselves, or the keys before RoPE.
     """
     prompt_keys, values = layer.extend_prompt(stored, values)
     if prompt_keys is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
@@ -131,7 +134,10 @@ def stored_prompt(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Attend from prompt tokens to what the method stores of the prompt so far, themselves included."""
+    """Place new prompt tokens in the stores, then attend from them to the stores: ``[B, q, Hq, Dv]``.
+
+    For methods whose prompt reads quantized keys and values (``quantized_prefill``), including its own tokens'.
+    """
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
     count, outs = query.shape[2], []
@@ -155,7 +161,11 @@ def step(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens to the stores and attend to everything in them; a span at a time if the cache has one."""
+    """Append new tokens to the stores and attend to everything in them: ``[B, q, Hq, Dv]``.
+
+    If the cache sets ``progress.span``, tokens are processed that many at a time, and the method settles in between: a
+    long chunk then gives the same results as single steps (:func:`kvbench.decoding.perplexity.decode_nll`).
+    """
     count, span = query.shape[2], layer.progress.span
     if layer.index == 0:
         layer.progress.check_step(mask, layer.batch, count)
@@ -166,7 +176,7 @@ def step(
     for begin in range(0, count, span):
         end = min(begin + span, count)
         layer.seen = last - count + begin
-        if begin:  # as before every step; the first one's was done when its tokens arrived
+        if begin:  # as before every step; for the first span it was done when the tokens arrived
             layer.settle()
         layer.seen = last - count + end
         part = slice(begin, end)
@@ -187,7 +197,10 @@ def append_and_attend(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens, which see each other exact, and attend to everything in the stores."""
+    """Append new tokens and attend to everything in the stores: ``[B, q, Hq, Dv]``.
+
+    New tokens see each other in full precision, unless the method is ``eager``: it then packs them first.
+    """
     layer.append(keys, values)
     if layer.method.eager:
         layer.settle(forget=False)
@@ -196,19 +209,24 @@ def append_and_attend(
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return a boolean mask in logical coordinates, as for ``sdpa``; attention gathers it by each slot's position."""
+    """Return the attention mask for transformers' mask interface, whose arguments it takes.
+
+    Returns:
+        What ``sdpa`` would get: bool ``[B, 1, q, kv]`` over logical positions, or None; for a long padded prompt the
+        padding ``[B, T]`` instead (:func:`kvbench.attention.prefill.padding`).
+    """
     padding = prefill.padding(kwargs)
     return sdpa_mask(*args, **kwargs) if padding is None else padding
 
 
 def register() -> None:
-    """Make ``attn_implementation="kvbench"`` known to transformers (repeating it is harmless)."""
+    """Register ``attn_implementation="kvbench"`` with transformers; repeated calls are harmless."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
 
 
 def check_served(model: PreTrainedModel) -> None:
-    """Raise ModelError where kvbench has no attention for `model`, with what speaks against it."""
+    """Raise ModelError, with the reason, if kvbench's attention cannot serve `model`."""
     config, name = model.config.get_text_config(decoder=True), type(model).__name__
     if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
         raise ModelError(f"{name} has no attention heads, so no keys and values to hold: {INSTEAD}")
@@ -230,12 +248,15 @@ def check_served(model: PreTrainedModel) -> None:
 
 
 def sees_later_tokens(module: torch.nn.Module) -> bool:
-    """Return True if a layer's attention is not causal (BERT and its kin, unless set up as decoders)."""
+    """Return True if `module` is a layer's attention and not causal (BERT-like models, unless set up as decoders)."""
     return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
 
 
 def one_size(config: Any) -> bool:
-    """Return True if all layers have heads of one number and size; a configuration by layers raises for others."""
+    """Return True if all layers have the same number and size of heads.
+
+    Transformers raises on reading an attribute that differs between layers, which counts as False.
+    """
     try:
         return isinstance(getattr(config, "head_dim", None) or 1, int) and isinstance(config.num_attention_heads, int)
     except Exception:  # transformers' AmbiguousGlobalPerLayerAttributeError
@@ -243,10 +264,10 @@ def one_size(config: Any) -> bool:
 
 
 def attach(model: PreTrainedModel) -> None:
-    """Switch `model` to kvbench's attention and remember what it had.
+    """Switch `model` to kvbench's attention, and remember its previous implementation for :func:`detach`.
 
     Raises:
-        ModelError: the model's layers are not all softmax attention with a plain key-value cache.
+        ModelError: kvbench's attention cannot serve the model (:func:`check_served`).
     """
     register()
     check_served(model)
@@ -257,7 +278,7 @@ def attach(model: PreTrainedModel) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Give `model` back the attention that it had before :func:`attach`, and remove all that kvbench attached to it."""
+    """Restore the attention that `model` had before :func:`attach`, and remove everything that kvbench attached."""
     pre_rope.detach(model)
     int4.detach(model)
     known = attached(model)

@@ -1,8 +1,7 @@
-"""Random layers in any mix of formats, with attention to them in fp32: what kernels are checked and timed on.
+"""Random layers in any mix of formats, and attention to them in fp32: inputs and reference for testing kernels.
 
-Nothing here is a method: buffers are filled with random codes and parameters directly, so a layer of 256k tokens is
-made in milliseconds. What lies outside of the tokens of a full-precision buffer is NaN, so that a kernel which reads
-it is found out.
+No method or quantizer is involved: buffers are filled with random codes and parameters directly, so a layer of 256k
+tokens takes milliseconds. The unused parts of full-precision buffers are NaN, which exposes a kernel that reads them.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ FULL = Format("full", 16)
 
 @dataclass
 class Piece:
-    """One segment of one side.
+    """One segment of a layer's keys or values.
 
     Args:
         format: how its tokens are stored.
-        lengths: tokens of each row of the batch.
-        scale: of the random steps between codes (spread evenly over half to three halves of it, times 4 / levels).
-        room: tokens that its buffers can hold beyond the longest row's.
+        lengths: number of tokens in each row of the batch.
+        scale: standard deviation of exact values. Steps between codes are uniform between 0.5 and 1.5 times
+            ``4 * scale / levels``, so that packed values have a similar spread.
+        room: number of tokens for which the buffers have room beyond the longest row.
     """
 
     format: Format
@@ -38,7 +38,12 @@ class Piece:
 
 
 def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
-    """Buffers of a segment, filled at random; rows of exact tokens begin a few tokens into their buffer."""
+    """Return a segment with random contents. Row r of an exact segment starts at token r of its buffer.
+
+    Args:
+        side: ``key`` or ``value``.
+        dtype: dtype of exact tokens.
+    """
     form, batch, device = piece.format, len(piece.lengths), rng.device
     longest = max(piece.lengths) + piece.room
     if form.kind == "full":
@@ -68,7 +73,7 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
 
 
 def groups_of(form: Format, tokens: Tensor) -> Tensor:
-    """Numbers of the groups of `tokens` along which parameters per channel are shared."""
+    """Return the number of the group that each of `tokens` belongs to, in a per-channel format."""
     if not form.window:
         return tokens // form.group
     cuts = -(-form.window // form.group)
@@ -78,7 +83,7 @@ def groups_of(form: Format, tokens: Tensor) -> Tensor:
 
 
 def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
-    """Values of tokens ``[first, first + count)`` of one row in fp32, ``[heads, count, channels]``."""
+    """Return the dequantized tokens ``first .. first + count - 1`` of one row in fp32, ``[heads, count, channels]``."""
     form = held.format
     if held.buffer is not None:
         return held.buffer[row, heads, first : first + count].float()
@@ -113,7 +118,13 @@ def layer(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> Work:
-    """Phases of a layer with these segments; the last segment of each side must be exact."""
+    """Return a layer with random contents as kernels take it.
+
+    Args:
+        keys, values: its segments; the last one of each must be exact.
+        heads: KV heads.
+        key_dim, value_dim: channels of a key and of a value.
+    """
     rng = torch.Generator(device).manual_seed(seed)
     parts_k = [part(piece, "key", heads, key_dim, dtype, rng) for piece in keys]
     parts_v = [part(piece, "value", heads, value_dim, dtype, rng) for piece in values]
@@ -132,7 +143,12 @@ def layer(
 
 
 def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None) -> Tensor:
-    """Attention in fp32 on the dequantized tokens, ``[B, q, Hq, Dv]`` fp32 (query heads of the KV heads asked for)."""
+    """Return attention to the dequantized tokens, computed in fp32: ``[B, q, Hq, Dv]``.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        heads: compute only these KV heads, so the output has only their query heads; None: all.
+    """
     batch, query_heads, count, _ = query.shape
     group = query_heads // work.heads
     chosen = range(*(heads or slice(None)).indices(work.heads))
@@ -157,7 +173,7 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Relative error: norm of the difference over norm of what is right; infinite where something is not finite."""
+    """Return the relative error: norm of the difference over norm of `wanted`; infinite if `found` is not finite."""
     if not bool(torch.isfinite(found).all()):
         return float("inf")
     return float((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-30))

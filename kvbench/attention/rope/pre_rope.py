@@ -1,9 +1,9 @@
-"""Keys before RoPE for layers that store them so (KVQuant; Atom as its authors have it).
+"""Keys before RoPE, for methods that store them (KVQuant; Atom in its authors' version).
 
 ``Cache.update`` gets keys after RoPE. A hook on the projection (:mod:`kvbench.models.projections`) leaves the keys
-on the attention module, from where kvbench's attention takes them in the same call; the position ids come with that
-call too. When the hooks are put in place, and again at the first token of each layer, the keys are rotated and compared
-with those that the cache received, so a model that does anything else to them is refused and never served wrongly.
+before RoPE on the attention module, where kvbench's attention finds them in the same call, along with the position ids.
+When the hooks are installed, and again for the first tokens of each layer, these keys are rotated and compared with
+those that the cache received. A model that does anything else to its keys is refused rather than served wrongly.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ OTHERWISE = (
 
 
 def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """Put the hooks in place (repeating it is harmless); the rotation of `model`.
+    """Install the hooks on `model` and return the function that rotates its keys (:meth:`Rotary.rotate`).
+
+    Repeated calls are harmless.
 
     Raises:
-        ModelError: the keys before RoPE cannot be seen, or the rotation is not one that can be done again.
+        ModelError: the keys before RoPE cannot be observed, or rotating them does not give the keys that the model
+            uses.
     """
     rotation = rotary(model, "keys before RoPE", "a method that stores keys after RoPE, such as method=kivi")
     if not attachment(model).key_hooks:
         size, layers = head_dim(model), attentions(model)
-        sources = [key_source(model, module) for module in layers]  # may refuse, before any hook stands
+        sources = [key_source(model, module) for module in layers]  # may raise, before any hook is installed
         attachment(model).key_hooks = [Hooked(*pair, size) for pair in zip(layers, sources, strict=True)]
         positions = torch.tensor([[0], [PROBED]])
         for index, (keys, before) in probed(model, lambda index: take(layers[index])).items():
@@ -49,7 +52,7 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Remove the hooks."""
+    """Remove the hooks from `model`, if it has any."""
     known = attached(model)
     for hooked in known.key_hooks if known is not None else ():
         hooked.remove()
@@ -58,12 +61,12 @@ def detach(model: PreTrainedModel) -> None:
 
 
 class Hooked:
-    """The hook of one attention module, and the keys that it saw in the call under way.
+    """The hook for one attention module, and the keys before RoPE of the current call.
 
     Args:
-        attention: the module; the hook stands on it until :meth:`remove`.
-        source: makes the keys.
-        channels: of a head.
+        attention: the attention module; it refers to this object until :meth:`remove`.
+        source: the projection that computes the keys, which is what is hooked.
+        channels: channels of a head.
     """
 
     def __init__(self, attention: nn.Module, source: Source, channels: int) -> None:
@@ -82,8 +85,11 @@ class Hooked:
 
 
 def take(module: nn.Module) -> Tensor | None:
-    """Return the keys before RoPE of an attention module's call ``[B, H, q, D]``, once; None: it is not hooked."""
-    hooked: Hooked | None = vars(module).get(HOOKED)  # without nn.Module's slow search for what is not there
+    """Return the keys before RoPE ``[B, H, q, D]`` of an attention module's current call, and forget them.
+
+    None if the module has no hook, or its keys have been taken already.
+    """
+    hooked: Hooked | None = vars(module).get(HOOKED)  # nn.Module is slow to look up a missing attribute
     if hooked is None:
         return None
     keys, hooked.keys = hooked.keys, None
@@ -93,16 +99,16 @@ def take(module: nn.Module) -> Tensor | None:
 def stored(
     layer: KVLayer, keys: Tensor, before: Tensor | None, module: nn.Module, position_ids: Tensor | None
 ) -> Tensor:
-    """Return the new keys in the form that `layer` stores, ``[B, H, q, D]``, and note their positions.
+    """Return the new keys in the form that `layer` stores, ``[B, H, q, D]``, and record their positions.
 
     Args:
         keys: after RoPE.
-        before: the result of :func:`take`.
-        position_ids: ``[B or 1, q]``.
+        before: before RoPE: the result of :func:`take`.
+        position_ids: ``[B or 1, q]``; needed only for layers that store keys before RoPE.
 
     Raises:
-        CacheError: the hooks are gone.
-        ModelError: the model gives no position ids, or does more to its keys than RoPE.
+        CacheError: the layer stores keys before RoPE, but no hook provided them.
+        ModelError: the model passes no position ids to attention, or does more to its keys than RoPE.
     """
     if all(member.rotation is None for member in layer.chain()):
         return keys

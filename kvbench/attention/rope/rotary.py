@@ -1,8 +1,8 @@
-"""Rotary position embedding as a model applies it, to move keys on that were rotated already.
+"""Rotary position embedding as a model applies it, to move keys to other positions.
 
-A rotation by a position is the composition of rotations, so a key that was rotated for position s and is turned by d is
-the key rotated for s + d: keys before RoPE are not needed. The turning is done in fp32 by the model's own cosines,
-sines and layout (halves, interleaved pairs, a part of the channels), and rounded to the cache's dtype once.
+Rotations compose: a key rotated for position s and then turned by d equals the key rotated for s + d, so keys can be
+moved without the keys before RoPE. Turning is done in fp32 with the model's own cosines, sines and channel layout
+(halves, interleaved pairs, a part of the channels), and rounded to the cache's dtype once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvbench.cache.kernels.tables import upload
 from kvbench.errors import ModelError
 from kvbench.util.attachment import attachment
 
-#: largest difference, relative to the largest key, that arithmetic in a dtype explains
+#: largest difference, relative to the largest key, that rounding in a dtype can explain
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-#: position of the second token by which a model's layers are looked at
+#: second position at which :func:`probed` computes keys; the first is 0
 PROBED = 7
 
 
@@ -30,10 +30,10 @@ class Rotary:
     """The rotation of one model.
 
     Args:
-        module: computes cosines and sines (``LlamaRotaryEmbedding`` or alike).
-        apply: ``apply(q, k, cos, sin)`` of the model's own file.
-        channels: first channels of a head that are rotated, where `apply` takes these alone (Phi); None: `apply` takes
-            a whole head.
+        module: computes cosines and sines (``LlamaRotaryEmbedding`` or the like).
+        apply: ``apply(q, k, cos, sin)`` from the model's own file.
+        channels: how many of a head's first channels are rotated, if `apply` expects only these (Phi); None if it
+            expects whole heads.
     """
 
     def __init__(
@@ -42,31 +42,35 @@ class Rotary:
         self.module: Any = module
         self.apply = apply
         self.channels = channels
-        # The undecorated forward: the decorated one of long-context variants looks at the positions it is given and
-        # would switch the model's frequencies to those of short texts.
+        # The undecorated forward: long-context variants decorate it to choose frequencies by the positions passed, and
+        # a call with small positions would switch the model to those for short texts.
         self._forward = inspect.unwrap(type(module).forward)
         self._last: tuple[Any, Tensor, Tensor] | None = None
 
     @torch.no_grad()
     def rotate(self, keys: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
-        """Rotate keys ``[B, H, n, D]`` for ``positions`` ``[B, n]`` in their dtype, as the model does it.
+        """Return keys ``[B, H, n, D]`` rotated for `positions` ``[B, n]``, in their dtype, as the model does it.
 
         Args:
-            inverse: from after RoPE to before it.
+            inverse: undo the rotation instead: return keys before RoPE from keys after it.
         """
         cos, sin = self._forward(self.module, keys, positions.to(keys.device))
-        if inverse:  # YaRN and its like scale keys through cosine and sine
+        if inverse:  # YaRN and similar variants scale keys through the cosines and sines
             scale = float(getattr(self.module, "attention_scaling", 1.0)) ** 2
             cos, sin = cos / scale, -sin / scale
         return self._applied(keys, cos, sin)
 
     def turn(self, keys: Tensor, by: int | Sequence[int]) -> Tensor:
-        """Move keys ``[B, H, n, D]`` on by `by` positions (or each row by its own number), in their dtype."""
+        """Return keys ``[B, H, n, D]`` moved `by` positions further, in their dtype.
+
+        Args:
+            by: one number of positions, or one for each row.
+        """
         cos, sin = self._angles(by if isinstance(by, int) else tuple(by), keys.device)
         return self._applied(keys.float(), cos, sin).to(keys.dtype)
 
     def _applied(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate keys ``[B, H, n, D]`` by cosines and sines."""
+        """Return keys ``[B, H, n, D]`` rotated by the given cosines and sines."""
         if self.channels is None:
             return self.apply(x[:, :0], x, cos, sin)[1]
         part = x[..., : self.channels]
@@ -74,30 +78,36 @@ class Rotary:
 
     @torch.no_grad()
     def _angles(self, by: int | tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return fp32 cosines and sines ``[1, 1, R]`` of one position, or ``[B, 1, R]``; the last ones are kept."""
-        # longrope switches frequencies in place: what was computed before may be of the other ones
+        """Return the cosines and sines of the position `by`, fp32 ``[1, 1, R]``, or ``[B, 1, R]`` for one per row.
+
+        The result is remembered for repeated calls with the same `by`.
+        """
+        # longrope switches its frequencies in place, so a remembered result may belong to the other set
         key = (by, device, self.module.inv_freq.data_ptr())
         if self._last is None or self._last[0] != key or getattr(self.module, "rope_type", "") == "longrope":
             if isinstance(by, int):
-                position = torch.full((1, 1), by, device=device)  # filled, not sent: the host does not wait
+                position = torch.full((1, 1), by, device=device)  # filled on the device, so the host does not wait
             else:
                 position = upload([[turn] for turn in by], torch.int64, device)
             cos, sin = self._forward(self.module, torch.empty(1, device=device), position)
-            # YaRN and its like scale q and k through cosine and sine; a key that is turned has been scaled already
+            # YaRN and similar variants scale q and k through cosine and sine; a key to be turned is scaled already
             scale = float(getattr(self.module, "attention_scaling", 1.0))
             self._last = (key, cos, sin) if scale == 1.0 else (key, cos / scale, sin / scale)
         return self._last[1], self._last[2]
 
 
 def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = "method.position=original") -> Rotary:
-    """Return the rotation of `model`, made once and checked to compose.
+    """Return the rotation of `model`, after checking that it composes and that every layer uses it.
+
+    The checks run the model on two tokens; the result is remembered on the model.
 
     Args:
-        what, instead: who asks and what could be done without it, for the message.
+        what: the setting that needs the rotation, for the error message.
+        instead: a setting that works without it, for the hint.
 
     Raises:
-        ModelError: the model has no rotary embedding, several, one whose frequencies change with the length, or layers
-            that do something else to their keys (the model is run on two tokens to see it).
+        ModelError: the model has no rotary embedding, several kinds of it, one whose frequencies change with the
+            length, or layers that do something else to their keys.
     """
     known: Rotary | None = attachment(model).rotary
     if known is None:
@@ -125,7 +135,7 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     probe = torch.randn(1, 1, 1, size, generator=torch.Generator().manual_seed(0)).to(module.inv_freq.device)
     rotated = rotation._angles(0, probe.device)[0].shape[-1]
     if rotated < size and not _takes(rotation, probe):
-        rotation = Rotary(module, apply, rotated)  # attention itself cuts a head where only a part of it is rotated
+        rotation = Rotary(module, apply, rotated)  # such models split each head themselves and rotate one part of it
     if not _takes(rotation, probe):
         raise ModelError(f"{what}: {name}'s rotary embedding takes no heads of {size} channels.{hint}")
     if not torch.allclose(rotation.turn(rotation.turn(probe, 3), 4), rotation.turn(probe, 7), atol=1e-4):
@@ -142,15 +152,15 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
 
 
 def _takes(rotation: Rotary, keys: Tensor) -> bool:
-    """Return True if keys ``[1, 1, 1, D]`` can be turned, all of their channels."""
+    """Return True if `rotation` accepts keys ``[1, 1, 1, D]`` and returns them with all their channels."""
     try:
         return rotation.turn(keys, 1).shape == keys.shape
-    except RuntimeError:  # of a shape
+    except RuntimeError:  # shapes that do not match
         return False
 
 
 class _Spy(DynamicCache):
-    """A cache that notes each layer's first keys, and what a hook left of them before RoPE."""
+    """A cache that records each layer's first keys, after RoPE and (from a hook) before it."""
 
     def __init__(self, before: Callable[[int], Tensor | None]) -> None:
         super().__init__()
@@ -166,12 +176,16 @@ class _Spy(DynamicCache):
 def probed(
     model: PreTrainedModel, before: Callable[[int], Tensor | None] = lambda layer: None
 ) -> dict[int, tuple[Tensor, Tensor | None]]:
-    """Return keys ``[2, H, 1, D]`` that each layer of `model` makes of one token at positions 0 and :data:`PROBED`.
+    """Return the keys that each layer of `model` computes for one token at positions 0 and :data:`PROBED`.
 
-    A token alone attends to itself alone, so all that its position changes is the rotation.
+    The two are separate rows of one token each. A token with no others to attend to has the same hidden states at any
+    position, so its keys differ by the rotation only.
 
     Args:
-        before: what stands for the keys before RoPE of a layer while its attention is under way.
+        before: called with a layer's number while its attention runs; returns the keys before RoPE, or None.
+
+    Returns:
+        For each layer: keys after RoPE ``[2, H, 1, D]``, and what `before` returned.
     """
     training, spy = model.training, _Spy(before)
     ids = torch.full((2, 1), min(7, model.config.get_text_config(decoder=True).vocab_size - 1), device=model.device)
@@ -185,6 +199,6 @@ def probed(
 
 
 def alike(keys: Tensor, expected: Tensor) -> bool:
-    """Return True if keys are equal but for the arithmetic of their dtype."""
+    """Return True if keys equal the expected ones up to rounding in their dtype (:data:`TOLERANCE`)."""
     allowed = TOLERANCE.get(expected.dtype, 1e-4) * float(expected.float().abs().amax())
     return keys.shape == expected.shape and bool(((keys.float() - expected.float()).abs() <= allowed).all())

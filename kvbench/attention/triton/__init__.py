@@ -1,1 +1,1 @@
-"""The Triton decode kernel, over every tier of a layer in one launch."""
+"""The Triton decode kernel, which serves all tiers of a layer in one launch."""

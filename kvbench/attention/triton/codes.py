@@ -1,12 +1,12 @@
-"""Codes out of words inside a Triton kernel: one AND for two codes, which tensor cores then multiply as they are.
+"""Unpacking of codes inside a Triton kernel: one AND yields two codes, which tensor cores multiply without conversion.
 
-``word & 0x000f000f`` of two neighbouring int16 words is a pair of fp16 numbers of value code * 2**-24 (subnormals,
-which matrix units multiply exactly at full speed); codes that lie higher in the word come out larger by a power of two,
-which the factor of the scores or of the weights takes back. LLVM splits 16-bit operations into single halves, so the
-AND is written in PTX; the same in plain operations serves Triton's interpreter (``ASM=False``).
+``word & 0x000f000f`` of two adjacent int16 words is a pair of fp16 numbers of value code * 2**-24 (subnormals, which
+tensor cores multiply exactly at full speed). Codes from higher bits of the word come out larger by a power of two,
+which a factor on the scores or on the weights cancels. LLVM splits 16-bit operations into single halves, so the AND is
+written in PTX; equivalent plain operations serve Triton's interpreter (``ASM=False``).
 
-A format (:class:`kvbench.attention.phases.Format`) reaches a kernel as one integer, ``FORM``, made by :func:`number`
-and read by the functions of constants below. docs/kernels.md draws the words.
+A kernel gets a format (:class:`kvbench.attention.phases.Format`) as one integer, ``FORM``: :func:`number` encodes it,
+and the compile-time functions below decode it. docs/kernels.md shows the layout of the words.
 """
 
 # mypy: ignore-errors
@@ -30,7 +30,7 @@ ASM4 = tl.constexpr(tuple(form.format(f"0x{0x000F000F << p:08x}") for form in (_
 ASM8 = tl.constexpr(
     tuple("{ .reg .b32 t; " + a + b + " }" for a, b in ((_EVEN, _LOW), (_ODD, _LOW), (_EVEN, _HIGH), (_ODD, _HIGH)))
 )
-#: the same for a field that is known at run time only: its first bit is in both halves of the last operand
+#: the same for a field that is known only at run time: both halves of the last operand hold the number of its first bit
 ASM_AT2 = tl.constexpr("{ .reg .b32 s; and.b32 s, $2, 15; shr.b32 s, $1, s; and.b32 $0, s, 0x00030003; }")
 ASM_AT4 = tl.constexpr("{ .reg .b32 s; and.b32 s, $2, 15; shr.b32 s, $1, s; and.b32 $0, s, 0x000f000f; }")
 ASM_AT8 = tl.constexpr(
@@ -40,35 +40,36 @@ ASM_AT8 = tl.constexpr(
 
 
 def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: int = 0) -> int:
-    """Return a format as the integer that a kernel is given.
+    """Return a format encoded as the integer that kernels take.
 
-    Bits 0-1 are the kind, 2 the axis, 4-8 the width of a code, 12-19 the group, and those from 20 on the window.
+    Bits 0-1 hold the kind, bit 2 the axis, bits 4-8 the width of a code, bits 12-19 the group, and bits 20 and up the
+    window.
 
     Args:
         kind: one of :data:`KINDS`.
-        bits: of a code; 16 for exact tokens.
+        bits: bits of a code; 16 for exact tokens.
         axis: one of :data:`AXES`; empty for exact tokens.
-        group: tokens (``channel``) or channels (``token``) that share parameters.
-        window: tokens of a block whose groups may lie across the ends of tiles; 0: none do.
+        group: number of tokens (``channel``) or channels (``token``) that share parameters.
+        window: tokens of a block whose groups may cross tile boundaries; 0 if no group does.
     """
     return KINDS.index(kind) | (AXES.index(axis or "channel") << 2) | (bits << 4) | (group << 12) | (window << 20)
 
 
 @triton.constexpr_function
 def kind(form):
-    """Return FULL, AFFINE, ATOM or HIERARCHICAL."""
+    """Return the kind of a format: FULL, AFFINE, ATOM or HIERARCHICAL."""
     return form & 3
 
 
 @triton.constexpr_function
 def axis(form):
-    """Return CHANNEL or TOKEN."""
+    """Return the axis of a format: CHANNEL or TOKEN."""
     return form >> 2 & 1
 
 
 @triton.constexpr_function
 def bits(form):
-    """Return the bits of a code."""
+    """Return the number of bits of a code; 16 for exact tokens."""
     return form >> 4 & 31
 
 
@@ -80,7 +81,7 @@ def group(form):
 
 @triton.constexpr_function
 def window(form):
-    """Return the tokens of a block whose groups may lie across the ends of tiles; 0: none do."""
+    """Return the tokens of a block whose groups may cross tile boundaries; 0 if no group does."""
     return form >> 20
 
 
@@ -92,13 +93,13 @@ def cuts(form):
 
 @triton.constexpr_function
 def meeting(form):
-    """Return the most groups of windows of which one tile may hold tokens."""
+    """Return an upper bound on the number of groups that have tokens in one tile, where groups cross tiles."""
     return 128 // (window(form) // cuts(form)) + 2
 
 
 @triton.constexpr_function
 def width(form):
-    """Return the bits of a field of a word: 8-bit codes lie in two planes of 4."""
+    """Return the number of bits of a field of a word: those of a code, but 4 for 8-bit codes, stored in two planes."""
     return min(bits(form), 4)
 
 
@@ -110,19 +111,19 @@ def fields(form):
 
 @triton.constexpr_function
 def rows(form):
-    """Return the word rows of a tile of 128 tokens, which is the number of tokens in a field."""
+    """Return the number of word rows of a tile of 128 tokens, which is also the number of tokens in a field."""
     return 8 * width(form)
 
 
 @triton.constexpr_function
 def planes(form):
-    """Return the number of buffers of words; 1 also for the one buffer of exact tokens."""
+    """Return the number of buffers with words: 2 for 8-bit codes, else 1, also for the buffer of exact tokens."""
     return 2 if bits(form) == 8 else 1
 
 
 @triton.constexpr_function
 def blocks(form, channels):
-    """Return how many groups of `channels` have parameters of their own (axis ``token``); else 1."""
+    """Return the number of groups into which a token's `channels` are divided (axis ``token``); else 1."""
     return channels // group(form) if kind(form) and axis(form) else 1
 
 
@@ -134,11 +135,12 @@ def run(form):
 
 @triton.constexpr_function
 def lift(form, i):
-    """Return the factor that makes codes of :func:`field` whole numbers again, in steps of the format's scale.
+    """Return the factor that turns unpacked codes, which are tiny fp16 numbers, into multiples of the format's scale.
 
     Args:
         form: the format.
-        i: the field that the codes are from; None: :func:`field_at`, whose codes are code * 2**-24 whatever the field.
+        i: the field from which :func:`field` unpacked the codes; None if :func:`field_at` did, whose codes have the
+            value code * 2**-24 in any field.
     """
     place = 0 if bits(form) == 8 or i is None else i * bits(form) % 8
     return 2.0 ** (24 - place) * (1 / 16 if kind(form) == 3 else 1.0)
@@ -148,11 +150,13 @@ def lift(form, i):
 def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
     """Return the codes of one field of a block of words, as fp16 numbers of value code * 2**(place - 24).
 
+    `place` is where the codes are within a byte of the word; :func:`lift` returns the factor that cancels the power.
+
     Args:
-        words: a tuple: a block of int16 words for each plane.
+        words: a tuple with one block of int16 words per plane.
         FORM: the format.
-        i: the field, known when the kernel is compiled.
-        ASM: inline PTX (a GPU), or plain operations (the interpreter).
+        i: number of the field, known at compile time.
+        ASM: True: inline PTX (on a GPU); False: plain operations (in the interpreter).
     """
     if bits(FORM) == 8:
         # the upper nibble from one plane, the lower from the other: 8 bits are still an fp16 subnormal
@@ -162,7 +166,7 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
             whole = (((words[0] >> (4 * i)) & 15) << 4) | ((words[1] >> (4 * i)) & 15)
             codes = whole.to(tl.float16, bitcast=True)
     elif bits(FORM) == 4:
-        # fields 0 and 1 are masked where they stand; 2 and 3 come down a byte first, into the mantissa's low bits
+        # fields 0 and 1 are masked in place; 2 and 3 are first shifted down a byte, into the mantissa's low bits
         if ASM:
             codes = tl.inline_asm_elementwise(ASM4[i], "=r,r", [words[0]], tl.float16, True, 2)
         else:
@@ -177,13 +181,13 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
-    """Return the codes of a field that is known at run time only, as code * 2**-24 whatever the field.
+    """Return the codes of a field that is known only at run time, as code * 2**-24 for every field.
 
     Args:
         words, FORM, ASM: as for :func:`field`.
-        i: the field, a scalar.
+        i: number of the field, a scalar.
     """
-    # a shift more than a constant mask; only parts of tiles take it
+    # one shift more than with a constant mask; used for parts of tiles only
     shift = (i * width(FORM)).to(tl.int16)
     if bits(FORM) == 8:
         if ASM:
@@ -208,7 +212,7 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
 def meaning(FORM: tl.constexpr, scale, second):
     """Return the step between codes and the value of code 0, both fp32, from the two stored parameters of groups.
 
-    Hierarchical codes step by the upper nibble; :func:`lift` holds the missing 1/16.
+    For hierarchical codes it is the step of the upper nibble; :func:`lift` contains the missing factor 1/16.
 
     Args:
         FORM: the format.
@@ -228,7 +232,9 @@ def meaning(FORM: tl.constexpr, scale, second):
 
 @triton.jit
 def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
-    """Load the stored parameters of tokens (axis ``token``), all groups of a token as one integer of 16 to 64 bits.
+    """Load the stored parameters of tokens (axis ``token``) and return the scales and the minima.
+
+    With one group of channels these are fp16 numbers; two or four groups of a token are one 32- or 64-bit integer.
 
     Args:
         PARAMS: pointers to scales and to minima, moved to the phase's first tile.
@@ -250,16 +256,17 @@ def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
 
 @triton.jit
 def ready(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr):
-    """Return what :func:`of_tokens` loaded in the form in which a loop carries it: fp32 where a token has one group.
+    """Return parameters loaded by :func:`of_tokens` in the form that is carried to the next iteration of a loop.
 
-    Several groups stay packed in an integer until :func:`group_of`, which keeps registers free.
+    One group per token is converted to fp32; several stay packed in an integer until :func:`group_of`, which saves
+    registers.
     """
     return meaning(FORM, stored[0], stored[1]) if CHANNEL_GROUPS == 1 else stored
 
 
 @triton.jit
 def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.constexpr):
-    """Return :func:`meaning` of group `c` of the channels, from what :func:`ready` returned."""
+    """Return the step and the value of code 0 (:func:`meaning`) of group `c`, from what :func:`ready` returned."""
     if CHANNEL_GROUPS == 1:
         parameters = stored
     else:
@@ -276,15 +283,15 @@ def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number,
         PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
         FORM: the format of the keys.
         KEY_DIM: channels of a key, D.
-        number: the group, counted from where the pointers stand.
+        number: number of the group, counted from the one that the pointers point to.
         query: normalised query ``[D, R]``.
-        alone: where `ONE_ROW`, the query's only row ``[D]``.
+        alone: the query's only row ``[D]``; used if `ONE_ROW`.
         ONE_ROW: the query has one row, so its bias is a sum over a vector.
     """
     at = tl.arange(0, KEY_DIM)
     stored = tl.load(PARTS[planes(FORM)] + number * KEY_DIM + at)
     _, least = meaning(FORM, stored, tl.load(PARTS[planes(FORM) + 1] + number * KEY_DIM + at))
-    # the minima meet the query once a group, not once a token
+    # the minima are multiplied by the query once per group instead of once per token
     if ONE_ROW:
         bias = tl.sum(alone * least, 0)
     else:
