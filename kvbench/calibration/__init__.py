@@ -1,1 +1,1 @@
-"""What KVQuant needs to know of a model beforehand: thresholds of its keys and codebooks, found on a text."""
+"""Calibration for KVQuant: thresholds of a model's keys, and codebooks, computed on a text."""

@@ -1,4 +1,4 @@
-"""A calibration file from a model and a text."""
+"""Calibration of a model on a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbench.calibration.fit import SideFit, fit_keys, fit_values
 from kvbench.errors import ConfigError, DataError
 from kvbench.models.projections import head_dim, kv_heads
 
-#: bytes of activations and gradients that are held at a time: where layers need more, the text is read several times
+#: bytes of activations and gradients held at a time; if layers need more, the text is read several times
 MEMORY = 8 << 30
 
 
@@ -30,24 +30,24 @@ def calibrate(
     text_sha256: str = "",
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> file.Calibration:
-    """Thresholds and codebooks of every layer.
+    """Compute thresholds and codebooks of every layer.
 
     Args:
         sequences: token ids ``[S, L]`` (authors: 16 of 2048 tokens of WikiText-2's training text).
         name: of the model, for messages.
         bits: widths of the codebooks.
         outliers: share of the elements that stay exact.
-        fisher: weigh errors by squared gradients; else all alike.
-        first_tokens: tokens of each sequence that codebooks do not count, as they will be kept exact.
+        fisher: weight errors by squared gradients; else all equally.
+        first_tokens: tokens at the start of each sequence that codebooks leave out, as they will be kept exact.
         text_sha256: of the text, for the file.
-        tell: called with passes done and passes in all.
+        tell: called with the number of passes done and the total.
 
     Raises:
-        ConfigError: a width or share that cannot be.
-        ModelError: the model's keys before RoPE cannot be seen, or something is not finite.
+        ConfigError: a width or share is out of range.
+        ModelError: the model's keys before RoPE cannot be read, or an activation or gradient is not finite.
     """
     if not bits or not set(bits) <= {2, 3, 4}:
-        raise ConfigError("--bits", ",".join(map(str, bits)), "no codebook is made of this width", allowed="2,3,4")
+        raise ConfigError("--bits", ",".join(map(str, bits)), "codebooks have 2, 3 or 4 bits", allowed="2,3,4")
     if not 0 <= outliers < 1:
         raise ConfigError(
             "--outliers", outliers, "is not a share of the elements", allowed="0 to below 1, such as 0.01"
@@ -99,10 +99,10 @@ def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
 
 
 def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
-    """`count` sequences of `length` tokens, spread evenly over a text, none of which overlap: ``[count, length]``.
+    """Cut `count` sequences of `length` tokens, evenly spread and without overlap, from a text: ``[count, length]``.
 
     Raises:
-        DataError: the text is shorter.
+        DataError: the text is too short.
     """
     if len(ids) < count * length:
         raise DataError(

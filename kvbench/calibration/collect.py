@@ -1,4 +1,4 @@
-"""Keys before RoPE and values of a model on a text, and how much the loss minds their errors.
+"""Collection of a model's keys before RoPE and values on a text, and of the loss's sensitivity to their errors.
 
 The weight of an error is the Fisher information's diagonal, the squared gradient of the text's loss with respect to the
 key or value (KVQuant, sec. 3; SqueezeAILab/KVQuant, gradients/run-fisher.py).
@@ -20,13 +20,13 @@ from kvbench.models.projections import Source, attentions, head_dim, key_source,
 
 @dataclass
 class Collected:
-    """One side of a layer: activations and squared gradients, fp32 ``[tokens, C]`` on the CPU, a tensor a sequence."""
+    """One side of a layer: activations and squared gradients, fp32 ``[tokens, C]`` on the CPU, one per sequence."""
 
     activations: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
-        """All tokens in one tensor each; None for weights that were not asked for."""
+        """Return activations and weights, each of all tokens in one tensor; None for weights not asked for."""
         return torch.cat(self.activations), torch.cat(self.weights) if self.weights else None
 
 
@@ -38,16 +38,16 @@ def collect(
     fisher: bool,
     tell: Callable[[], None] = lambda: None,
 ) -> dict[int, tuple[Collected, Collected]]:
-    """Keys and values of some layers.
+    """Collect keys and values of some layers.
 
     Args:
         sequences: token ids ``[S, L]``.
         layers: numbers of the layers.
-        fisher: gradients too: a backward pass for each sequence.
+        fisher: collect gradients too, with a backward pass for each sequence.
         tell: called after each sequence.
 
     Raises:
-        ModelError: keys before RoPE cannot be seen, or something is NaN or Inf.
+        ModelError: keys before RoPE cannot be read, or an activation or gradient is NaN or Inf.
     """
     modules, channels = attentions(model), head_dim(model)
     collected = {layer: (Collected(), Collected()) for layer in layers}
@@ -92,7 +92,7 @@ def _loss(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @contextmanager
 def _frozen(model: PreTrainedModel) -> Iterator[None]:
-    """Gradients flow through the activations alone: no memory for those of the weights."""
+    """Let gradients flow through the activations alone, without memory for those of the weights."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def begin(module: nn.Module, inputs: object, out: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""Calibration files: safetensors with the thresholds and codebooks of every layer, and where they come from.
+"""Calibration files: safetensors with the thresholds and codebooks of every layer, and their provenance.
 
 Tensors: ``layers.I.key.thresholds`` fp16 ``[2, C]`` (upper, lower); for each side and width
 ``layers.I.SIDE.levels.BITS`` fp32 ``[2**BITS]`` and ``layers.I.SIDE.norm.BITS`` fp32 ``[2]`` (Q-Norm's scale and
-offset); ``probe.*``: numbers of the model's weights, by which a file is told from another model's.
+offset); ``probe.*``: a sample of the model's weights, which identifies the model.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 FORMAT = "kvbench-kvquant-1"
 KEY = "method.calibration"
-#: where ``python -m kvbench.calibrate`` writes unless told otherwise
+#: default output folder of ``python -m kvbench.calibrate``
 FOLDER = Path("results/calibration")
-#: relative difference of weights that a dtype explains (bfloat16: 2**-9); another model differs by about 1.4
+#: largest relative difference of weights that a dtype explains (bfloat16: 2**-9); other models differ by about 1.4
 SAME = 0.01
 
 
 @dataclass
 class Calibration:
-    """What was found for a model.
+    """Thresholds and codebooks of one model.
 
     Args:
-        info: where it comes from: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``, ``kv_heads``, ``head_dim``,
+        info: provenance: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``, ``kv_heads``, ``head_dim``,
             ``text_sha256``, ``tokens``, ``fisher``, versions; strings.
         tensors: see the module.
         path: the file.
@@ -51,12 +51,12 @@ class Calibration:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Widths that there are codebooks for."""
+        """Widths of the codebooks."""
         return tuple(int(width) for width in self.info["bits"].split(","))
 
     @property
     def outliers(self) -> float:
-        """Share of outliers that the thresholds leave out."""
+        """Share of elements outside of the thresholds."""
         return float(self.info["outliers"])
 
     @property
@@ -65,19 +65,19 @@ class Calibration:
         return int(self.info["layers"]), int(self.info["kv_heads"]), int(self.info["head_dim"])
 
     def thresholds(self, layer: int) -> Tensor:
-        """Upper and lower threshold of each key channel, fp16 ``[2, C]``."""
+        """Return the upper and lower threshold of each key channel, fp16 ``[2, C]``."""
         return self.tensors[f"layers.{layer}.key.thresholds"]
 
     def levels(self, layer: int, side: str, bits: int) -> Tensor:
-        """The codebook, fp32 ``[2**bits]``."""
+        """Return the codebook, fp32 ``[2**bits]``."""
         return self.tensors[f"layers.{layer}.{side}.levels.{bits}"]
 
     def norm(self, layer: int, side: str, bits: int) -> Tensor:
-        """Q-Norm's scale and offset, fp32 ``[2]``."""
+        """Return Q-Norm's scale and offset, fp32 ``[2]``."""
         return self.tensors[f"layers.{layer}.{side}.norm.{bits}"]
 
     def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor of the layers."""
+        """Yield the name and shape of every tensor of the layers."""
         layers, heads, channels = self.shape
         for layer in range(layers):
             yield f"layers.{layer}.key.thresholds", (2, heads * channels)
@@ -102,7 +102,7 @@ class Calibration:
             )
 
     def check_model(self, model: PreTrainedModel) -> None:
-        """Raise ConfigError where the file was made with another model."""
+        """Raise ConfigError if the file was made with another model."""
         from kvbench.models.projections import head_dim, kv_heads
 
         config = model.config.get_text_config(decoder=True)
@@ -117,7 +117,7 @@ class Calibration:
             raise ConfigError(KEY, str(self.path), f"{problem}, of the same shape: its weights are not this one's")
 
     def matches(self, numbers: Mapping[str, Tensor]) -> bool:
-        """Whether numbers of a model's weights (:func:`probe`) are those of the model that the file was made with."""
+        """Return True if a sample of weights (:func:`probe`) is from the model that the file was made with."""
         for name in ("probe.keys", "probe.embedding"):
             recorded, actual = self.tensors.get(name), numbers.get(name)
             if recorded is not None and actual is not None:
@@ -127,7 +127,7 @@ class Calibration:
 
 
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
-    """A few numbers of the weights: of each layer's key projection where it has weights, and of the embedding."""
+    """Return a sample of the model's weights: of the embedding, and of key projections that have weights."""
     from kvbench.models.projections import attentions, key_source
 
     where = placement(model)
@@ -144,7 +144,7 @@ def probe(model: PreTrainedModel) -> dict[str, Tensor]:
         present = [weight for weight in weights if weight is not None]
         whole = present if team is None else (team.gather(weight.detach(), 0) for weight in present)
         numbers["probe.keys"] = torch.cat([_sample(weight, 16) for weight in whole])
-    if team is not None:  # once a model: every rank sends all its key projections
+    if team is not None:  # cached: computing it makes every rank send all its key projections
         where.probe = numbers
     return numbers
 
@@ -156,10 +156,10 @@ def _sample(weight: Tensor, count: int) -> Tensor:
 
 
 def save(calibration: Calibration, path: Path) -> None:
-    """Write the file, whole or not at all.
+    """Write a calibration file atomically.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in calibration.tensors.items()}
     try:
@@ -171,10 +171,10 @@ def save(calibration: Calibration, path: Path) -> None:
 
 
 def load(path: Path) -> Calibration:
-    """Read and check a file; one that has not changed is read once.
+    """Read and check a calibration file; an unchanged file is read only once.
 
     Raises:
-        ConfigError: there is none, it is not a calibration file, or it is damaged.
+        ConfigError: the file is missing, damaged, or not a calibration file.
     """
     try:
         stat = path.stat()
@@ -216,9 +216,9 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
 
 
 def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
-    """The calibration files of some folders, in the order of their names.
+    """Yield the calibration files of some folders, ordered by name.
 
-    Other files are passed over; damaged ones too, with a warning, since nobody asked for them by name.
+    Other files are skipped; damaged ones too, with a warning, since nobody asked for them by name.
     """
     for folder in folders:
         for path in sorted(folder.glob("*.safetensors")):
@@ -238,17 +238,17 @@ def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
 
 @lru_cache(maxsize=256)
 def _passed_over(what: str) -> None:
-    """Said once a process: a cache of each batch may look there."""
-    say(f"warning: {what}; it is passed over")
+    """Warn once per process, as every batch's cache may look into the folder."""
+    say(f"warning: {what}; it is skipped")
 
 
 def command(model: str, bits: int, outliers: float) -> str:
-    """What to type to make a file."""
+    """Return the command that makes such a file."""
     return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers!r}"
 
 
 def versions() -> dict[str, Any]:
-    """Versions that a file names."""
+    """Return the package versions that a file records."""
     import transformers
 
     from kvbench.util.version import __version__

@@ -1,4 +1,4 @@
-"""Thresholds, codebooks and Q-Norm of one layer from what its keys and values were on a text.
+"""Fitting of thresholds, codebooks and Q-Norm of one layer to its keys and values on a text.
 
 Source: KVQuant (Hooper et al. 2024), sec. 3; the steps are those of SqueezeAILab/KVQuant,
 quant/kvquant/simquant_module_quantizer.py: percentiles as thresholds, normalisation by them into [-1, 1], outliers
@@ -23,7 +23,7 @@ class Codebook:
 
     Args:
         levels: fp32 ``[2**bits]``, ascending.
-        norm: scale and offset that give what the levels stand for the mean and the deviation of the values (Q-Norm).
+        norm: scale and offset that give the quantized values the mean and deviation of the original ones (Q-Norm).
     """
 
     levels: Tensor
@@ -41,14 +41,14 @@ class SideFit:
 def fit_keys(
     x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
 ) -> SideFit:
-    """Thresholds of each channel, and codebooks over all of them.
+    """Fit thresholds of each channel, and codebooks over all channels.
 
     Args:
         x: keys before RoPE, fp32 ``[N, C]``.
-        weights: of their errors, ``[N, C]``; None: 1.
+        weights: of the keys' errors, ``[N, C]``; None: 1.
         bits: widths.
-        share: of outliers, half of them on each side; 0: thresholds are the extremes.
-        skip: tokens (bool ``[N]``) that the codebook does not count.
+        share: of outliers, half of them on each side; 0: the thresholds are the extremes.
+        skip: tokens (bool ``[N]``) that the codebooks leave out.
     """
     upper, lower = quantiles(x, tail(share), 0), quantiles(x, 1 - tail(share), 0)
     books = _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip)
@@ -58,13 +58,13 @@ def fit_keys(
 def fit_values(
     x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
 ) -> SideFit:
-    """Codebooks of values ``[N, C]``, each token normalised by its own percentiles; arguments as :func:`fit_keys`."""
+    """Fit codebooks to values ``[N, C]``, each token normalised by its own percentiles; arguments: :func:`fit_keys`."""
     upper, lower = (quantiles(x, q, 1).unsqueeze(1) for q in (tail(share), 1 - tail(share)))
     return SideFit(None, _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip))
 
 
 def quantiles(x: Tensor, q: float, dim: int) -> Tensor:
-    """Percentile `q` of ``x`` ``[N, C]`` along `dim`, piece by piece."""
+    """Return quantile `q` of ``x`` ``[N, C]`` along `dim`, computed piece by piece."""
     rows = x.t() if dim == 0 else x
     step = max(ELEMENTS // rows.shape[1], 1)
     return torch.cat([torch.quantile(rows[i : i + step], q, dim=1) for i in range(0, len(rows), step)])
@@ -79,7 +79,7 @@ def _codebooks(
     step = max(ELEMENTS // x.shape[1], 1)
     for i in range(0, len(x), step):
         part = slice(i, i + step)
-        rows = scale.shape[0] == len(x) and scale.ndim == 2  # values: a scale a token
+        rows = scale.shape[0] == len(x) and scale.ndim == 2  # values: one scale per token
         by, base = (scale[part], offset[part]) if rows else (scale, offset)
         z = (x[part] - base) / torch.where(by == 0, 1.0, by)
         counted = z.abs() <= 1
@@ -95,7 +95,7 @@ def _codebooks(
 
 
 def _norm(plain: Histogram, book: Tensor) -> tuple[float, float]:
-    """Scale and offset after which the quantized values have the mean and deviation of the values."""
+    """Return the scale and offset that give the quantized values the mean and deviation of the original ones."""
     if not plain.total:
         return 1.0, 0.0
     mean, deviation = plain.moments()

@@ -16,9 +16,9 @@ from torch import Tensor
 BINS = 1 << 16
 #: bins of the dynamic programme
 COARSE = 1 << 9
-#: most iterations; it converges long before
+#: upper limit of iterations; convergence comes long before
 ITERATIONS = 500
-#: no level moves by more than this any longer
+#: largest movement of a level at convergence
 CONVERGED = 1e-7
 
 
@@ -32,7 +32,7 @@ class Histogram:
 
     @classmethod
     def empty(cls) -> Histogram:
-        """Of no values."""
+        """Return a histogram of no values."""
         return cls(*(torch.zeros(BINS, dtype=torch.float64) for _ in range(3)))
 
     def add(self, values: Tensor, weights: Tensor | None = None) -> None:
@@ -49,18 +49,18 @@ class Histogram:
         return float(self.weight.sum())
 
     def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation."""
+        """Return the mean and standard deviation."""
         mean = float(self.first.sum()) / self.total
         return mean, max(float(self.second.sum()) / self.total - mean * mean, 0.0) ** 0.5
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Running sums with a 0 in front, ``[BINS + 1]`` each."""
+        """Return the running sums, each with a leading 0: ``[BINS + 1]``."""
         zero = torch.zeros(1, dtype=torch.float64)
         return tuple(torch.cat([zero, part.cumsum(0)]) for part in (self.weight, self.first, self.second))  # type: ignore[return-value]
 
 
 def levels(histogram: Histogram, count: int) -> Tensor:
-    """The codebook of `count` levels, ascending, fp32; the last level is repeated where there are fewer values."""
+    """Return a codebook of `count` ascending levels, fp32; the last one repeats if there are fewer distinct values."""
     occupied = histogram.weight > 0
     if int(occupied.sum()) <= count:
         means = (histogram.first[occupied] / histogram.weight[occupied]).float()
@@ -80,7 +80,7 @@ def levels(histogram: Histogram, count: int) -> Tensor:
 
 
 def distortion(histogram: Histogram, codebook: Tensor) -> float:
-    """Weighted mean squared error of the nearest level."""
+    """Return the weighted mean squared error of rounding to the nearest level."""
     ordered = codebook.double().sort().values
     centres = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 / BINS) - 1
     nearest = ordered[torch.searchsorted((ordered[1:] + ordered[:-1]) / 2, centres)]
@@ -89,7 +89,7 @@ def distortion(histogram: Histogram, codebook: Tensor) -> float:
 
 
 def _best_of_coarse(sums: tuple[Tensor, Tensor, Tensor], count: int) -> Tensor:
-    """Means of the best `count` runs of coarse bins (dynamic programming over where each run ends)."""
+    """Return the means of the best `count` runs of coarse bins (dynamic programming over the end of each run)."""
     weight, first, second = (part[:: BINS // COARSE] for part in sums)
     # cost[i, j]: error of one level for the bins i..j-1
     span_weight, span_first, span_second = (part[None, :] - part[:, None] for part in (weight, first, second))

@@ -157,7 +157,7 @@ def _bits(text: str) -> tuple[int, ...]:
     except ValueError as error:
         raise ConfigError("--bits", text, "is not a list of widths", allowed="2,3,4") from error
     if not set(widths) <= {2, 3, 4}:
-        raise ConfigError("--bits", text, "no codebook is made of this width", allowed="2,3,4")
+        raise ConfigError("--bits", text, "codebooks have 2, 3 or 4 bits", allowed="2,3,4")
     return widths
 
 

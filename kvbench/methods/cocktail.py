@@ -42,8 +42,8 @@ class ChunkPlan:
 
     Args:
         chunks: spans of the context.
-        widths: of these, in bits.
-        last_layer: the layer that is placed last, after which indices are freed; None: they are kept.
+        widths: bits of each chunk.
+        last_layer: the layer that is placed last, after which indices are freed; None: they are never freed.
     """
 
     chunks: Chunked
@@ -65,10 +65,11 @@ class ChunkPlan:
         """Return a prompt's tokens by segment: INT2 chunks, INT4 chunks, and everything that stays exact.
 
         Args:
-            length: of the prompt.
-            hidden: oldest tokens that a sliding window has passed; chunks and exact tokens among them are left out.
+            length: tokens of the prompt.
+            hidden: number of oldest tokens that a sliding window has passed; chunks and exact tokens among them are
+                left out.
         """
-        if (length, hidden) not in self._orders:  # every layer asks
+        if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)
             packed = {*two, *four}
             exact = [token for token in range(hidden, length) if token not in packed]
@@ -78,7 +79,7 @@ class ChunkPlan:
         return self._orders[length, hidden]
 
     def indices(self, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
-        """Return :meth:`order` as indices (int32) on `device`, made once for all layers."""
+        """Return :meth:`order` as indices (int32) on `device`, cached for all layers."""
         key = (length, hidden, device)
         if key not in self._indices:
             with torch.inference_mode(False):
@@ -108,7 +109,7 @@ class Plans(CacheState):
         return Plans(list(self.rows))
 
 
-#: channels of a value group where none is given
+#: default number of channels in a value group
 VALUE_GROUP = 64
 
 
@@ -116,8 +117,8 @@ VALUE_GROUP = 64
 class Cocktail(Method):
     """Chunk-adaptive mixed precision over keys after RoPE.
 
-    On a layer with a sliding window the search is that of the whole context; a chunk is dropped when all of it is
-    hidden, an exact token when it is, 32 positions at a time.
+    On a layer with a sliding window the search still covers the whole context; a chunk is dropped once all of it is
+    hidden, an exact token once it is hidden, 32 positions at a time.
 
     The context's remainder (``len mod chunk_size``), the text around the context, the question and every generated
     token stay exact; so does every FP16 chunk.
@@ -126,18 +127,18 @@ class Cocktail(Method):
         alpha, beta: thresholds of eq. 2 and 3; ``alpha + beta`` below 1.
         chunk_size: tokens of a chunk.
         encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
-        whole_words: the encoder reads a word that a chunk's border cuts as a whole, in both chunks (their tokens stay
-            as they are); None: as the encoder needs it: True for ``bm25``, which knows whole words only, False for
-            embeddings, which take the decoded text of the chunk's tokens.
+        whole_words: the encoder reads a word cut by a chunk's border whole, in both chunks (whose tokens stay the
+            same); None: as the encoder needs it: True for ``bm25``, which compares whole words, False for embeddings,
+            which take the decoded text of the chunk's tokens.
         search: ``similarity``, or ``none``: as many chunks of each width, drawn at random (Table V, without module I).
-        reorder: False leaves module II out (Table V): attention visits the chunks where they stand in the text, one by
-            one, instead of the contiguous runs of one width.
-        split: shares of FP16, INT4 and INT2 chunks by rank instead of thresholds (comparisons at equal bytes).
+        reorder: False leaves module II out (Table V): attention reads the chunks one by one, in the order of the text,
+            instead of contiguous runs of one width.
+        split: shares of FP16, INT4 and INT2 chunks, by rank instead of thresholds (for comparisons at equal bytes).
         key_axis: ``channel`` or ``token`` (ablation).
         group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
         value_group_size: channels of a value group; None: the smaller of 64 and the head, or the largest power of two
             below 64 that divides the head (16 of 80).
-        seed: of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
+        seed: seed of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
     """
 
     alpha: float = 0.6
@@ -156,11 +157,11 @@ class Cocktail(Method):
     needs_prompts: ClassVar[bool] = True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Thresholds that do not cross, groups that divide, an encoder that has a name."""
+        """Raise ConfigError if thresholds cross, groups do not divide, or the encoder is unknown."""
         super().check(head_dim, max_length)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"method.{name}", value, "is a share of the scores' range", allowed="0.0 to 1.0")
+                raise ConfigError(f"method.{name}", value, "must be a share of the scores' range", allowed="0.0 to 1.0")
         if self.alpha + self.beta >= 1.0:
             raise CombinationError(
                 "method.alpha",
@@ -200,21 +201,21 @@ class Cocktail(Method):
         check_name(self.encoder)
 
     def packages(self) -> tuple[Package, ...]:
-        """The encoder's."""
+        """Return the packages of the encoder."""
         from kvbench.retrieval.encoders import packages
 
         return packages(self.encoder)
 
     def reach(self) -> Reach:
-        """A context of less than one chunk stays exact."""
+        """Return the reach: a context shorter than one chunk stays exact."""
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
-        """What the encoder is behind its name: BM25's version, a folder's content, the endpoint of an own server."""
+        """Return the encoder's identity: BM25's version, a folder's content, or the endpoint of another server."""
         from kvbench.retrieval.encoders import BM25, NAMED, OPENAI_MODEL, OPENAI_URL, openai_endpoint
         from kvbench.util.fingerprint import SUFFIXES, fingerprint
 
-        if self.encoder == "bm25":  # other words are another search
+        if self.encoder == "bm25":  # other words change the search
             return {"encoder": f"bm25 {BM25.version}"}
         if self.encoder == "openai" and openai_endpoint() != (OPENAI_MODEL, OPENAI_URL):
             return {"encoder": "openai {} {}".format(*openai_endpoint())}
@@ -222,19 +223,19 @@ class Cocktail(Method):
         return {"encoder": f"folder {folder}"} if folder else {}
 
     def ready(self) -> None:
-        """The encoder's weights, its key or its package are here, or can be fetched."""
+        """Raise ModelError if the encoder's weights, key or package are unavailable."""
         from kvbench.retrieval.encoders import encoder
 
         encoder(self.encoder).ready()
 
     def value_group(self, channels: int) -> int:
-        """Channels of a value group in a head of `channels`."""
+        """Return the channels of a value group in a head of `channels`."""
         if self.value_group_size is not None:
             return self.value_group_size
         return channels if channels <= VALUE_GROUP else fitting(VALUE_GROUP, channels) or VALUE_GROUP
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """The value group, where neither 64 channels nor the whole head."""
+        """Return the value group if it is a default that was reduced to divide the head, else nothing."""
         group = self.value_group(head_dim)
         plain = self.value_group_size is not None or group == min(VALUE_GROUP, head_dim)
         return {} if plain else {"method.value_group_size": group}
@@ -247,15 +248,15 @@ class Cocktail(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """A cache for known prompts; the chunk search runs here.
+        """Create a cache for known prompts; the chunk search runs here.
 
-        ``cache.search_s`` is the time of a search by somebody who searches these texts for the first time, with an
-        encoder that is loaded: vectors that an earlier run has kept count with the time that they took on this machine.
-        None where nobody knows it (kept vectors of an encoder that cannot be had here).
+        ``cache.search_s`` is the time of a first search in these texts with a loaded encoder: vectors stored by an
+        earlier run count with the time that they took on this machine. None if that is unknown (stored vectors of an
+        encoder that is unavailable here).
         """
         if prompts is None or prompts.input_ids is None or prompts.decode is None:
             raise CacheError(
-                "cocktail looks at the context before the prefill: "
+                "cocktail searches the context before the prefill and needs the prompts: "
                 "new_cache(model, Prompts.from_batch(input_ids, attention_mask, context_spans=..., queries=..., "
                 "decode=tokenizer.decode))"
             )
@@ -274,7 +275,7 @@ class Cocktail(Method):
         return cache
 
     def plan(self, prompts: Prompts, row: int, last_layer: int | None = None) -> ChunkPlan:
-        """Chunks of one prompt, searched."""
+        """Cut one prompt into chunks and choose their widths by the search."""
         from kvbench.retrieval.chunks import cut
         from kvbench.retrieval.encoders import encoder
         from kvbench.retrieval.search import by_rank, by_threshold, shuffled
@@ -294,7 +295,7 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """What a result row says about the search; `seconds` is None where nobody knows how long it takes."""
+        """Return what a sample records of the search; `seconds` is None if the search's time is unknown."""
         widths = plan.widths
         return {
             "chunks": {"int2": widths.count(2), "int4": widths.count(4), "fp16": widths.count(16)},
@@ -306,7 +307,7 @@ class Cocktail(Method):
         }
 
     def make_quantizer(self, side: Side, bits: int, channels: int) -> AffineQuantizer:
-        """Keys per channel over `key_group` tokens, values per token over `value_group_size` channels."""
+        """Return a quantizer: keys per channel over `key_group` tokens, values per token over a value group."""
         from kvbench.quantizers.affine import AffineQuantizer
 
         if side == "key" and self.key_axis == "channel":
@@ -314,7 +315,7 @@ class Cocktail(Method):
         return AffineQuantizer(bits, self.value_group(channels), "token")
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """INT2 chunks, INT4 chunks, and the exact rest with the answer behind it (Algorithm 1)."""
+        """Return segments for INT2 chunks, INT4 chunks, and the exact rest followed by the answer (Algorithm 1)."""
         channels = layer.key_dim if side == "key" else layer.value_dim
         counts = [
             plan.order(layer.real_tokens(row), whole(layer.hidden(row), CHUNK))
@@ -330,7 +331,7 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Each row by its own plan: chunks of one width become contiguous."""
+        """Store each row by its own plan: chunks of one width become contiguous."""
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
             plan = self.plans(layer)[row]
@@ -346,7 +347,7 @@ class Cocktail(Method):
             plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Chunks that are hidden as a whole, and exact tokens."""
+        """Drop chunks that are hidden as a whole, and hidden exact tokens."""
         first_seen = whole(hidden, CHUNK)
         for row in range(*rows.indices(layer.batch)):
             order, one, remaining, begin = layer.positions(row), slice(row, row + 1), [], 0
@@ -362,13 +363,13 @@ class Cocktail(Method):
                 layer.order[row] = torch.cat(remaining)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Without module II: chunk by chunk as they stand in the text, then the exact rest."""
+        """Return the slots chunk by chunk in the order of the text, then the exact rest; None with module II."""
         if self.reorder:
             return None
         plan, size = self.plans(layer)[rows.indices(layer.batch)[0]], self.chunk_size
         slots, segments = layer.length(rows), layer.stores()[0].segments
         next_slot = {2: 0, 4: segments[0].length(rows)}
-        # chunks that a sliding window has passed come first, and are no longer there
+        # chunks that a sliding window has passed come first, and have been dropped
         passed = {bits: plan.widths.count(bits) - segments[i].length(rows) // size for i, bits in enumerate((2, 4))}
         visited = []
         for bits in plan.widths.bits:
@@ -381,7 +382,7 @@ class Cocktail(Method):
 
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
-        """The plans of the rows, made with the cache."""
+        """Return the plans of the rows, made in :meth:`new_cache`."""
         state = layer.progress.method_state
         assert isinstance(state, Plans)
         return state.rows
@@ -392,7 +393,7 @@ class Cocktail(Method):
         On layers with a sliding window the chunks that are seen are assumed to have the prompt's mix of widths.
         """
         total, gone = KVBytes(), whole(at.hidden, CHUNK)
-        share = max(at.prompt - gone, 0) / at.prompt  # of the chunks that are seen
+        share = max(at.prompt - gone, 0) / at.prompt  # of the prompt that is still seen
         rest = at.tokens - gone
         for bits, chunks in zip((2, 4), self.chunk_counts(at), strict=True):
             count = (round(chunks * share) if gone else chunks) * self.chunk_size

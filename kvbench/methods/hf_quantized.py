@@ -68,11 +68,11 @@ class HFQuantized(Method):
         super().check(head_dim, max_length)
         widths, axes = BACKENDS[self.backend]
         if self.bits not in widths:
-            raise ConfigError("method.bits", self.bits, f"{self.backend} has no such width", allowed=widths)
+            raise ConfigError("method.bits", self.bits, f"{self.backend} does not support this width", allowed=widths)
         for name in ("axis_key", "axis_value"):
             if getattr(self, name) not in axes:
                 raise ConfigError(
-                    f"method.{name}", getattr(self, name), f"{self.backend} has no such axis", allowed=axes
+                    f"method.{name}", getattr(self, name), f"{self.backend} does not support this axis", allowed=axes
                 )
             if self.backend == "hqq" and self.bits == 3 and getattr(self, name) == 1:
                 raise ConfigError(

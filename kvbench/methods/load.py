@@ -68,7 +68,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
             raise ConfigError(
                 "quantizer.name",
                 instance.quantizer.name,
-                f"is not what these formats are: {_formats(instance.quantizer)}",
+                f"does not match the formats: {_formats(instance.quantizer)}",
                 hint=f"quantizer.name='{right}', or from Python a dict without a name",
             )
         path = options("quantizer").get(preset(instance.quantizer.name))

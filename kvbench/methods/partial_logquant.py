@@ -49,11 +49,14 @@ class PartialLogQuant(LogQuant):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Check as LogQuant does; also refuse `evict`, and values that are not quantized per token."""
         if self.evict:
-            raise ConfigError("method.evict", True, "keys and values leave at different times", allowed=["false"])
+            raise ConfigError("method.evict", True, "its keys and values leave at different times", allowed=["false"])
         super().check(head_dim, max_length)
         if self.quantizer and self.quantizer.value.axis != "token":
             raise ConfigError(
-                "quantizer.value.axis", self.quantizer.value.axis, "values move with keys", allowed=["token"]
+                "quantizer.value.axis",
+                self.quantizer.value.axis,
+                "values are reordered with the keys",
+                allowed=["token"],
             )
 
     def reach(self) -> Reach:

@@ -15,7 +15,7 @@ __all__ = ["AffineQuantizer", "AtomQuantizer", "FormatSpec", "HierarchicalQuanti
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `kvbench.quantizers.spec` is read on the path that checks a config, without torch."""
+    """Import a quantizer on first use, so that checking a config through `kvbench.quantizers.spec` needs no torch."""
     if name in ("AffineQuantizer", "Quantized"):
         from kvbench.quantizers import affine
 

@@ -30,8 +30,8 @@ class Quantized:
     """A quantized tensor: packed codes with their parameters.
 
     Args:
-        quantizer: made it, and decodes it.
-        packed: flat byte tensors, one a plane (:mod:`kvbench.quantizers.packing`).
+        quantizer: the quantizer that encoded the tensor and decodes it.
+        packed: flat byte tensors, one per plane (:mod:`kvbench.quantizers.packing`).
         params: ``(scale, minimum)``; axis ``channel``: ``[..., T/G, D]``, axis ``token``: ``[..., T, D/G]``.
         shape, dtype: of the tensor that was quantized.
     """
@@ -43,7 +43,7 @@ class Quantized:
     dtype: torch.dtype
 
     def codes(self) -> Tensor:
-        """The codes, uint8, in the shape of the quantized tensor."""
+        """Return the codes, uint8, in the shape of the quantized tensor."""
         return unpack(self.packed, self.quantizer.bits, self.shape)
 
     @property
@@ -57,12 +57,12 @@ class Quantized:
         return self.quantizer.minimum(self.params)
 
     def dequantize(self) -> Tensor:
-        """The tensor back, in its shape and dtype."""
+        """Return the dequantized tensor, in the original shape and dtype."""
         return self.quantizer.decode(self.codes(), self.params, self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes really held: codes and parameters."""
+        """Bytes in memory: codes and parameters."""
         return sum(t.numel() * t.element_size() for t in (*self.packed, *self.params))
 
 
@@ -76,7 +76,7 @@ class AffineQuantizer:
             of one token.
     """
 
-    #: tensors in `params`
+    #: number of tensors in `params`
     param_count = 2
 
     def __init__(self, bits: int, group_size: int | None, axis: Axis = "channel") -> None:
@@ -98,18 +98,18 @@ class AffineQuantizer:
         return Quantized(self, pack(codes, self.bits), params, x.shape, x.dtype)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Codes (uint8, the shape of ``x`` ``[..., T, D]``) and parameters, not packed."""
+        """Return codes (uint8, the shape of ``x`` ``[..., T, D]``) and parameters, not packed."""
         grouped = self.group(x)
         dim = grouped.ndim - 2 if self.axis == "channel" else grouped.ndim - 1
         low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
         if bool(((low - low) + (high - high)).any()):  # 0 of what is finite, else NaN
             raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
-        # -0 becomes 0, as it is open which of the two is the least or the greatest
+        # -0 becomes 0, as either of the two may be returned as the extreme
         codes, params = self.encode_groups(grouped, low + 0.0, high + 0.0)
         return codes.to(torch.uint8).view(x.shape), tuple(p.squeeze(dim) for p in params)
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Codes (floating, integral) and parameters of grouped `x`, given each group's extremes (kept dimension)."""
+        """Return codes (integers as floats) and parameters of grouped `x`; `low`, `high`: extremes (``keepdim``)."""
         levels = self.whole(self.levels, low)
         if x.dtype == torch.float16:
             fit = quarter(torch.isinf(high - low))  # high - low may pass 65504; the scale itself fits
@@ -132,7 +132,7 @@ class AffineQuantizer:
         return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
 
     def share(self, step: Tensor, base: Tensor, high: Tensor) -> Tensor | None:
-        """What groups are multiplied by so that fp16 offsets stay below 65504: 1, or 1/4; None where all may be 1."""
+        """Return the factor, 1 or 1/4, that keeps each group's fp16 offsets below 65504; None if all are 1."""
         if step.dtype != torch.float16:
             return None
         wide = torch.isinf(high - base) | torch.isinf(step * self.levels)
@@ -140,12 +140,12 @@ class AffineQuantizer:
 
     @staticmethod
     def whole(number: int, like: Tensor) -> Tensor:
-        """`number` as a divisor. CUDA multiplies by the reciprocal of a Python number, which may differ in a bit."""
+        """Return `number` as a tensor to divide by; for a Python number CUDA multiplies by its rounded reciprocal."""
         dtype = torch.float16 if like.dtype == torch.float16 else torch.float32
         return torch.full((), number, dtype=dtype, device=like.device)
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Values ``[..., T, D]`` of codes in `dtype`; fp16 rounds after each operation, bf16 goes through fp32."""
+        """Return the values ``[..., T, D]`` of codes in `dtype`; fp16 rounds each operation, bf16 goes through fp32."""
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
         values = self.group(codes.to(work)).mul_(scale).add_(minimum)
@@ -154,7 +154,7 @@ class AffineQuantizer:
         return values.view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Value of code 0 of each group."""
+        """Return the value of code 0 of each group."""
         return params[1]
 
     def group(self, x: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class AffineQuantizer:
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Last two dimensions of each parameter for a block of ``[tokens, channels]``."""
+        """Return the last two dimensions of each parameter for a block of ``[tokens, channels]``."""
         if self.axis == "channel":
             return tokens // (self.group_size or 1), channels
         return tokens, channels // (self.group_size or channels)
@@ -186,20 +186,20 @@ class AffineQuantizer:
 
     @property
     def block_params(self) -> int:
-        """Rows of parameters of such a block."""
+        """Rows of parameters of one block of :attr:`block_tokens`."""
         return 1
 
 
 def quarter(wide: Tensor) -> Tensor:
-    """fp16 factors: 1/4 where `wide`, else 1."""
+    """Return fp16 factors: 1/4 where `wide`, else 1."""
     return torch.where(wide, 0.25, 1.0).half()
 
 
 def param_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Storage dtype of scales and minima for tensors of `dtype`: fp16, or fp32 for fp32 tensors."""
+    """Return the dtype in which scales and minima of tensors of `dtype` are stored: fp16, or fp32 for fp32."""
     return torch.float32 if dtype in (torch.float32, torch.float64) else torch.float16
 
 
 def first_non_finite(x: Tensor) -> tuple[int, ...]:
-    """Index of the first NaN or Inf of `x`."""
+    """Return the index of the first NaN or Inf of `x`."""
     return tuple(int(i) for i in (~torch.isfinite(x)).nonzero()[0])

@@ -23,7 +23,7 @@ class AtomQuantizer(AffineQuantizer):
     """Affine quantizer with Atom's clamped integer zero point; ``params`` are ``(scale, zero)``, both floating."""
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Codes (floating, integral) and ``(scale, zero)``; fp16 arithmetic for fp16 input, else fp32."""
+        """Return codes (integers as floats) and ``(scale, zero)``; fp16 arithmetic for fp16 input, else fp32."""
         store = param_dtype(x.dtype)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
         low, high, x = low.to(work), high.to(work), x.to(work)
@@ -38,7 +38,7 @@ class AtomQuantizer(AffineQuantizer):
         return codes, (scale.to(store), zero.to(store))
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Values ``[..., T, D]`` in `dtype`: ``(code - zero) * scale``."""
+        """Return the values ``[..., T, D]`` in `dtype`: ``(code - zero) * scale``."""
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, zero = (self.expand(p.to(work)) for p in params)
         values = self.group(codes.to(work)).sub_(zero).mul_(scale)
@@ -47,5 +47,5 @@ class AtomQuantizer(AffineQuantizer):
         return values.view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Value of code 0 of each group: ``-zero * scale``."""
+        """Return the value of code 0 of each group: ``-zero * scale``."""
         return -params[1] * params[0]

@@ -1,4 +1,4 @@
-"""QuantSpec's hierarchical quantizer: an upper nibble, and a lower nibble that holds what the upper one leaves.
+"""QuantSpec's hierarchical quantizer: an upper nibble, and a lower nibble for the upper one's error.
 
 Source: Tiwari et al., "QuantSpec: Self-Speculative Decoding with Hierarchical Quantized KV Cache" (2025), sec. 4.2;
 the arithmetic is that of the first author's code (rishabh-16/QuantSpec, quant_pack_int8toint8_upperlower.py)::
@@ -23,7 +23,7 @@ from kvbench.quantizers.spec import Axis
 
 
 class HierarchicalQuantizer(AffineQuantizer):
-    """Eight bits in two nibbles of four.
+    """Quantizer to eight bits in two nibbles.
 
     Args:
         group_size: elements that share a scale; None (axis ``token`` only) means the whole head.
@@ -33,7 +33,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         upper: the quantizer of the upper nibbles alone, over the same parameters: the draft's view.
     """
 
-    #: what a kernel is compiled for (:mod:`kvbench.attention.phases`)
+    #: format kind, which kernels are compiled for (:mod:`kvbench.attention.phases`)
     kind = "hierarchical"
 
     def __init__(self, group_size: int | None, axis: Axis = "channel") -> None:
@@ -45,7 +45,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         return f"{type(self).__name__}(group_size={self.group_size}, axis={self.axis!r})"
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Codes ``16 U + Lw + 8`` (floating, integral) and ``(scale, minimum)``; dtypes as :class:`AffineQuantizer`."""
+        """Return codes ``16 U + Lw + 8`` (integers as floats) and ``(scale, minimum)``, as the base class does."""
         upper, params = super().encode_groups(x, low, high)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
         scale, base, x, number = params[0].to(work), params[1].to(work), x.to(work), upper.to(work)
@@ -61,7 +61,7 @@ class HierarchicalQuantizer(AffineQuantizer):
         return upper.to(lower.dtype) * 16 + (lower + 8), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Values ``[..., T, D]`` of both nibbles in `dtype`; as in :meth:`AffineQuantizer.decode`."""
+        """Return the values ``[..., T, D]`` of both nibbles in `dtype`; rounding: :meth:`AffineQuantizer.decode`."""
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
         whole = codes.to(torch.int16)
@@ -72,5 +72,5 @@ class HierarchicalQuantizer(AffineQuantizer):
         return values.view(codes.shape).to(dtype)
 
     def decode_upper(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """The draft's values ``[..., T, D]``: upper nibbles of whole `codes` alone."""
+        """Return the draft's values ``[..., T, D]``: those of the upper nibbles of `codes`."""
         return self.upper.decode(codes.to(torch.int16) >> 4, params, dtype)

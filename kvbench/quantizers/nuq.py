@@ -5,10 +5,11 @@ Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference
 
     x^ = level[argmin |(x - offset) / range - level|] * range + offset,   range = (high - low) / 2,  offset = their mean
 
-Keys have one range and offset a channel, from thresholds that were calibrated offline: percentiles of the channel.
-Values have one a token, over all heads: the extremes of what is no outlier. Outliers (beyond a key's thresholds; in a
-value's tails) stay exact beside the codes. Ties go to the level that stands first in the codebook, which need not be
-sorted. All arithmetic is fp32; the thresholds of keys are fp16, and so are the range and the offset made of them.
+Keys have one range and offset per channel, from thresholds calibrated offline: percentiles of the channel.
+Values have one per token, over all heads: from the extremes of all but the outliers. Outliers (beyond a key's
+thresholds; in a value's tails) are stored exactly, in addition to the codes. Ties go to the level that comes first in
+the codebook, which need not be sorted. All arithmetic is fp32; the thresholds of keys are fp16, and so are the range
+and the offset computed from them.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from torch import Tensor
 from kvbench.errors import NonFiniteError
 from kvbench.quantizers.affine import FP16_MAX, first_non_finite
 
-#: elements that torch.quantile is given at a time (it refuses more than 2**24)
+#: elements passed to torch.quantile at a time (it refuses more than 2**24)
 ELEMENTS = 1 << 23
 
 
 def tail(share: float) -> float:
-    """Quantile of the upper threshold when `share` of the elements are outliers, half of them on each side."""
+    """Return the quantile of the upper threshold if `share` of the elements are outliers, half of them on each side."""
     return 1 - share / 2
 
 
 def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Range and offset (fp32 holding fp16 numbers) of ``thresholds`` ``[..., 2, C]`` (upper, lower; fp16)."""
+    """Return range and offset (fp16 numbers as fp32) of ``thresholds`` ``[..., 2, C]`` (upper, lower; fp16)."""
     upper, lower = thresholds.float().unbind(-2)
     return ((upper - lower) / 2).half().float(), ((upper + lower) / 2).half().float()
 
 
 def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tensor:
-    """Which elements of keys ``x`` ``[..., n, C]`` (fp32) lie outside of their channel's thresholds.
+    """Return a mask of the elements of keys ``x`` ``[..., n, C]`` (fp32) outside of their channel's thresholds.
 
     Args:
         thresholds: ``[..., 2, C]``.
-        most: outliers of a token on each side, those farthest outside of their thresholds in units of the range; the
-            others are clipped (the authors' ``cap_outliers``); None: any number.
+        most: largest number of outliers of a token on each side: those farthest outside in units of the range; the
+            others are clipped (the authors' ``cap_outliers``); None: no limit.
     """
     upper, lower = thresholds.float().unsqueeze(-3).unbind(-2)
     mask = (x < lower) | (x > upper)
@@ -54,7 +55,7 @@ def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tens
 
 
 def value_outliers(x: Tensor, share: float) -> Tensor:
-    """Which elements of values ``x`` ``[..., n, C]`` (fp32) lie in the tails of their token."""
+    """Return a mask of the elements of values ``x`` ``[..., n, C]`` (fp32) in the tails of their token."""
     flat = x.reshape(-1, x.shape[-1])
     step = max(ELEMENTS // flat.shape[-1], 1)
     parts = []
@@ -67,7 +68,7 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
 
 
 def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Range and offset of each token of values ``x`` ``[..., n, C]`` (fp32), as they are stored: ``[..., n]``."""
+    """Return range and offset of each token of values ``x`` ``[..., n, C]`` (fp32) in dtype `store`: ``[..., n]``."""
     if outliers is not None:  # an outlier counts as the token's median, so that a token of outliers alone has an offset
         x = torch.where(outliers, x.median(-1, keepdim=True).values, x)
     low, high = torch.aminmax(x, dim=-1)
@@ -78,7 +79,7 @@ def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tupl
 
 
 def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
-    """Codes (uint8, the shape of `x`) of the nearest levels; outliers take the code of 0.
+    """Return the codes (uint8, the shape of `x`) of the nearest levels; outliers get the code nearest to 0.
 
     Args:
         x: fp32 ``[..., n, C]``.
@@ -100,11 +101,11 @@ def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: T
 
 
 def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
-    """Values in fp32 of codes (any integer dtype, ``[..., n, C]``); `scale` and `offset` broadcast."""
+    """Return the fp32 values of codes (any integer dtype, ``[..., n, C]``); `scale` and `offset` broadcast."""
     return levels[codes.to(torch.int32)] * scale + offset
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise NonFiniteError where `x` holds NaN or Inf."""
+    """Raise NonFiniteError if `x` holds NaN or Inf."""
     if not torch.isfinite(x).all():
         raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")

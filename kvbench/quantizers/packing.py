@@ -24,7 +24,7 @@ def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def join_planes(planes: list[Tensor], bits: int) -> Tensor:
-    """Inverse of :func:`split_planes`; any integer dtype."""
+    """Join the planes of codes (any integer dtype): the inverse of :func:`split_planes`."""
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
         codes = (codes << width) | plane
@@ -32,7 +32,7 @@ def join_planes(planes: list[Tensor], bits: int) -> Tensor:
 
 
 def pack(codes: Tensor, bits: int) -> list[Tensor]:
-    """Pack codes into one flat byte tensor a plane.
+    """Pack codes into one flat byte tensor per plane.
 
     Args:
         codes: uint8, any shape, values below 2**bits.
@@ -51,7 +51,7 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def unpack(packed: list[Tensor], bits: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Inverse of :func:`pack`: uint8 codes of `shape`."""
+    """Unpack uint8 codes of `shape`: the inverse of :func:`pack`."""
     count = 1
     for size in shape:
         count *= size

@@ -1,4 +1,4 @@
-"""What a `conf/quantizer/*.yaml` says, as data: the packed format of keys and of values. Imports no torch."""
+"""Specifications of quantizers (`conf/quantizer/*.yaml`): packed formats of keys and values. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, ClassVar, Literal
 
 from kvbench.errors import ConfigError
 
-#: what stands between the name of a preset and what was changed of it
+#: separator of a preset's name and the changes to it
 CHANGED = "+"
 
 Axis = Literal["channel", "token"]
 
-#: fields of a format that may be left out
+#: optional fields of a format
 _DEFAULTS = {"kind": "affine"}
 
-#: bit widths that packed storage exists for (exactly bits/8 bytes an element)
+#: bit widths that packed storage supports (exactly bits/8 bytes per element)
 STORED_BITS = (2, 3, 4, 8)
-#: channels that a group has at least where a default is made to fit a head
+#: smallest group, in channels, to which a default is reduced to fit a head
 LEAST_GROUP = 8
 
 
 def fitting(most: int, head_dim: int) -> int | None:
-    """The largest power of two up to `most` channels that divides a head (16 of 80, 32 of 96); None below 8."""
+    """Return the largest power of two up to `most` that divides `head_dim` (16 for 80, 32 for 96); None below 8."""
     group = 1 << (most.bit_length() - 1)
     while group >= LEAST_GROUP and head_dim % group:
         group //= 2
@@ -31,17 +31,17 @@ def fitting(most: int, head_dim: int) -> int | None:
 
 
 def preset(name: str) -> str:
-    """The preset that a quantizer's name begins with: ``int2`` of ``int2+key.group_size=64``."""
+    """Return the preset that a quantizer's name begins with: ``int2`` for ``int2+key.group_size=64``."""
     return name.partition(CHANGED)[0]
 
 
 def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
-    """The name that `formats` deserve: the preset's, and what of it was changed.
+    """Return the right name for `formats`: the preset's, followed by the changes to it.
 
     Args:
         name: as it stands in the configuration.
         formats: ``{"key": {...}, "value": {...}}``.
-        standard: those of the preset; None: there is none of that name, so it is as good as any.
+        standard: the preset's formats; None: no preset has that name, and the name is returned unchanged.
     """
     if standard is None:
         return name
@@ -64,8 +64,8 @@ class FormatSpec:
         axis: ``"channel"``: a group is `group_size` consecutive tokens of one channel (KIVI's keys);
             ``"token"``: a group is `group_size` consecutive channels of one token (KIVI's values).
         kind: ``"affine"``, or ``"hierarchical"``: two nibbles, a draft reads the upper one (QuantSpec).
-        default: `group_size` is a preset's, not a person's: of a head that it does not divide (axis ``token``) the
-            largest power of two below it that does is taken.
+        default: `group_size` comes from a preset, not from the user: if it does not divide the head (axis ``token``),
+            the largest power of two below it that does is used.
     """
 
     bits: int
@@ -75,11 +75,11 @@ class FormatSpec:
     default: bool = field(default=False, compare=False, repr=False)
 
     def check(self, key: str) -> None:
-        """Raise ConfigError when no storage exists for this format; `key` is the dotted prefix for the message."""
+        """Raise ConfigError if this format cannot be stored; `key` is the dotted prefix for the message."""
         if self.bits not in STORED_BITS:
-            raise ConfigError(f"{key}.bits", self.bits, "no storage exists for this width", allowed=STORED_BITS)
+            raise ConfigError(f"{key}.bits", self.bits, "codes of this width cannot be stored", allowed=STORED_BITS)
         if self.kind == "hierarchical" and self.bits != 8:
-            raise ConfigError(f"{key}.bits", self.bits, "a hierarchical code is two nibbles", allowed="8")
+            raise ConfigError(f"{key}.bits", self.bits, "a hierarchical code has two nibbles: 8 bits", allowed="8")
         if self.axis not in ("channel", "token"):
             raise ConfigError(f"{key}.axis", self.axis, "unknown axis", allowed=("channel", "token"))
         if self.group_size == "head_dim":
@@ -97,7 +97,7 @@ class FormatSpec:
             )
 
     def channels_per_group(self, head_dim: int) -> int:
-        """Channels that share a scale (axis ``token``), with ``"head_dim"`` resolved and a default made to fit."""
+        """Return how many channels share a scale (axis ``token``); resolve ``"head_dim"``, make a default fit."""
         if self.group_size == "head_dim":
             return head_dim
         group = int(self.group_size)
@@ -108,7 +108,7 @@ class FormatSpec:
 class QuantizerSpec:
     """The packed formats of keys and of values; `name` is the preset's file name (``"int2"``)."""
 
-    #: raised with a change of what quantizers store; part of a run's identity
+    #: incremented when quantizers store something else; part of a run's identity
     version: ClassVar[int] = 1
 
     name: str
@@ -116,7 +116,7 @@ class QuantizerSpec:
     value: FormatSpec
 
     def as_default(self, standard: QuantizerSpec | None) -> QuantizerSpec:
-        """These formats with the group sizes that are those of the preset `standard` marked as defaults; None: none."""
+        """Return these formats, group sizes equal to those of the preset `standard` (or None) marked as defaults."""
         usual = (None, None) if standard is None else (standard.key, standard.value)
         pairs: list[tuple[FormatSpec, FormatSpec | None]] = list(zip((self.key, self.value), usual, strict=True))
         key, value = (
@@ -126,7 +126,7 @@ class QuantizerSpec:
         return replace(self, key=key, value=value)
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Group sizes that a head asks for in place of defaults, by ``side.group_size``; empty: all are as given."""
+        """Return the group sizes that replace defaults for this head, by ``side.group_size``; empty: all stay."""
         return {
             f"{side}.group_size": form.channels_per_group(head_dim)
             for side, form in (("key", self.key), ("value", self.value))
@@ -134,7 +134,7 @@ class QuantizerSpec:
         }
 
     def check(self, prefix: str = "quantizer", head_dim: int | None = None) -> None:
-        """Raise ConfigError for widths or groups that cannot be stored, or (head_dim known) do not divide the head."""
+        """Raise ConfigError if a width or group cannot be stored, or a group does not divide a known `head_dim`."""
         for side, fmt in (("key", self.key), ("value", self.value)):
             fmt.check(f"{prefix}.{side}")
             if head_dim and fmt.axis == "token" and head_dim % fmt.channels_per_group(head_dim):

@@ -1,7 +1,7 @@
-"""Per-channel quantization of blocks of W tokens, cut into equal groups of at most so many tokens.
+"""Per-channel quantization of blocks of W tokens, cut into equal groups up to a given size.
 
 LogQuant demotes W tokens at a time (paper, Algorithm 1), and W need not be a multiple of a group size (128 // 3 = 42,
-256 // 3 = 85): a block makes ``ceil(W / most)`` groups whose sizes differ by one token at the most.
+256 // 3 = 85): a block is cut into ``ceil(W / most)`` groups whose sizes differ by at most one token.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class WindowedQuantizer(AffineQuantizer):
 
     Args:
         bits: 2, 3, 4 or 8.
-        window: W, tokens of a block; what is encoded and decoded is a whole number of blocks.
-        most: most tokens in a group.
+        window: W, tokens of a block; only whole blocks can be encoded and decoded.
+        most: largest number of tokens in a group.
     """
 
     def __init__(self, bits: int, window: int, most: int = 64) -> None:
@@ -38,7 +38,7 @@ class WindowedQuantizer(AffineQuantizer):
 
     @property
     def block_tokens(self) -> int:
-        """W."""
+        """W, the tokens of a block."""
         return self.window
 
     @property
@@ -47,18 +47,18 @@ class WindowedQuantizer(AffineQuantizer):
         return self.groups
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """A row of parameters for each group of each block."""
+        """Return the last two dimensions of each parameter: a row for each group of each block."""
         return tokens // self.window * self.groups, channels
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Codes ``[..., k W, D]`` and parameters ``[..., k groups, D]``."""
+        """Return codes ``[..., k W, D]`` and parameters ``[..., k groups, D]`` of k blocks."""
         if self.even:
             return super().encode(x)
         codes, params = super().encode(self._gather(x, self.window, self.spread))
         return self._gather(codes, len(self.spread), self.places), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Values ``[..., k W, D]``."""
+        """Return the values ``[..., k W, D]`` of k blocks."""
         if self.even:
             return super().decode(codes, params, dtype)
         values = super().decode(self._gather(codes, self.window, self.spread), params, dtype)

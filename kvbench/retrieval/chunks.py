@@ -1,4 +1,4 @@
-"""Which tokens of a prompt make chunks, and which text is searched for."""
+"""Division of a prompt's context into chunks, and choice of the query."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-#: tokens at the end of a prompt that are the query where nothing else is known
+#: tokens at the end of a prompt that serve as the query if no other is known
 LAST_TOKENS = 64
-#: tokens beyond a chunk's border in which the rest of a cut word is looked for
+#: tokens beyond a chunk's border that are searched for the rest of a cut word
 REACH = 16
 
 
 @dataclass(frozen=True)
 class Chunked:
-    """One prompt, cut.
+    """One prompt, cut into chunks.
 
     Args:
         first: token at which the first chunk begins (0 is the row's first real token).
         size: tokens of a chunk.
-        texts: text of each full chunk, in order; the context's remainder of ``len mod size`` tokens is in none.
+        texts: text of each full chunk, in order; the context's last ``len mod size`` tokens belong to none.
         query: what to search for.
-        query_source: where it came from: ``input``, ``template`` (the prompt's own text after the context),
+        query_source: origin of the query: ``input``, ``template`` (the prompt's own text after the context),
             ``last_chunk`` (the end of the context, a chunk long) or ``last_64_tokens`` (no context border is known: the
             context is everything before them).
     """
@@ -34,7 +34,7 @@ class Chunked:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Half-open token range of each chunk."""
+        """Half-open token ranges of the chunks."""
         return [(self.first + i * self.size, self.first + (i + 1) * self.size) for i in range(len(self.texts))]
 
 
@@ -55,7 +55,7 @@ def cut(
         size: tokens of a chunk.
         context: half-open token range of the context, or None.
         query: the question's text; may be empty.
-        otherwise: what to search for where `query` is empty and the context is known: ``template`` (None means it) or
+        otherwise: source of the query if `query` is empty and the context is known: ``template`` (also for None) or
             ``last_chunk``, for prompts whose text after the context says nothing (code to be completed).
         whole_words: a word that a chunk's border cuts is whole in the texts of both chunks (:func:`text_in_words`). It
             changes what is searched, never which tokens a chunk has.
@@ -84,7 +84,7 @@ def cut(
 def text_in_words(
     ids: Sequence[int], decode: Callable[[Sequence[int]], str], span: tuple[int, int], context: tuple[int, int]
 ) -> str:
-    """Text of the tokens `span`, with the rest of the words that its ends cut.
+    """Return the text of the tokens `span`, with the rest of the words that its ends cut.
 
     A word is what stands between white space. Where its end is not found within :data:`REACH` tokens of the context
     (text without spaces), or the tokens do not decode alone (half a character), that end stays as it is.

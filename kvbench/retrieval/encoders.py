@@ -1,7 +1,7 @@
 """Encoders that score a context's chunks against a query.
 
-All of them give one number a chunk, the larger the more similar. Nothing is chosen silently: an encoder whose weights
-or key are missing stops the run with the override that helps.
+Each gives one number per chunk; larger means more similar. No encoder is replaced silently: one whose weights or key
+are missing stops the run with the override that helps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HUB = {
     "llm_embedder": "BAAI/llm-embedder",
     "minilm": "sentence-transformers/all-MiniLM-L6-v2",
 }
-#: what LLM-Embedder expects before queries and documents (its question-answering task)
+#: instructions that LLM-Embedder expects before queries and documents (its question-answering task)
 LLM_EMBEDDER = {
     "query": "Represent this query for retrieving relevant documents: ",
     "text": "Represent this document for retrieval: ",
@@ -42,30 +42,30 @@ UNSPACED = "\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020
 WORD = rf"(?u)[{UNSPACED}]|[^\W{UNSPACED}]+"
 NO_KEY = "method.encoder=openai needs a key.\n  hint: export OPENAI_API_KEY=..., or method.encoder=bm25"
 NO_BM25S = "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
-#: the endpoint of ``encoder=openai`` where the environment names no other
+#: the endpoint of ``encoder=openai`` unless the environment names another
 OPENAI_MODEL, OPENAI_URL = "text-embedding-ada-002", "https://api.openai.com/v1"
 #: seconds that the hub may take to answer before it counts as out of reach
 PROBE_SECONDS = 1.5
 
 
 class Encoder(ABC):
-    """Scores texts against a query."""
+    """Scorer of texts against a query."""
 
-    #: seconds of the searches so far that a person who searches for the first time would have spent beside those that
-    #: passed (vectors that were kept), less those that only the first search of a process takes (weights are loaded)
+    #: seconds that the searches so far would have taken in addition, had no vector been stored, less those that only
+    #: the first search of a process takes (loading of weights)
     unspent_s: float = 0.0
-    #: kept vectors so far whose making could not be charged: nobody knows how long it takes on this machine
+    #: stored vectors used so far without a known encoding time on this machine
     uncharged: int = 0
-    #: whether a text's first and last word must be whole: where words are compared, half a word is another word
+    #: True if a text's first and last word must be whole: to a comparison of words, half a word is another word
     whole_words: ClassVar[bool] = False
 
     @abstractmethod
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """One number for each text, the larger the more similar."""
+        """Return one number for each text; larger means more similar."""
 
     @abstractmethod
     def ready(self) -> None:
-        """Raise ModelError where what it needs cannot be had; looks, and loads nothing."""
+        """Raise ModelError if weights, key or package are unavailable; load nothing."""
 
 
 class BM25(Encoder):
@@ -73,22 +73,22 @@ class BM25(Encoder):
 
     A word is a run of letters, digits and underscores, a single one too (keys in retrieval tasks are often spelled in
     them); where a script writes words without spaces, each character is one, as in Lucene's standard analyzer. English
-    stop words are left out, as bm25s and Lucene's English analyzer do: with the "is", "the" and "of" of a question,
+    stop words are left out, as in bm25s and Lucene's English analyzer: with the "is", "the" and "of" of a question,
     prose about nothing would rank before the records of a list. Of the letters alone, "a" is a stop word: where it is
     a key, it is not found.
     """
 
     whole_words = True
-    #: raised when it finds other words; part of a run's identity (2: cut words whole, no stop words, Han by character)
+    #: incremented when the words change; part of a run's identity (2: cut words whole, no stop words, Han by character)
     version: ClassVar[int] = 2
 
     def ready(self) -> None:
-        """Its package is installed."""
+        """Raise ModelError unless bm25s is installed."""
         if find_spec("bm25s") is None:
             raise ModelError(NO_BM25S)
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """0 for a text without a word of the query."""
+        """Return BM25 scores; 0 for a text without a word of the query."""
         # bm25s imports jax where it is installed, and jax would take three quarters of the GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         try:
@@ -106,11 +106,11 @@ class BM25(Encoder):
 
 
 class Embedding(Encoder):
-    """Cosine similarity of embeddings (Cocktail, eq. 1), each text encoded once and kept.
+    """Cosine similarity of embeddings (Cocktail, eq. 1), each text encoded once and stored.
 
     Args:
-        name: identifies the vectors in the store.
-        store: keeps vectors by (name, text).
+        name: identifier of the vectors in the store.
+        store: vectors by (name, text).
     """
 
     batch = 64
@@ -120,23 +120,23 @@ class Embedding(Encoder):
 
     @abstractmethod
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Vectors of texts."""
+        """Return the vectors of texts."""
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """The query and the texts as the encoder wants them."""
+        """Return the query and the texts in the form that the encoder expects."""
         return [query, *texts]
 
     def load(self) -> None:
-        """Load what :meth:`embed` needs, where it is not loaded yet. Raises ModelError."""
+        """Load what :meth:`embed` needs, unless it is loaded; raise ModelError if that fails."""
 
     def machine(self) -> str:
-        """What vectors are made on: times of one are not those of another."""
+        """Return the name of the machine that computes vectors; times are recorded per machine."""
         return machine()
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Cosine of the query's and each text's vector, in double precision.
+        """Return the cosine of the query's and each text's vector, in double precision.
 
-        A text is encoded again where its vector is kept and nobody knows how long that took on this machine.
+        A text with a stored vector is encoded again if its encoding time on this machine is unknown.
         """
         wanted = self.prepare(query, texts)
         by_text = self.store.get(self.name, wanted)
@@ -157,7 +157,7 @@ class Embedding(Encoder):
             part = left[first : first + self.batch]
             started = time.perf_counter()
             encoded = dict(zip(part, self.embed(part), strict=True))
-            by_text = {**encoded, **by_text}  # what is kept stays, to the bit: searches with it must not change
+            by_text = {**encoded, **by_text}  # stored vectors win, so that searches repeat to the bit
             self.store.put(self.name, {text: by_text[text] for text in part}, here, time.perf_counter() - started)
         self.unspent_s += sum(costs.values())
         vectors = [by_text[text] for text in wanted]
@@ -165,7 +165,7 @@ class Embedding(Encoder):
 
 
 class SentenceTransformer(Embedding):
-    """Any sentence-transformers model; plain Transformers checkpoints get mean pooling (as Contriever wants)."""
+    """Encoder from any sentence-transformers model; plain checkpoints get mean pooling, as Contriever needs."""
 
     def __init__(self, name: str, path: str, store: EmbeddingStore) -> None:
         super().__init__(name, store)
@@ -173,34 +173,34 @@ class SentenceTransformer(Embedding):
         self._model: Any = None
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """LLM-Embedder has instructions before its inputs; the others take the plain texts."""
+        """Return the texts, for LLM-Embedder with its instructions in front."""
         if self.name != "llm_embedder":
             return super().prepare(query, texts)
         return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]
 
     def ready(self) -> None:
-        """The weights are in a folder or the hub's cache, or the hub answers; or vectors are kept, perhaps of all."""
+        """Raise ModelError if there are neither weights on disk, nor a hub that answers, nor stored vectors."""
         from huggingface_hub import try_to_load_from_cache
 
         if os.path.isdir(self.path) or isinstance(try_to_load_from_cache(self.path, "config.json"), str):
             return
         if not hub_answers() and not len(self.store):
-            raise cannot_load(self.name, self.path, "neither a folder nor in the hub's cache")
+            raise cannot_load(self.name, self.path, "it is neither a folder nor in the hub's cache")
 
     def load(self) -> None:
-        """The weights, once."""
+        """Load the weights, once."""
         if self._model is None:
             self._model = load_sentence_transformer(self.path if "/" in self.name else self.name, self.path)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Vectors, fp32."""
+        """Return the vectors, fp32."""
         self.load()
         vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
         return [[float(x) for x in vector] for vector in vectors]
 
 
 class OpenAI(Embedding):
-    """An OpenAI-compatible embeddings endpoint (``text-embedding-ada-002`` unless ``OPENAI_EMBEDDING_MODEL`` is set).
+    """OpenAI-compatible embeddings endpoint (``text-embedding-ada-002`` unless ``OPENAI_EMBEDDING_MODEL`` is set).
 
     ``OPENAI_API_KEY`` and, for other servers, ``OPENAI_BASE_URL`` come from the environment; the key is never logged.
     """
@@ -211,17 +211,17 @@ class OpenAI(Embedding):
         super().__init__(f"openai/{self.model}" + ("" if base == OPENAI_URL else f" {base}"), store)
 
     def load(self) -> None:
-        """There is a key."""
+        """Raise ModelError unless the environment has a key."""
         if not os.environ.get("OPENAI_API_KEY"):
             raise ModelError(NO_KEY)
 
     def ready(self) -> None:
-        """There is a key, or vectors are kept, maybe all of them."""
+        """Raise ModelError if there are neither a key nor stored vectors."""
         if not os.environ.get("OPENAI_API_KEY") and not len(self.store):
             raise ModelError(NO_KEY)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Vectors from the endpoint."""
+        """Return vectors from the endpoint."""
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")
@@ -245,14 +245,14 @@ class OpenAI(Embedding):
 
 
 def openai_endpoint() -> tuple[str, str]:
-    """Model and base URL of ``encoder=openai``, from the environment."""
+    """Return model and base URL of ``encoder=openai``, from the environment."""
     model = os.environ.get("OPENAI_EMBEDDING_MODEL") or OPENAI_MODEL
     return model, (os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
 
 
 @lru_cache(maxsize=1)
 def machine() -> str:
-    """The processor, how many threads it computes with, and the GPU, as they decide how fast an encoder is."""
+    """Return processor, number of threads and GPU: all that determines an encoder's speed."""
     import torch
 
     from kvbench.profiling.device import device_name
@@ -263,10 +263,10 @@ def machine() -> str:
 
 
 def load_sentence_transformer(name: str, path: str) -> Any:
-    """The model, from disk or the hub's cache; the hub itself only when it answers.
+    """Load the model from disk or the hub's cache, or from the hub if it answers.
 
     Raises:
-        ModelError: it cannot be had, with the overrides that help.
+        ModelError: the model is unavailable; the message names the overrides that help.
     """
     try:
         import sentence_transformers
@@ -288,7 +288,7 @@ def load_sentence_transformer(name: str, path: str) -> Any:
 
 
 def cannot_load(name: str, path: str, reason: str) -> ModelError:
-    """What is said where weights are missing, with the overrides that help."""
+    """Return the error for missing weights, with the overrides that help."""
     return ModelError(
         f"the encoder '{name}' ({path}) cannot be loaded: {reason}; its weights are not on this machine "
         "or the hub cannot be reached.\n  hint: method.encoder=bm25 (needs no weights), or method.encoder=DIR of a "
@@ -297,7 +297,7 @@ def cannot_load(name: str, path: str, reason: str) -> ModelError:
 
 
 def hub_answers() -> bool:
-    """Whether the hub's host takes a connection at once (a retry loop would cost a minute)."""
+    """Return True if the hub's host accepts a connection at once (the client would retry for a minute)."""
     from urllib.parse import urlparse
 
     from huggingface_hub import constants
@@ -314,7 +314,7 @@ def hub_answers() -> bool:
         except OSError:
             pass
 
-    thread = threading.Thread(target=probe, daemon=True)  # name resolution knows no timeout
+    thread = threading.Thread(target=probe, daemon=True)  # name resolution has no timeout
     thread.start()
     thread.join(PROBE_SECONDS)
     return bool(answered)
@@ -322,10 +322,10 @@ def hub_answers() -> bool:
 
 @lru_cache(maxsize=8)
 def encoder(name: str) -> Encoder:
-    """The encoder of that name (:data:`NAMED`, or a sentence-transformers id or folder), made once a process.
+    """Return the encoder of that name (:data:`NAMED`, or a sentence-transformers id or folder), one per process.
 
     Raises:
-        ConfigError: neither a name nor something that looks like a model.
+        ConfigError: `name` is neither known nor a model's id or folder.
     """
     if name == "bm25":
         return BM25()
@@ -337,7 +337,7 @@ def encoder(name: str) -> Encoder:
 
 
 def stored_name(name: str) -> str:
-    """What an encoder's vectors are kept under: a folder's by its files too, which training changes."""
+    """Return the name under which vectors are stored; for a folder it depends on the files, which training changes."""
     if name in NAMED or not os.path.isdir(name):
         return name
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
@@ -346,7 +346,7 @@ def stored_name(name: str) -> str:
 
 
 def packages(name: str) -> tuple[Package, ...]:
-    """What the encoder of that name is made with."""
+    """Return the packages that the encoder of that name needs."""
     module = {"bm25": "bm25s", "openai": "httpx"}.get(name, "sentence_transformers")
     hint = "pip install 'kvbench[retrieval]'" if name == "bm25" else f"pip install {module.replace('_', '-')}"
     return (Package(module, "method.encoder", name, f"{hint}, or another method.encoder"),)
@@ -362,6 +362,6 @@ def check_name(name: str) -> None:
 
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    """Cosine similarity in double precision; 0 where a vector is zero."""
+    """Return the cosine similarity in double precision; 0 if a vector is zero."""
     norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
     return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0

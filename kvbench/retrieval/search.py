@@ -1,4 +1,4 @@
-"""Chunk-level quantization search: similarity scores to bit widths.
+"""Chunk-level quantization search: bit widths from similarity scores.
 
 Source: Cocktail (Tao et al., DATE 2025), sec. III-B, eq. 1-3.
 """
@@ -15,19 +15,19 @@ LOW, MIDDLE, FULL = 2, 4, 16
 
 @dataclass(frozen=True)
 class Widths:
-    """Bits of each chunk, and the thresholds that decided them (None where shares did)."""
+    """Bits of each chunk, and the thresholds that decided them (None if shares did)."""
 
     bits: tuple[int, ...]
     t_low: float | None
     t_high: float | None
 
     def count(self, bits: int) -> int:
-        """Chunks of one width."""
+        """Return the number of chunks of one width."""
         return self.bits.count(bits)
 
 
 def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
-    """Widths by the thresholds of eq. 2 and 3, in double precision.
+    """Choose widths by the thresholds of eq. 2 and 3, in double precision.
 
     ``T_low = s_min + (s_max - s_min) alpha``, ``T_high = s_max - (s_max - s_min) beta``; a chunk strictly below T_low
     is INT2, strictly above T_high FP16, else INT4. So equal scores (or a single chunk) are all INT4, and beta = 0
@@ -41,7 +41,7 @@ def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
 
 
 def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
-    """Widths by rank: shares of FP16, INT4 and INT2 chunks (any scale), the most similar chunks first.
+    """Choose widths by rank: shares of FP16, INT4 and INT2 chunks (any scale), the most similar chunks first.
 
     Ties go to the earlier chunk; counts are rounded and INT2 takes the rest, so that bytes are equal for equal shares.
     """
@@ -56,7 +56,7 @@ def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
 
 
 def shuffled(widths: Widths, seed: str) -> Widths:
-    """The same numbers of chunks of each width, on random chunks (the paper's ablation without module I)."""
+    """Return as many chunks of each width, drawn at random (the paper's ablation without module I)."""
     bits = list(widths.bits)
     random.Random(seed).shuffle(bits)
     return Widths(tuple(bits), widths.t_low, widths.t_high)

@@ -1,7 +1,7 @@
-"""Embeddings kept by (encoder, text), so that a sweep over thresholds encodes each text once.
+"""Store of embeddings by (encoder, text), so that a sweep over thresholds encodes each text once.
 
-With each vector stands how long it took to make on this machine, so that a search that finds it here can be charged as
-one that had to make it.
+With each vector the store records how long its encoding took on this machine, so that a search that finds the vector
+here is charged as if it had encoded the text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 class EmbeddingStore:
-    """A SQLite file of vectors, safe for several processes; without a usable folder it keeps them in memory.
+    """SQLite file of vectors, safe for several processes; without a usable folder, a store in memory.
 
     Args:
         path: the file, or None for memory.
@@ -41,21 +41,21 @@ class EmbeddingStore:
         db = sqlite3.connect(target, timeout=30)
         db.execute("CREATE TABLE IF NOT EXISTS vectors (key BLOB PRIMARY KEY, vector BLOB NOT NULL)")
         columns = "key BLOB, machine TEXT, seconds REAL NOT NULL, PRIMARY KEY (key, machine)"
-        with suppress(sqlite3.Error):  # a file that can be read alone, made before there were costs
+        with suppress(sqlite3.Error):  # a read-only file from before costs were recorded
             db.execute(f"CREATE TABLE IF NOT EXISTS costs ({columns})")
         db.commit()
         return db
 
     @classmethod
     def default(cls) -> EmbeddingStore:
-        """The store in ``KVBENCH_CACHE`` (else the user's cache folder)."""
+        """Open the store in ``KVBENCH_CACHE`` (else in the user's cache folder)."""
         root = os.environ.get("KVBENCH_CACHE") or os.path.join(
             os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
         )
         return cls(Path(root) / "embeddings.sqlite")
 
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
-        """Vectors (fp32) of those texts that are known; what is damaged counts as unknown, and is encoded again."""
+        """Return the stored vectors (fp32) of these texts; damaged ones are left out, and so encoded again."""
         vectors = {}
         for text in set(texts):
             try:
@@ -69,14 +69,14 @@ class EmbeddingStore:
         return vectors
 
     def __len__(self) -> int:
-        """How many vectors are kept, of all encoders."""
+        """Return the number of stored vectors, of all encoders."""
         try:
             return int(self._db.execute("SELECT COUNT(*) FROM vectors").fetchone()[0])
         except sqlite3.Error:
             return 0
 
     def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
-        """Seconds that making each of these texts' vectors took on `machine`, of those that were made there."""
+        """Return the seconds that encoding each of these texts took on `machine`, for those encoded there."""
         seconds = {}
         for text in set(texts):
             try:
@@ -90,13 +90,13 @@ class EmbeddingStore:
         return seconds
 
     def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
-        """Keep vectors.
+        """Store vectors.
 
         Args:
-            name: of the encoder.
-            vectors: by text.
-            machine: where they were made.
-            seconds: that all of them took together.
+            name: name of the encoder.
+            vectors: vectors by text.
+            machine: machine that encoded them.
+            seconds: time that encoding all of them took.
         """
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
         seconds_each = seconds / max(len(rows), 1)
@@ -106,7 +106,7 @@ class EmbeddingStore:
             self._db.executemany("INSERT OR REPLACE INTO costs VALUES (?, ?, ?)", costs)
             self._db.commit()
         except sqlite3.Error:
-            self._db.rollback()  # a full disk: the vectors are used, only not kept
+            self._db.rollback()  # a full disk: the vectors are used, but not stored
 
 
 def _key(name: str, text: str) -> bytes:

@@ -110,8 +110,8 @@ def test_groups_of_more_than_a_head_are_refused():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"bits": 3}, "quanto has no such width"),
-        ({"axis_key": 1}, "quanto has no such axis"),
+        ({"bits": 3}, "quanto does not support this width"),
+        ({"axis_key": 1}, "quanto does not support this axis"),
         ({"backend": "fp8"}, "method.backend"),
         ({"residual": 0}, "method.residual"),
         ({"residual": 64, "recent": 64}, "method.recent"),

@@ -262,7 +262,7 @@ def test_a_damaged_file_beside_a_good_one_is_passed_over_and_named(tmp_path, cap
         cache = method.new_cache(zoo.model("llama"))
         assert cache.progress.method_state.path == tmp_path / "good.safetensors"
     (said,) = capsys.readouterr().err.splitlines()
-    assert said == f"warning: {damaged} is damaged: layers.2.key.thresholds is missing; it is passed over"
+    assert said == f"warning: {damaged} is damaged: layers.2.key.thresholds is missing; it is skipped"
     with pytest.raises(ConfigError, match=r"layers\.2\.key\.thresholds is missing"):
         load_method("kvquant", outliers=0.05, calibration=damaged).new_cache(zoo.model("llama"))
 

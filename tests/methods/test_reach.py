@@ -111,10 +111,10 @@ def test_a_quantizer_is_called_what_it_is() -> None:
             "value": {"bits": 2, "group_size": group, "axis": "token"},
         }
 
-    with pytest.raises(ConfigError, match=r"quantizer\.name=int2_g64: is not what these formats are") as caught:
+    with pytest.raises(ConfigError, match=r"quantizer\.name=int2_g64: does not match the formats") as caught:
         load_method("logquant", quantizer=formats(32, name="int2_g64"))
     assert "quantizer.name='int2_g64+key.group_size=32,value.group_size=32'" in str(caught.value)
-    with pytest.raises(ConfigError, match="is not what these formats are"):
+    with pytest.raises(ConfigError, match="does not match the formats"):
         load_method("kivi", quantizer=formats(32, name="int2+key.group_size=64"))
     assert load_method("kivi", quantizer=formats(32, name="int2")).quantizer.name == "int2"
     kinds = formats(32, name="int2")
