@@ -1,9 +1,11 @@
-"""Atom's KV quantization: per token and head, at once, nothing exact ("KV only", as Cocktail compares with it).
+"""Atom's KV quantization: every token packed at once, one group per token and head, without an exact window.
+
+Only keys and values are quantized, the variant that the Cocktail paper compares with ("KV only").
 
 Source: Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (MLSys 2024), sec. 4.4, and
-efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE and every token attends to quantized keys and
-values, the prompt's and its own: ``rope=pre prefill=quantized``. By default keys are taken after RoPE, and the prompt
-and a step's own tokens are seen exact.
+efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE, and every token attends to quantized keys and
+values, those of the prompt and its own: ``rope=pre prefill=quantized``. By default keys are quantized after RoPE, and
+attention sees the prompt during prefill, and a step's own tokens, exactly.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Atom(RecencyMethod):
-    """Every token packed as soon as its own step is over; one group a token and head, clamped integer zero point.
+    """Atom: each token packed once its own step is over, one group per token and head, clamped integer zero points.
 
     Args:
-        rope: ``post``: keys after RoPE; ``pre``: keys before it (the authors' code), rotated as attention reads them.
-        prefill: ``exact``: the prompt, and each step's own tokens, see exact keys and values; ``quantized``: every
-            token sees what is stored, itself included (the authors' code).
+        rope: ``post``: keys are stored after RoPE; ``pre``: before it (the authors' code), and rotated as attention
+            reads them.
+        prefill: ``exact``: prompt tokens attend to the exact prompt, and a step's tokens to themselves exactly;
+            ``quantized``: every token attends to what is stored, itself included (the authors' code).
     """
 
     rope: Literal["post", "pre"] = "post"
@@ -37,7 +40,7 @@ class Atom(RecencyMethod):
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0."""
+        """Return 0: no token stays exact."""
         return 0
 
     @property
@@ -56,17 +59,17 @@ class Atom(RecencyMethod):
         return self.prefill == "quantized"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return Atom's own, over the whole head."""
+        """Return Atom's own quantizer, with one group per token and head."""
         from kvbench.quantizers.atom import AtomQuantizer
 
         return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return room for the token of the step under way."""
+        """Return an empty segment with room for the current step's token."""
         return self.full(layer, side, capacity=1, slack=0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check that a group is a whole head."""
+        """Raise ConfigError unless a group is a whole head, and for what the base refuses."""
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:
@@ -78,7 +81,7 @@ class Atom(RecencyMethod):
                 )
 
     def check_rule(self) -> None:
-        """Check that a group is of one token."""
+        """Raise ConfigError unless groups are per token."""
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.axis != "token":
                 raise ConfigError(f"quantizer.{side}.axis", spec.axis, "Atom groups per token", allowed=["token"])

@@ -1,4 +1,4 @@
-"""Bytes by part, and what exact and packed tokens cost: what :mod:`kvbench.methods.bytes` adds up. No torch."""
+"""Bytes of exact and packed tokens, by part: the terms that :mod:`kvbench.methods.bytes` adds up. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 from kvbench.methods.sliding import hidden
 from kvbench.quantizers.spec import FormatSpec
 
-#: who reads: ``all``: what the cache holds, a draft's own cache included; ``target``: without that; ``draft``: what a
-#: drafted token reads
+#: which bytes to count: ``all``: everything that the cache holds, a draft's own cache included; ``target``: the same
+#: without a draft's own cache; ``draft``: what a drafted token reads
 View = Literal["all", "target", "draft"]
 
 
 @dataclass(frozen=True)
 class KVBytes:
-    """Bytes by part, as :class:`kvbench.cache.bill.Parts` has them (which comes with torch)."""
+    """Bytes by part, with the fields of :class:`kvbench.cache.bill.Parts`, but without importing torch."""
 
     codes: int = 0
     scales: int = 0
@@ -39,14 +39,14 @@ class Setting:
     """One layer of a cache whose bytes a method is asked to predict.
 
     Args:
-        tokens: seen so far by one sequence.
-        prompt: of these the prompt's.
+        tokens: number of tokens of one sequence seen so far.
+        prompt: how many of them belong to the prompt.
         query_heads, heads, channels: Hq, H (KV heads) and D.
-        width: bytes of an element in full precision; 4 also makes scales and minima 4 bytes.
-        layer: number of the layer.
-        view: who reads.
-        chunks: Cocktail's INT2 and INT4 chunks, where its `split` does not say; None: see there.
-        window: the layer's sliding window; None: every token sees all before it.
+        width: bytes of an element in full precision; with 4, scales and minima have 4 bytes too, else 2.
+        layer: index of the layer.
+        view: which bytes to count (:data:`View`).
+        chunks: numbers of Cocktail's INT2 and INT4 chunks; None: from its `split`.
+        window: the layer's sliding window, in tokens; None: every token sees all before it.
     """
 
     tokens: int
@@ -62,37 +62,39 @@ class Setting:
 
     @property
     def hidden(self) -> int:
-        """Oldest tokens that no later one sees."""
+        """Number of oldest tokens that no later token can see."""
         return hidden(self.tokens, self.window)
 
     @property
     def shown(self) -> int:
-        """Tokens of the prompt that are seen after it."""
+        """Number of prompt tokens that the first token after the prompt can see."""
         return self.prompt - hidden(self.prompt, self.window)
 
     @property
     def generated(self) -> int:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return self.tokens - self.prompt
 
     @property
     def param(self) -> int:
-        """Bytes of a scale, or of a minimum."""
+        """Bytes of one scale or one minimum."""
         return 4 if self.width == 4 else 2
 
     def exact(self, count: int) -> KVBytes:
-        """So many tokens of one side in full precision."""
+        """Return the bytes of `count` tokens of one side (keys or values) in full precision."""
         return KVBytes(window=self.heads * count * self.channels * self.width)
 
     def both(self, count: int) -> KVBytes:
-        """So many tokens, keys and values, in full precision."""
+        """Return the bytes of `count` tokens, keys and values, in full precision."""
         return self.exact(count) + self.exact(count)
 
     def packed(self, count: int, form: FormatSpec, block: int | None = None) -> KVBytes:
-        """So many tokens of one side in a packed format.
+        """Return the bytes of `count` tokens of one side (keys or values) in a packed format.
 
         Args:
-            block: tokens that are packed together, cut into groups as equal as can be (LogQuant); None: the group.
+            count: number of tokens.
+            form: the format.
+            block: tokens that are packed together and cut into nearly equal groups (LogQuant); None: a group each.
         """
         if form.axis == "channel":
             group = int(form.group_size)

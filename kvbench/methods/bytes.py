@@ -1,11 +1,12 @@
-"""Bytes of a method's cache from its hyper-parameters and token counts alone: no model, no torch.
+"""Bytes of a method's cache, computed from its hyper-parameters and token counts only: no model, no torch.
 
-Each method that has a formula states it as :meth:`~kvbench.methods.base.Method.layer_bytes`, beside its rule. A cache
-really holds what its bill says (:meth:`kvbench.cache.KVCache.bill`), and tests hold both equal to the byte. Three
-things depend on the text: how many elements of a key pass KVQuant's calibrated thresholds (the calibrated share is
-assumed), and on layers with a sliding window which of Cocktail's chunks are seen (the window is assumed to have the
-prompt's mix of widths) and in how many heads a token that was kept by its score is hidden (all kept tokens are assumed
-to be seen, up to as many as the window shows).
+A method states its formula next to its rule, as :meth:`~kvbench.methods.base.Method.layer_bytes`. What a cache really
+holds is its bill (:meth:`kvbench.cache.KVCache.bill`); tests check that both agree to the byte. Three things depend on
+the text, and the formulas assume:
+
+- KVQuant: as many elements of the keys exceed the thresholds as during calibration.
+- Cocktail on layers with a sliding window: the chunks in the window have the same mix of bit widths as the prompt.
+- Methods that keep tokens by score, on such layers: no kept token is hidden, up to as many as the window shows.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ def kv_bytes(
     chunks: tuple[int, int] | None = None,
     windows: Sequence[int | None] | None = None,
 ) -> KVBytes:
-    """Return the bytes of one sequence's keys and values, all layers, after `tokens` tokens.
+    """Return the bytes of one sequence's keys and values in all layers, after `tokens` tokens.
 
     Args:
-        method: :func:`kvbench.load_method`.
-        tokens: seen so far, the prompt included.
-        layers, query_heads, heads, channels: of the model.
-        prompt: tokens of the prompt; None: all of `tokens`. Some methods act on the prompt alone.
+        method: a method, as :func:`kvbench.load_method` returns it.
+        tokens: number of tokens seen so far, the prompt included.
+        layers, query_heads, heads, channels: numbers of layers, query heads and KV heads of the model, and channels
+            per head.
+        prompt: number of prompt tokens, as some methods only act on the prompt; None: all of `tokens`.
         width: bytes of an element in full precision.
-        view: ``all`` is the bill; ``draft`` what QuantSpec's draft reads (the upper nibbles, or its own cache);
-            ``target`` what its verification reads.
-        chunks: Cocktail's INT2 and INT4 chunks; None: by its `split`, over the whole prompt.
-        windows: for each layer its sliding window, or None; None: no layer has one.
+        view: ``all``: everything that the cache holds (the bill); ``draft``: what QuantSpec's draft reads (the upper
+            nibbles, or its own cache); ``target``: what the verification reads.
+        chunks: numbers of Cocktail's INT2 and INT4 chunks; None: from its `split`, over the whole prompt.
+        windows: sliding window of each layer, in tokens (None: the layer has none); None: no layer has one.
 
     Raises:
-        ConfigError: the method has no formula, or a Cocktail is given neither chunks nor shares.
+        ConfigError: the method has no formula, or it is Cocktail with neither `chunks` nor a `split`.
     """
     at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, 0, view, chunks)
-    # layers are alike but for their windows, and for the first few where a method keeps them exact
+    # layers differ only in their windows, and in whether the method keeps them exact (the first few)
     first = min(method.exact_layers, layers - 1)
     kinds = Counter((min(layer, first), windows[layer] if windows else None) for layer in range(layers))
     total = KVBytes()

@@ -1,4 +1,4 @@
-"""Parts that the evicting methods share: budgets, the choice of the highest scores, and positions of what stays."""
+"""Functions shared by the methods that evict: budgets, the choice of the highest scores, positions of kept tokens."""
 
 from __future__ import annotations
 
@@ -15,19 +15,27 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
 
-#: reduction of the scores of the query heads that share a KV head
+#: reduction of scores over the query heads that share a KV head
 Reduce = Literal["mean", "max", "sum"]
 
 
 def tokens(budget: int | float, n: int, least: int) -> int:
-    """Return the tokens that a budget allows of n: a number as it is, a share of n rounded down; at least `least`."""
+    """Return how many of n tokens a budget keeps: its number, or its share of n rounded down.
+
+    At least `least`, but never more than n.
+    """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
     return min(max(count, least), n)
 
 
 def check_budget(budget: int | float, least: int, what: str, key: str = "method.budget") -> None:
-    """Raise ConfigError for a share outside (0, 1], or a number below `least`, which `what` explains."""
+    """Raise ConfigError for a share outside (0, 1], or a number of tokens below `least`.
+
+    Args:
+        what: completes the message "must hold ..." for a number that is too small.
+        key: configuration key of the budget.
+    """
     if isinstance(budget, float) and not 0.0 < budget <= 1.0:
         raise ConfigError(
             key, budget, "is not a share of the context", allowed="0.25, ..., or a whole number of tokens"
@@ -37,39 +45,40 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
 
 
 def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    """Return one score for each group of query heads (dimension `dim`)."""
+    """Return the scores reduced over dimension `dim`, the query heads of a KV head; the dimension disappears."""
     if how == "max":
         return scores.amax(dim)
     return scores.mean(dim) if how == "mean" else scores.sum(dim)
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the places of the `count` highest scores ``[..., n]``, in ascending order; of equal ones the earlier.
+    """Return the indices of the `count` highest of the scores ``[..., n]``, ascending, ``[..., count]``.
 
-    Max pooling makes equal neighbours: a rule for them gives every device the same choice, which ``topk`` does not.
+    Among equal scores the earlier index wins. Max pooling produces equal neighbours, and with this rule every device
+    chooses the same ones, unlike with ``topk``.
     """
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """Return the `chosen` places ``[..., m]``, followed by the last `recent` of n."""
+    """Return the `chosen` indices ``[..., m]``, followed by the last `recent` of n, ``[..., m + recent]``."""
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 
 
 def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None) -> None:
-    """Place the prompt tokens of `index` ``[rows, H, m]``, or all of them, and note their positions."""
+    """Store the prompt tokens `index` ``[rows, H, m]`` (None: all of them), and record their positions."""
     if index is not None:
         places = index.cpu()
         for number, row in enumerate(range(*rows.indices(layer.batch))):
-            layer.order[row] = places[number] + layer.seen - keys.shape[2]  # a sliding window may have passed some
+            layer.order[row] = places[number] + layer.seen - keys.shape[2]  # + tokens already hidden by the window
     for store, x in zip(layer.stores(), (keys, values), strict=True):
         chosen = x if index is None else x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
         store.tail.append(rows, chosen)
 
 
 def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
-    """Drop all slots of `rows` but those of `index` ``[rows, H, m]`` from both stores, and note their positions."""
+    """Keep only the slots `index` ``[rows, H, m]`` of both stores, and record their positions."""
     places = index.cpu()
     for number, row in enumerate(range(*rows.indices(layer.batch))):
         positions = layer.positions(row)
@@ -79,7 +88,10 @@ def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
-    """Drop the oldest slots of which every head's token is hidden, 32 positions at a time, and note the positions."""
+    """Drop the slots at the front whose tokens are hidden in every head, and record the remaining positions.
+
+    Only whole multiples of 32 hidden positions count.
+    """
     for row in range(*rows.indices(layer.batch)):
         count = layer.hidden_slots(row, whole(hidden, CHUNK))
         if count:

@@ -1,4 +1,4 @@
-"""fp16: every token stays in full precision. The baseline; reproduces stock transformers exactly."""
+"""fp16: the baseline that keeps every token in full precision and reproduces stock transformers exactly."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class FP16(Method):
-    """One full-precision segment for keys and one for values, in the model's dtype (fp16, bf16 or fp32).
+    """fp16: one full-precision segment each for keys and values, in the model's dtype (fp16, bf16 or fp32).
 
-    A layer with a sliding window holds what stock transformers does: the newest ``window - 1`` tokens.
+    A layer with a sliding window holds the newest ``window - 1`` tokens, like stock transformers.
     """
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one growing buffer, allocated for the expected length at once."""
+        """Return one full-precision segment, allocated for the expected length."""
         return [self.full(layer, side, capacity=layer.expected_length())]
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store all tokens as they are."""
+        """Store all tokens unchanged."""
         for store, x in zip(layer.stores(), (keys, values), strict=True):
             store.tail.append(rows, x)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return all hidden tokens."""
+        """Return `hidden`: no groups hold tokens back."""
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of what is seen."""
+        """Return the bytes of the tokens that later tokens can see, in full precision."""
         return at.both(at.tokens - at.hidden)

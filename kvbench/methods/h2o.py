@@ -1,9 +1,10 @@
-"""H2O: the tokens that have received most attention so far, heavy hitters, and the newest ones.
+"""H2O: keep the heavy hitters, the tokens that have received the most attention so far, and the newest tokens.
 
 Source: Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models" (NeurIPS
-2023), sec. 4, Algorithm 1; FMInference/H2O, h2o_hf/utils_real_drop/modify_llama.py (attention of the whole prompt is
-summed, then every step adds its own and drops what is least). The variant that chooses once, after the prompt, is that
-of KVCache-Factory; dividing by the number of queries is kvpress's (ObservedAttention).
+2023), sec. 4, Algorithm 1; FMInference/H2O, h2o_hf/utils_real_drop/modify_llama.py (sums the attention over all queries
+of the prompt; then every step adds its own attention and drops the token with the smallest sum). The variant that
+chooses once, after the prompt, is from KVCache-Factory; dividing by the number of queries is from kvpress
+(ObservedAttention).
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ else:
 
 @dataclass(kw_only=True)
 class H2O(ScoredMethod):
-    """Heavy hitters by accumulated attention, per KV head, and a recent window; keys keep their positions.
+    """H2O: heavy hitters by accumulated attention, per KV head, and a recent window; keys keep their positions.
 
-    On a layer with a sliding window the choice, and a budget that is a share, are of the tokens that are still seen: a
-    token that is hidden goes first, whatever attention it has received.
+    On a layer with a sliding window only the tokens that later tokens can see are chosen from, and a budget that is a
+    share is a share of them: hidden tokens are dropped first, however much attention they have received.
 
     Args:
-        budget: tokens held: a number, or a share of the tokens seen so far (paper: 0.2, of the prompt).
-        recent: of these the newest: a number, or a share of the budget (paper: half).
-        evict: ``steps``: attention is accumulated and the least token dropped at every step (H2O); ``prefill``: once,
-            after the prompt, by the column sums of its attention, and the cache grows from then on (the harnesses'
-            H2O, which is another method).
-        group: reduction of the scores of the query heads of a KV head.
-        per_query: divide a token's sum by the queries that could see it: without it early tokens gather more.
+        budget: tokens kept, as a number or as a share of the tokens seen so far (paper: 0.2 of the prompt).
+        recent: how many of these are the newest tokens, as a number or as a share of the budget (paper: half).
+        evict: ``steps``: every step adds its attention and drops the token with the least (H2O); ``prefill``: tokens
+            are dropped once, after the prompt, by the column sums of its attention, and the cache grows from then on
+            (what evaluation harnesses call H2O, in effect another method).
+        group: reduction of the scores over the query heads of a KV head.
+        per_query: divide a token's sum by the number of queries that could see it; without that, early tokens have an
+            advantage.
     """
 
     budget: int | float = 0.2
@@ -55,32 +57,36 @@ class H2O(ScoredMethod):
 
     @property
     def observe_steps(self) -> bool:  # type: ignore[override]
-        """True for ``evict=steps``: every step's attention is added up."""
+        """True for ``evict=steps``, which adds up the attention of every step."""
         return self.evict == "steps"
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
-        """True for ``evict=prefill``: nothing happens after the prompt."""
+        """True for ``evict=prefill``, which drops no tokens after the prompt."""
         return self.evict == "prefill"
 
     # -- the choice -------------------------------------------------------------------------------------------------
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-        """Return the attention that each token has received, ``[B, H, n]``."""
+        """Return the attention that each prompt token has received, per KV head, ``[B, H, n]``."""
         assert attention is not None
         queries = torch.arange(keys.shape[2], 0, -1, device=attention.device)
         return self.totals(self.received(attention, keys.shape[1]), queries)
 
     def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return column sums ``[B, Hq, 1, n]`` per KV head, ``[B, H, n, 1]``; for ``max`` one for each query head."""
+        """Return column sums ``[B, Hq, 1, n]`` reduced to KV heads, ``[B, H, n, 1]``.
+
+        For ``group=max`` the sums stay separate per query head, ``[B, H, n, group]``: the maximum is taken at the end.
+        """
         sums = attention[:, :, 0].unflatten(1, (heads, -1)).transpose(-1, -2)
-        return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # sums may be taken at once
+        return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # linear: may be reduced now
 
     def totals(self, received: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        """Return the scores ``[B, H, n]`` of attention received, ``[B, H, n, group or 1]``.
+        """Return the scores, ``[B, H, n]``.
 
         Args:
-            queries: that could see each token, ``[n]`` or ``[B, H, n]`` (needed for `per_query`).
+            received: sums of attention as :meth:`received` returns them, ``[B, H, n, group or 1]``.
+            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; required with `per_query`.
         """
         scores = received[..., 0] if received.shape[-1] == 1 else reduce(received, self.group, -1)
         if self.per_query:
@@ -89,7 +95,7 @@ class H2O(ScoredMethod):
         return scores
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return heavy and recent tokens that are held after n."""
+        """Return how many of n tokens are kept as heavy hitters, and how many as the newest."""
         resident = sum(super().split(n))
         recent = self.recent if isinstance(self.recent, int) else int(self.recent * resident + 1e-9)
         recent = min(recent, resident)
@@ -97,13 +103,13 @@ class H2O(ScoredMethod):
 
     @property
     def least(self) -> int:
-        """Smallest budget: the recent tokens, if they are a number, and one more."""
+        """Smallest budget, in tokens: the recent ones (1 if `recent` is a share) and one more."""
         return (self.recent if isinstance(self.recent, int) else 1) + 1
 
     # -- every step -------------------------------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one segment in full precision; that of the keys carries the scores where they go on to grow."""
+        """Return one full-precision segment; with ``evict=steps`` the segment of the keys also stores the scores."""
         if self.evict == "prefill":
             return super().segments(layer, side)
         room = sum(self.split(layer.expected_length())) + 64
@@ -113,7 +119,7 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Begin the sums of the tokens that stay with what they have received."""
+        """Start the sums of the kept tokens with the attention received during the prompt (``evict=steps``)."""
         if self.evict == "steps":
             assert attention is not None
             received = self.received(attention, layer.heads)
@@ -122,14 +128,14 @@ class H2O(ScoredMethod):
             self.scored(layer).begin(rows, received)
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Take the attention of a step, ``[rows, Hq, q, slots]``; it counts once the step's tokens are confirmed."""
+        """Record the attention of a step, ``[rows, Hq, q, slots]``; added once the step's tokens are confirmed."""
         received = probabilities.unflatten(1, (layer.heads, -1))
         if self.group != "max":
             received = reduce(received, self.group, 2)[:, :, None]
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the confirmed steps' attention and drop the tokens that have received least."""
+        """Add the attention of the confirmed steps, and drop the tokens with the least until the budget holds."""
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
@@ -149,18 +155,18 @@ class H2O(ScoredMethod):
         keep(layer, rows, with_recent(highest(scores[..., : slots - recent], heavy), slots, recent))
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop slots that are hidden in all heads, for ``evict=prefill``; else :meth:`settle` has seen to it."""
+        """Drop slots whose tokens are hidden in every head (``evict=prefill``; else :meth:`settle` drops them)."""
         if self.evict == "prefill":
             super().forget(layer, rows, hidden)
 
     def scored(self, layer: KVLayer) -> scored_segments.ScoredSegment:
-        """Return the segment of the keys, which carries the scores."""
+        """Return the segment of the keys, which stores the scores (``evict=steps``)."""
         tail = layer.stores()[0].tail
         assert isinstance(tail, scored_segments.ScoredSegment)
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the tokens held, and of their scores where they go on to grow."""
+        """Return the bytes of the kept tokens, and with ``evict=steps`` of their scores."""
         if self.evict == "prefill":
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))
@@ -170,7 +176,7 @@ class H2O(ScoredMethod):
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check for shares that are shares, and recent tokens within the budget."""
+        """Raise ConfigError for shares outside their range, or a budget without room beyond the recent tokens."""
         if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
             raise ConfigError("method.recent", self.recent, "is not a share of the budget", allowed="0.0 to 1.0")
         if isinstance(self.recent, int) and self.recent < 0:
@@ -179,6 +185,6 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the budget, or for a share the smallest one."""
+        """Return the budget if it is a number of tokens, else the smallest budget."""
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 class Kivi(RecencyMethod):
     """KIVI over keys after RoPE.
 
-    Keys leave the exact window all at once when it is full, in whole groups; values leave one by one.
+    When the window holds R exact keys, all of them are packed at once, in whole groups; values are packed one by one.
 
     Args:
-        residual: R, window of exact tokens; a multiple of the key group (paper: 128; R = G = 32 in its small settings).
-        sinks: first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
+        residual: R, length of the exact window; a multiple of the key group (paper: 128; 32 in its settings with
+            R = G = 32).
+        sinks: number of first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
         key_axis: ``channel`` (KIVI) or ``token`` (ablation: keys grouped like values).
-        evict: drop what would be quantized and keep the newest R keys and values (LogQuant's Table 4: the eviction
-            twin; keys and values must then be of the same tokens).
+        evict: drop what would be quantized, so that only the newest R tokens, keys and values, stay (the eviction twin,
+            LogQuant's Table 4).
     """
 
     residual: int = 128
@@ -41,9 +42,10 @@ class Kivi(RecencyMethod):
     gives_tail: ClassVar[bool] = True
 
     def exact(self, n: int) -> int | tuple[int, int]:
-        """Return n mod R keys and min(n, R) values.
+        """Return how many of the newest keys and values are exact: n mod R keys and min(n, R) values.
 
-        Values per channel (``quantizer.value.axis=channel``, an ablation) leave in whole groups too, as keys do.
+        Values that are grouped per channel (``quantizer.value.axis=channel``, an ablation) follow the rule of the keys.
+        With `evict` both are min(n, R).
         """
         recent = min(n, self.residual)
         if self.evict:
@@ -58,21 +60,21 @@ class Kivi(RecencyMethod):
         return key, value
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return a buffer of the window and 16 tokens more."""
+        """Return an empty buffer with room for the window and 16 more tokens."""
         return self.full(layer, side, capacity=self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return sinks and window; keys leave it when it is full, values (and evicted tokens) one later."""
+        """Return sinks + R - 1, as the first keys are packed when the window is full; sinks + R with `evict`."""
         return Reach("method.residual", self.residual, self.sinks + self.residual - (not self.evict))
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check that the window is positive."""
+        """Raise ConfigError unless the window is positive, and for what the base refuses."""
         if self.residual < 1:
             raise ConfigError("method.residual", self.residual, "must be positive", allowed="32, 64, 128, ...")
         super().check(head_dim, max_length)
 
     def check_rule(self) -> None:
-        """Check that the window is a multiple of the key group."""
+        """Raise ConfigError unless the window is a multiple of every group that spans tokens."""
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.axis == "channel" and self.residual % int(form.group_size):
                 raise ConfigError(

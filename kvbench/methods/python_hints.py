@@ -1,4 +1,4 @@
-"""Refusals whose hints can be typed in Python."""
+"""Configuration errors for users of the Python API: hints as Python arguments, not command-line overrides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def for_python(error: ConfigError, quantizer: QuantizerSpec | None) -> ConfigError:
-    """Return `error` with a hint that can be typed as arguments of ``kvbench.load_method``."""
+    """Return a copy of `error` whose hint shows arguments of ``kvbench.load_method``.
+
+    Args:
+        error: names its keys as on the command line (``method.KEY``, ``quantizer.SIDE.KEY``).
+        quantizer: the quantizer in use; for a refused group size the hint spells out all of its formats.
+    """
     side, _, last = error.key.removeprefix("quantizer.").partition(".")
     group = error.hint.partition("=")[2]
     if not error.key.startswith("quantizer.") or last != "group_size" or quantizer is None or not group:

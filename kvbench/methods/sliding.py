@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-#: hidden tokens that are dropped together where dropping one by one would move codes, or positions, at every step
+#: number of hidden tokens dropped at a time where dropping one by one would move codes or positions at every step
 CHUNK = 32
-#: what a 16-bit index numbers: KVQuant's outliers are indexed in blocks of so many elements at most, and of 128 tokens
+#: limits of KVQuant's blocks of outliers, whose indices have 16 bits: elements and tokens per block
 INDICES, TILE = 1 << 16, 128
 
 
 def hidden(count: int, window: int | None) -> int:
-    """Of `count` tokens the oldest ones, which no later token sees; a query sees `window`, itself included."""
+    """Return how many of `count` cached tokens, the oldest ones, no later token can see; 0 without a window.
+
+    A query sees `window` tokens, itself included.
+    """
     return 0 if window is None else max(count - (window - 1), 0)
 
 
 def whole(hidden: int, unit: int, first: int = 0) -> int:
-    """Of the `hidden` oldest tokens those that leave in groups of `unit`, which begin behind the `first` tokens."""
+    """Return how many of the `hidden` oldest tokens can be dropped without splitting a group.
+
+    Args:
+        hidden: number of oldest tokens that no later token can see.
+        unit: tokens per group.
+        first: number of first tokens, which are dropped only all together; the groups begin behind them.
+    """
     return first + (hidden - first) // unit * unit if hidden >= first else 0
 
 
 def outlier_block(width: int) -> int:
-    """Tokens of a block of outliers, where a token has `width` channels over all heads."""
+    """Return the tokens per block of outliers: the largest power of two whose elements a 16-bit index can number.
+
+    At most :data:`TILE`.
+
+    Args:
+        width: channels of a token over all heads.
+    """
     return min(1 << ((INDICES // width).bit_length() - 1), TILE)

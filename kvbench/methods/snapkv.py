@@ -1,10 +1,11 @@
-"""SnapKV: of the prompt, the tokens that its last queries attend to, with their neighbours, and those last tokens.
+"""SnapKV: keep the prompt's last tokens, and the earlier ones that those attend to most, with their neighbours.
 
 Source: Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation" (NeurIPS 2024), sec. 4, listing 1;
-FasterDecoding/SnapKV, snapkv_utils.py. The authors' code repeats keys and values for every query head and chooses for
-each of these; with grouped-query attention that multiplies the cache. Here the query heads of a group choose together:
-by mean, maximum or sum before the pooling (as KVCache-Factory's option does), or after it (kvpress, MagicDec).
-Votes are summed in fp32; the authors round each probability to the model's dtype first.
+FasterDecoding/SnapKV, snapkv_utils.py. The authors' code repeats keys and values for every query head and chooses
+tokens per query head; with grouped-query attention that multiplies the size of the cache. Here the query heads of a KV
+head choose together: their votes are reduced by mean, maximum or sum, before the pooling (as KVCache-Factory's option
+does) or after it (kvpress, MagicDec). Votes are summed in fp32; the authors round each probability to the model's dtype
+first.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ else:
 
 @dataclass(kw_only=True)
 class SnapKV(ScoredMethod):
-    """A share of the prompt, chosen per KV head by the attention of the last queries, with pooling over neighbours.
+    """SnapKV: prompt tokens chosen per KV head by the attention of the last queries, pooled over neighbours.
 
     Args:
-        budget: prompt tokens kept, the window included: a number, or a share of the prompt.
-        window: last queries, which vote, and whose tokens stay.
-        kernel: width of the pooling over neighbours; odd.
+        budget: prompt tokens kept, the window included, as a number or as a share of the prompt.
+        window: number of last prompt tokens; their queries vote, and they are always kept.
+        kernel: width of the pooling over neighbouring tokens; odd.
         pooling: ``max`` or ``avg``.
-        group: reduction of the votes of the query heads of a KV head.
-        group_after_pooling: pool each query head's votes first (matters with ``max`` only).
+        group: reduction of the votes over the query heads of a KV head.
+        group_after_pooling: pool each query head's votes before the reduction, not after it; changes the result only
+            if `pooling` or `group` is ``max``.
     """
 
     budget: int | float = 2048
@@ -46,12 +48,12 @@ class SnapKV(ScoredMethod):
 
     @property
     def observe_prompt(self) -> int:  # type: ignore[override]
-        """The last `window` queries."""
+        """Number of last queries whose attention is needed: `window`."""
         return self.window
 
     @property
     def newest(self) -> int:  # type: ignore[override]
-        """Tokens of the window."""
+        """Number of newest tokens that are always kept: `window`."""
         return self.window
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
@@ -64,12 +66,12 @@ class SnapKV(ScoredMethod):
         return self.pooled(reduce(votes.unflatten(1, (heads, -1)), self.group, 2))
 
     def pooled(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return each vote together with its neighbours', ``[B, H, n]``; averages count the border as zeros."""
+        """Return the votes ``[B, H, n]`` pooled over neighbouring tokens; averages count zeros beyond the ends."""
         pool = torch.nn.functional.max_pool1d if self.pooling == "max" else torch.nn.functional.avg_pool1d
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check for a window, an odd kernel, a budget beyond the window."""
+        """Raise ConfigError for an empty window, an even kernel, or a budget without room beyond the window."""
         if self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="8, 16, 32, 64, ...")
         if self.kernel < 1 or self.kernel % 2 == 0:
@@ -78,13 +80,13 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the budget, or the window: prompts within it stay whole."""
+        """Return the budget if it is a number of tokens, else the window: shorter prompts are kept as a whole."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)
 
     def check_reach(self, max_length: int) -> None:
-        """Refuse also a window or a pooling that is wider than any prompt."""
+        """Raise ConfigError also for a window or a pooling that is wider than any prompt."""
         for key in ("window", "kernel"):
             if getattr(self, key) >= max_length:
                 raise ConfigError(

@@ -9,14 +9,14 @@ from typing import Self
 
 @dataclass
 class CacheState:
-    """State of a method for one cache; here one without anything of single rows.
+    """State of a method for one cache, stored by ``new_cache`` in ``cache.progress.method_state``.
 
-    ``new_cache`` puts it into ``cache.progress.method_state``.
+    This base is for state that does not depend on the rows; a subclass with state per row overrides both methods.
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Make the rows `order` the batch, repeats allowed."""
+        """Replace the batch by its rows `order`, which may repeat rows; nothing to do here."""
 
     def clone(self) -> Self:
-        """Return a copy whose rows may be selected independently."""
+        """Return a copy whose rows can be selected independently; here the state itself."""
         return self
