@@ -1,1 +1,1 @@
-"""Results on disk: a run's identity, its directory, its aggregates and its tables."""
+"""Results on disk: run ids, the directory of a run, `metrics.json`, and tables."""

@@ -1,8 +1,8 @@
-"""Rows to `metrics.json`: scores with standard errors, paired differences to fp16, bytes and timings.
+"""Aggregation of rows for `metrics.json`: scores with standard errors, paired differences to fp16, bytes and timings.
 
-Standard errors are of the mean over samples, ``std(ddof=1) / sqrt(n)``. A difference to fp16 is paired: it is the mean
-over the samples that both runs have of (method - fp16), with the standard error of those differences, which is far
-smaller than that of two separate means because both runs answer the same questions.
+The standard error of a mean over n samples is ``std(ddof=1) / sqrt(n)``. A difference to fp16 is paired: the mean of
+(method - fp16) over the samples that both runs have, with the standard error of these differences. Because both runs
+answer the same questions, it is far smaller than the standard error of a difference of two independent means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PARTS = ("codes", "scales", "window", "index")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean and its standard error; the error of fewer than two values is None (unknown), not zero."""
+    """Return the mean and its standard error; with fewer than two values the error is None (unknown)."""
     if not values:
         return None, None
     mean = fmean(values)
@@ -32,18 +32,18 @@ def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
 def scores(
     rows: Iterable[Row], baseline: Mapping[str, Row] | None = None, version: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the scores by `task` or `task@length`.
+    """Return the scores of each task, or of each task and length, by `task` or `task@length`.
 
     Args:
         rows: the run's rows.
-        baseline: sample id -> row of the fp16 run of the same setting, or None where there is none.
-        version: the task's version, repeated in each entry.
+        baseline: sample id -> row of the fp16 run of the same setting; None if there is no such run.
+        version: the task's version, copied into each entry.
 
     Returns:
-        key -> ``{score, stderr, n, version, scorer_version, variants, nll, vs_fp16}``. ``variants`` holds the scorer's
-        further scores, ``nll`` the mean answer NLL per token (None without answers), ``perplexity`` see
-        :func:`perplexity`, ``vs_fp16`` is None without a baseline; ``points`` is there for time and memory alone
-        (:func:`kvbench.results.points.points`).
+        key -> ``{score, stderr, n, version, scorer_version, variants, nll, perplexity, vs_fp16}``. ``variants`` holds
+        the scorer's other scores, ``nll`` the mean NLL per answer token in nats (None without answers), ``perplexity``
+        the result of :func:`perplexity`, and ``vs_fp16`` the paired difference (None without a baseline). Rows of time
+        and memory also have ``points`` (:func:`kvbench.results.points.points`).
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -71,14 +71,15 @@ def scores(
 
 
 def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the perplexity of a text's spans; None for rows of other work.
+    """Return the perplexity of a text; None if the rows are not spans of a text.
 
-    It is the exponential of the mean of the windows' means (GPTQ's rule). Errors are to first order: that of the mean
-    over windows times the perplexity; the difference to fp16 is from the windows' paired differences.
+    The perplexity is the exponential of the mean over spans of each span's mean NLL per token, as GPTQ computes it. Its
+    standard error is a first-order approximation: the perplexity times the standard error of the mean NLL. The
+    difference to fp16 comes from the paired differences of the spans' NLL.
 
     Args:
-        group: the rows of one text.
-        nll: their :func:`scores` entry ``nll``.
+        group: the rows of one text, one per span.
+        nll: the entry ``nll`` of their :func:`scores`.
 
     Returns:
         ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``.
@@ -104,7 +105,7 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the unweighted mean over the tasks, with propagated errors; ``vs_fp16`` only if all tasks have it."""
+    """Return the unweighted mean score over the tasks; ``vs_fp16`` is None unless all tasks have a difference."""
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]
     complete = bool(pairs) and all(pair is not None and pair["n"] for pair in pairs)
@@ -125,8 +126,9 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the bytes of one sequence's cache at the end of its answer, by part, averaged over the samples.
 
-    ``ratio`` is what method=fp16 holds of the same tokens, in the model's own dtype, over the bytes used (4 means a
-    quarter of the memory; 1 for method=fp16 itself, of a float32 model too). ``fp16_equivalent`` is 16 bits an element.
+    ``ratio`` is the number of bytes that method=fp16 needs for the same tokens, in the model's own dtype, divided by
+    the bytes used: 4 means a quarter of the memory, and method=fp16 itself has 1, also in float32. ``fp16_equivalent``
+    counts 16 bits per element whatever the dtype.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}
@@ -142,7 +144,7 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the largest peak of each phase over the samples that measured it, and the kind of measurement."""
+    """Return the largest memory peak of prefill and of decode over the samples, and how it was measured (``kind``)."""
     peaks = [row["measured"]["peak_bytes"] for row in rows if row.get("measured", {}).get("peak_bytes")]
     counted = [peak for peak in peaks if peak.get("prefill") is not None]
     return {
@@ -155,10 +157,10 @@ def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the timings per device (warm-up samples left out): device -> ``{ttft_s, tpot_s, tokens_per_s, n}``.
+    """Return the timings per device, without warm-up samples: device -> ``{ttft_s, tpot_s, tokens_per_s, n}``.
 
-    TPOT is over all decode steps but the first of each sample, which is given apart: it pays for what a method does
-    once after the prompt.
+    TPOT covers all decode steps but the first of each sample. The first step is reported separately because it includes
+    work that a method does once after the prompt.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -170,7 +172,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     for device, group in groups.items():
         later = [step for timing in group for step in timing["step_s"][1:]]
         first = [timing["step_s"][0] for timing in group if timing["step_s"]]
-        # the rows of a batch share their steps' time, so each counts its part of it
+        # the rows of a batch share the time of a step, so each counts its fraction
         seconds = sum((timing.get("decode_s") or sum(timing["step_s"])) / timing["batch_rows"] for timing in group)
         tokens = sum(timing["decoded"] for timing in group)
         starts = [timing["ttft_s"] for timing in group if timing.get("ttft_s") is not None]
@@ -189,7 +191,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def no_timings() -> dict[str, Any]:
-    """Return the timings of a run in which nothing was timed (its only sample was the warm-up)."""
+    """Return the entry of :func:`timings` for a run without timed samples (for example, only the warm-up)."""
     return {
         "ttft_s": {"median": None, "n": 0},
         "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},
@@ -199,7 +201,7 @@ def no_timings() -> dict[str, Any]:
 
 
 def score_key(row: Mapping[str, Any]) -> str:
-    """Return ``task`` or ``task@length``."""
+    """Return the key of a row's scores: ``task@length`` if the row has a length, else ``task``."""
     return str(row["task"]) if row.get("length") is None else f"{row['task']}@{row['length']}"
 
 
@@ -210,7 +212,7 @@ def nll_per_token(row: Row) -> float | None:
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """Return a percentile with linear interpolation (numpy's default); None for no values."""
+    """Return the `q`-th percentile (0 to 100) with linear interpolation, as numpy by default; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -223,14 +225,14 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 def _compare(
     group: Sequence[Row], baseline: Mapping[str, Row] | None, value: Callable[[Row], float | None]
 ) -> dict[str, Any]:
-    """Return mean, error, n, and the paired difference to the baseline's rows of the same sample ids."""
+    """Return mean, standard error, n, and the paired difference to the baseline over the same sample ids."""
     mean, error = mean_error(_values(group, value))
     entry: dict[str, Any] = {"mean": mean, "stderr": error, "n": len(_values(group, value)), "vs_fp16": None}
     if baseline is not None:
         differences = []
         for row in group:
             other = baseline.get(row["id"])
-            # a baseline scored by another scorer cannot be compared; it is re-scored when it is run again
+            # scores of different scorer versions cannot be compared; the baseline is re-scored when it is run again
             if other is None or other["scorer_version"] != row["scorer_version"]:
                 continue
             own, full = value(row), value(other)

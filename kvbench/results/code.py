@@ -1,4 +1,4 @@
-"""Rows and the code that made them: digests by part, and what of a run is of older code than now's."""
+"""Code versions of rows: digests of the code that made a row, by part, and the parts that have changed since."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from kvbench.results.samples import MEASURED, Row
 
-#: part of the code -> digest of its sources; None where a part has none
+#: part of the code -> digest of its sources; None for a part without source files
 Code = dict[str, str | None]
 
-#: rows from before digests were recorded by part
+#: stands for the code of rows that do not record digests by part
 UNKNOWN = "unknown"
-#: whose edits need no new predictions: stored ones are scored anew
+#: the part whose changes need no new predictions: stored predictions are scored again
 SCORER = "scorer"
-#: matter on a GPU alone
+#: the part that matters only on a GPU
 KERNELS = "kernels"
-#: parts that differ between a method's run and the fp16 run of the same setting
+#: parts that may differ between a method's run and the fp16 run it is paired with
 _OWN = ("method", "quantizer", SCORER, KERNELS)
 
 _DIGITS = 12
 
 
 def of(row: Row) -> Code | None:
-    """Return the code that made a row; None where the row does not say (or says it as rows did before)."""
+    """Return the digests of the code that made a row; None if the row has none, or has them in an older form."""
     code = row.get(MEASURED, {}).get("code")
     return dict(code) if isinstance(code, Mapping) else None
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
-    """Return the parts that matter to a row: GPU kernels only where it was made on a GPU."""
+    """Return the parts of the code that affect a row: all but the GPU kernels, and on a GPU these too."""
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 
@@ -43,10 +43,10 @@ def digest(code: Code | None) -> str:
 
 
 def changed(stored: Code | None, now: Code) -> list[str]:
-    """Return the parts of the code that differ now from what made a row; ``["unknown"]`` where nobody knows.
+    """Return the parts of the code that have changed since a row was made; ``["unknown"]`` if it records no code.
 
-    Parts that the row does not name did not matter to it (GPU kernels on a CPU), and a part without a source (None)
-    cannot be compared.
+    The scorer is left out, and so are parts that the row does not name, because they do not affect it (GPU kernels on a
+    CPU). A part without source files (None) cannot be compared and counts as unchanged.
     """
     if stored is None:
         return [UNKNOWN]
@@ -58,7 +58,7 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 
 
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
-    """Return how many rows each version of the code made, and the digests of its parts, both by :func:`digest`."""
+    """Return, for each version of the code (its :func:`digest`), the number of rows that it made and its parts."""
     counts: dict[str, int] = {}
     parts: dict[str, Code] = {}
     for row in rows:
@@ -71,13 +71,14 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Return what of a run other code made than `now`; None where nothing was.
+    """Return how many samples of a run other code than `now` made; None if there are none.
 
     Args:
-        counts, parts: of :func:`kinds`.
+        counts, parts: from :func:`kinds`.
+        now: the code as it is now.
 
     Returns:
-        ``{"samples": how many, "parts": [those that changed since]}``.
+        ``{"samples": their number, "parts": the parts of the code that have changed since}``.
     """
     differing = {name: changed(parts.get(name), now) for name in counts}
     count = sum(counts[name] for name, names in differing.items() if names)
@@ -86,13 +87,20 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
 
 
 def order(part: str) -> int:
-    """Return the place of a part in messages: what a user edits first."""
+    """Return a sort key for parts in messages: those that users edit come first."""
     places = ("method", "quantizer", "task")
     return places.index(part) if part in places else len(places) + (part == UNKNOWN)
 
 
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
-    """Return the shared parts in which rows differ from those of the fp16 run that they are paired with."""
+    """Return the parts of the code that changed between a method's rows and the fp16 rows they are paired with.
+
+    Only parts that both runs share are compared: not the method, the quantizer, the scorer or the GPU kernels.
+
+    Args:
+        rows: the method's rows.
+        others: sample id -> row of the fp16 run.
+    """
     parts: set[str] = set()
     for row in rows:
         mine, other = of(row), of(others.get(row["id"], {}))
@@ -102,10 +110,10 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
 
 
 def shown(parts: Sequence[str]) -> str:
-    """Return a mark for tables: ``older code: method, cache``; empty for no parts.
+    """Return a mark for tables, for example ``older code: method, cache``; empty if `parts` is.
 
     Args:
-        parts: of the code, that have changed since the samples were made (:func:`older`).
+        parts: the parts of the code that have changed since the samples were made (:func:`older`).
     """
     if not parts:
         return ""

@@ -1,7 +1,7 @@
-"""Columns of every table of runs: a new one is one entry of :data:`COLUMNS`.
+"""Columns of all tables of runs. To add a column, add an entry to :data:`COLUMNS`.
 
-The screen, markdown, CSV and ``kvbench.report`` read these lists. An entry's functions take the typed record
-(:mod:`kvbench.results.record`), in which keys that an older run did not write have their defaults.
+Terminal tables, markdown, CSV and ``kvbench.report`` all use this list. The functions of a column take a line with the
+typed record of a run (:mod:`kvbench.results.record`), which has defaults for keys that older versions did not write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.util.cells import Cell, seconds, size
 
 Line = TypeVar("Line")
 
-#: names of the places where a column may stand: a table of runs, the list of ``kvbench.report``
+#: the places that can show a column: a table of runs, or the list of ``kvbench.report``
 TABLE, LIST = "table", "list"
 #: status of a run that has no `metrics.json`
 UNFINISHED = "unfinished"
@@ -25,7 +25,7 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run of a table, and the name that tells it from the others."""
+    """A run in a table, with a name that distinguishes it from the other runs."""
 
     name: str
     run: Metrics
@@ -33,16 +33,16 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Column(Generic[Line]):
-    """A column.
+    """A column of tables, with its columns in the CSV.
 
     Args:
         name: heading.
-        unit: of the CSV's numbers, for readers of this list; empty for texts and plain numbers.
-        cell: what a table shows; None: the column is in the CSV alone.
-        csv: heading in the CSV -> plain value.
-        places: where the cell is shown.
-        wraps: the text may take several lines where the screen is narrow.
-        present: True if the column is worth its place in a table of these lines.
+        unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
+        cell: returns the cell of a line; None if the column appears only in the CSV.
+        csv: heading in the CSV -> function that returns the plain value of a line.
+        places: the places that show the cell (:data:`TABLE`, :data:`LIST`).
+        wraps: True if the text may wrap on a narrow terminal.
+        present: returns True if a table of these lines should show the column.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Column(Generic[Line]):
 
 
 def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
-    """Return the columns of each task: its score with the difference to fp16, and their plain numbers."""
+    """Return one column per task or task@length: the score and its difference to fp16."""
     return [_of_score(name) for name in dict.fromkeys(key for line in lines for key in line.run.scores)]
 
 
@@ -84,7 +84,7 @@ def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[R
 
     Args:
         lines: the runs.
-        place: :data:`TABLE` or :data:`LIST`; None: all (for the CSV).
+        place: :data:`TABLE` or :data:`LIST`; None returns all columns, for the CSV.
     """
     chosen: list[Column[RunLine]] = []
     for column in COLUMNS:
@@ -96,7 +96,7 @@ def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[R
 
 
 def status(run: Metrics) -> str:
-    """Return how a run ended, where it did not end well."""
+    """Return the status of a run for a table cell; empty if it is ``ok``."""
     if run.status == "ok":
         return ""
     if run.status == "older":
@@ -107,7 +107,7 @@ def status(run: Metrics) -> str:
 
 
 def score_cell(entry: Score | Mean | None) -> Cell:
-    """Return a score, or a perplexity, with its standard error, and below it the difference to fp16."""
+    """Return a cell with a score or perplexity and its standard error, and the difference to fp16 below."""
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if perplexity:
         return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))
@@ -117,7 +117,7 @@ def score_cell(entry: Score | Mean | None) -> Cell:
 
 
 def error(stderr: float | None, digits: int = 3) -> str:
-    """Return a standard error behind its value; empty where there is none."""
+    """Return a standard error as text to append to its value, for example `` ±.012``; empty for None."""
     return "" if stderr is None else f" ±{f'{stderr:.{digits}f}'.removeprefix('0')}"
 
 
@@ -126,7 +126,7 @@ def _delta(pair: Pair | None, digits: int) -> str:
 
 
 def _headline(run: Metrics) -> str:
-    """Return the mean score; without one the perplexities, or the best throughput of a run's points."""
+    """Return the mean score as text; if there is none, the best throughput of the points, or the perplexities."""
     if run.mean.score is not None:
         return f"{run.mean.score:.3f}"
     if run.scores and all(entry.points for entry in run.scores.values()):
@@ -135,7 +135,7 @@ def _headline(run: Metrics) -> str:
 
 
 def _code(run: Metrics) -> str:
-    """Return the version of the code that made the samples, or how many there are, and a mark for older code."""
+    """Return the version of the code that made the samples, or the number of versions, and the parts changed since."""
     versions = list(run.code)
     text = f"{len(versions)} kinds" if len(versions) > 1 else "-"
     if len(versions) == 1:
@@ -178,12 +178,12 @@ def _drafted(lines: Sequence[RunLine]) -> bool:
 
 
 def _several_scores(lines: Sequence[RunLine]) -> bool:
-    """Return True if more than one task has scores (perplexities have no mean)."""
+    """Return True if more than one task has scores, so that a mean makes sense; perplexities do not count."""
     names = {key for line in lines for key, entry in line.run.scores.items() if entry.score is not None}
     return len(names) > 1
 
 
-#: stands in the list for a column of each task
+#: placeholder in the list; :func:`columns` replaces it by one column per task
 SCORES: Column[RunLine] = Column("scores")
 
 COLUMNS: list[Column[RunLine]] = [

@@ -1,4 +1,4 @@
-"""Two runs side by side, sample by sample: paired differences, and which samples changed."""
+"""Comparison of two runs, sample by sample: paired differences, and the samples whose scores differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.results.tables import labels
 
-#: changed samples that are shown
+#: maximum number of changed samples to show
 SHOWN = 20
 
 
@@ -26,12 +26,14 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-        names: of the two runs.
-        keys: score key -> ``{a, b, diff, stderr, n, nll}``: means over the samples that both have, the mean of their
-            differences (b - a) with its standard error, and that of the answers' NLL per token.
-        changed: ``{id, a, b, said_a, said_b}`` of each sample whose score differs, largest change first.
-        reworded: samples with another prediction and the same score.
-        notes: what makes the runs less comparable than they should be.
+        names: headings of the two runs.
+        keys: score key -> ``{a, b, diff, stderr, n, nll}``, over the samples that both runs have: the two mean scores,
+            the mean of the differences (b - a) with its standard error, and the paired difference of the answers' NLL
+            per token.
+        changed: ``{id, a, b, said_a, said_b}`` (the scores and the predictions) of each sample whose score differs,
+            largest change first.
+        reworded: number of samples with different predictions but the same score.
+        notes: reasons why the comparison may be misleading.
     """
 
     names: tuple[str, str]
@@ -42,7 +44,7 @@ class Comparison:
 
 
 def compare(a: RunStore, b: RunStore) -> Comparison:
-    """Compare two runs over the samples that both have."""
+    """Return the comparison of two runs over the samples that both have."""
     rows_a, rows_b = a.samples().rows, b.samples().rows
     common = [name for name in rows_a if name in rows_b]
     scores_a = aggregate.scores([rows_a[name] for name in common])
@@ -71,7 +73,7 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
 
 
 def screen(comparison: Comparison) -> Group:
-    """Return tables for a terminal."""
+    """Return the comparison for a terminal: the table of differences, the changed samples and the notes."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("", "A", "B", "B - A", "answer NLL", "n"):
         table.add_column(name, justify="left" if not name else "right")
@@ -88,7 +90,7 @@ def screen(comparison: Comparison) -> Group:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return the table of differences and the changed samples as GitHub tables."""
+    """Return the comparison as markdown: the table of differences, the changed samples and the notes."""
     rows = [f"A: {comparison.names[0]}, B: {comparison.names[1]}", ""]
     rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
     rows += ["| " + " | ".join(line) + " |" for line in lines(comparison)]
@@ -102,7 +104,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return one line per score key with plain numbers (differences are b - a)."""
+    """Return the differences (b - a) as CSV, one line per score key."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"])
@@ -115,7 +117,7 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def lines(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return the cells of the table of differences."""
+    """Return the cells of the table of differences, one line per score key."""
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():
         nll = entry["nll"]
@@ -145,7 +147,7 @@ def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[
 
 
 def _names(a: RunStore, b: RunStore) -> tuple[str, str]:
-    """Return the names of the two runs with the settings that set them apart."""
+    """Return headings of the two runs: run id, name with the settings that differ, model and data set."""
     runs = [(store.metrics() or {}, store.config() or {}) for store in (a, b)]
     whole = [metrics for metrics, _ in runs if metrics]
     names = labels(whole, beside=("model", "dataset")) if len(whole) == 2 else [m.get("label", "?") for m, _ in runs]

@@ -1,4 +1,4 @@
-"""The environment of a run: versions, machine, commit. Imports nothing heavy; the session fills in the device."""
+"""The environment of a run: versions, machine, commit. Does not import torch; the session fills in the device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def environment(device: str | None = None, device_name: str | None = None, dtype
 
     Args:
         device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.
-        device_name: the device as its maker names it; the CPU's model where None.
-        dtype: what ``model.dtype`` came to, for example ``bfloat16``.
+        device_name: product name of the device; None: the name of the CPU.
+        dtype: the dtype of the model, for example ``bfloat16`` (``model.dtype`` may say ``auto``).
     """
     return {
         "device": device,
@@ -51,7 +51,7 @@ def cpu_name() -> str:
 
 @cache
 def commit() -> str | None:
-    """Return the commit that kvbench is imported from, with ``+`` if tracked files differ; None outside git."""
+    """Return the git commit of the imported kvbench, with ``+`` if tracked files were edited; None outside a clone."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

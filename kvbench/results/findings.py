@@ -1,4 +1,4 @@
-"""Sentences below a sweep's table: each method's loss to fp16 and the memory that it saves."""
+"""Sentences below the table of a sweep: the loss of each method compared with fp16, and the memory it saves."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 Metrics = Mapping[str, Any]
 
-#: standard errors that a difference must have from zero to be called one
+#: a difference counts as clear if it is more than this many standard errors from zero
 ERRORS = 2.0
-#: most sentences; a longer table is read without them
+#: maximum number of sentences; with more runs, none are shown
 MOST = 8
 
 
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
-    """Return a sentence for each run that was compared with fp16 on the same samples, worst loss first.
+    """Return a sentence for each run that was paired with fp16, largest loss first; none for more than 8 such runs.
 
     Args:
-        names: of the runs in the table.
-        runs: contents of `metrics.json`.
+        names: names of the runs in the table.
+        runs: contents of their `metrics.json`.
     """
     losses = []
     for name, run in zip(names, runs, strict=True):
@@ -29,7 +29,12 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 
 
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
-    """Return the paired difference in points (hundredths of the score), its standard error, and if it is clear."""
+    """Return the verb phrase of a sentence: the difference to fp16 in points (0.01 of the score), and if it is clear.
+
+    Args:
+        pair: the paired difference, ``{diff, stderr, n}``.
+        mean: the run's mean score; a difference of exactly 0 means nothing if both runs score 0.
+    """
     points, error = 100 * pair["diff"], pair["stderr"]
     if error is None:
         return f"scores {points:+.1f} points to fp16 (n = {pair['n']}: too few for an error)"
@@ -44,7 +49,7 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
 
 
 def memory(run: Mapping[str, Any]) -> str:
-    """Return the memory of keys and values compared with fp16's."""
+    """Return the end of a sentence: the memory of keys and values compared with fp16; empty if unknown."""
     ratio = run["kv_bytes"]["ratio"]
     if ratio is None:
         return ""

@@ -1,8 +1,8 @@
-"""The run id: a hash of what determines the outputs, and of nothing else.
+"""The run id: a hash of everything that determines the outputs, and of nothing else.
 
 An id has two halves, ``<setting>-<method>``. The first covers model, data, decoding, seed and generation version, the
-second the method with its quantizer. Runs that may be compared sample by sample therefore share the first half, and the
-fp16 run that a method is paired with is found by name.
+second the method with its quantizer. Runs whose samples can be compared therefore share the first half, and the fp16
+run that a method is paired with is found by its directory's name.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 
 from kvbench.util.fingerprint import fingerprint
 
-#: raised by hand whenever the same configuration would give other outputs (prompting, decoding, a quantizer's rule)
+#: to be incremented when the same configuration would give other outputs (a change of prompts, decoding, quantization)
 GENERATION_VERSION = 1
 
-#: how a token is drawn from a distribution; stands in the identity of runs that draw
+#: version of the sampling of tokens; part of the identity of runs with a temperature above 0
 _DRAW = 2
 
 #: ``method._target_`` of the method that all others are paired with
 BASELINE_TARGET = "kvbench.methods.fp16.FP16"
 
-# Where a model's files lie, and what is only said about it, does not change its outputs.
+# The other keys (the path of the files, the licence, notes) do not change the outputs.
 _MODEL_KEYS = (
     "name",
     "hub_id",
@@ -50,15 +50,15 @@ def identity(
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
         data: ``{"identity": task.identity(), "version": task.version}``.
-        weights: the local folder that the weights are read from, if any; its content counts, not its place.
-        say: takes one line for the user, where many gigabytes of weights are to be read.
+        weights: the local folder that the weights are read from, or None; its content counts, not its path.
+        say: called with a line for the user if more than 2 GiB of weights have to be read.
 
     Returns:
-        ``{"setting": {...}, "method": {...}}``, the material of the two halves of the id. The scorer's version, the
-        limit, loggers, paths, launcher, device, batch size and prefill chunk are not in it.
+        ``{"setting": {...}, "method": {...}}``, the inputs of the two hashes. They do not include the scorer's version,
+        the limit, loggers, paths, launcher, device, batch size or prefill chunk.
     """
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
-    if config["model"].get("preset"):  # a data set's limit for the choice counts for this model too
+    if config["model"].get("preset"):  # a data set's prompt limit for the preset applies to this model too
         model["preset"] = config["model"]["preset"]
     if model["weights"] != "random":
         model["architecture"] = None  # the checkpoint's own config.json is read instead
@@ -83,7 +83,7 @@ def identity(
 
 
 def _described(folder: Path) -> str:
-    """Return a digest of what a model with random weights takes from a folder: its shape and its tokenizer."""
+    """Return a digest of the files that define a model with random weights: its config.json and its tokenizer."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json", "tokenizer.model"):
         file = folder / name
@@ -92,19 +92,23 @@ def _described(folder: Path) -> str:
 
 
 def run_id(material: Mapping[str, Any]) -> str:
-    """Return ``<setting>-<method>``: two times ten hexadecimal digits, usable as a directory's name and as a W&B id."""
+    """Return the run id ``<setting>-<method>``, two hashes of ten hexadecimal digits.
+
+    Args:
+        material: from :func:`identity`.
+    """
     return f"{_digest(material['setting'])}-{_digest(material['method'])}"
 
 
 def is_baseline(config: Mapping[str, Any]) -> bool:
-    """Return True for the full-precision run that others are paired with."""
+    """Return True if the method is fp16, the baseline that other runs are paired with."""
     return config["method"].get("_target_") == BASELINE_TARGET
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Return method and quantizer as a person says them, for example ``kivi int2``; no part of the id.
+    """Return the names of method and quantizer for people, for example ``kivi int2``; not part of the id.
 
-    The method is called by its preset (``method.preset``, which the command line fills in), else by its module.
+    The name of the method is that of its preset (``method.preset``, set by the command line), else that of its module.
     """
     target, preset = str(config["method"].get("_target_", "?")), config["method"].get("preset")
     name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
@@ -114,7 +118,7 @@ def short_name(config: Mapping[str, Any]) -> str:
 
 
 def content_digest(content: Any) -> str:
-    """Return a digest of JSON data, the same for equal data."""
+    """Return a digest of JSON data (ten hexadecimal digits), independent of the order of keys."""
     return _digest(content)
 
 

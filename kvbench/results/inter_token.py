@@ -1,7 +1,7 @@
-"""Inter-token time over length: a straight line through the points of a batch, and the break-even against fp16.
+"""Inter-token time as a linear function of length, fitted per batch size, and the break-even length against fp16.
 
-The time between two tokens is ``slope * L + intercept`` at L tokens in the cache, taken at the middle of the answer. A
-method with a smaller slope and a larger intercept than fp16 is faster beyond ``L* = (b - b_fp16) / (m_fp16 - m)``.
+The time between two tokens is modelled as ``m * L + b`` with L tokens in the cache (at the middle of the answer). A
+method with a smaller slope m and a larger intercept b than fp16 is faster beyond ``L* = (b - b_fp16) / (m_fp16 - m)``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Line:
     Args:
         slope: seconds per token of length.
         intercept: seconds at length 0.
-        lengths: number of lengths that it was fitted to.
+        lengths: number of different lengths in the fit.
     """
 
     slope: float
@@ -40,21 +40,21 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
 
 
 def break_even(line: Line, fp16: Line) -> float | None:
-    """Return the length from which `line` is faster than `fp16`: 0 where it always is, None where it never is."""
+    """Return the length beyond which `line` is faster than `fp16`; 0 if at any length, None unless its slope is smaller."""
     if line.slope >= fp16.slope:
         return None
     return max(0.0, (line.intercept - fp16.intercept) / (fp16.slope - line.slope))
 
 
 def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the line of each batch of a run that has points of two lengths or more.
+    """Return the fitted line for each batch size at which a run has points of at least two lengths.
 
     Args:
-        metrics: of a run; the times of fp16 are those behind its points' ratios (``vs_fp16``).
+        metrics: content of `metrics.json`; fp16's times are computed from the ratios in ``vs_fp16``.
 
     Returns:
-        By batch ``slope_s``, ``intercept_s``, ``lengths``, and, where fp16 was measured at two of the lengths or more,
-        ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (tokens; None: never faster).
+        Batch size -> ``slope_s``, ``intercept_s``, ``lengths`` and, if fp16 was measured at two or more of these
+        lengths, ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (tokens; None: never faster).
     """
     own: dict[int, list[tuple[float, float]]] = {}
     base: dict[int, list[tuple[float, float]]] = {}
@@ -80,7 +80,7 @@ def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def described(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each batch of :func:`lines`."""
+    """Return a sentence for the fitted line of each batch size (:func:`lines`)."""
     texts = []
     for batch, figures in lines(metrics).items():
         text = (

@@ -1,4 +1,4 @@
-"""Names that tell runs apart: method, quantizer, and the settings in which runs of one name differ."""
+"""Names that distinguish runs: method, quantizer, and the settings in which runs of the same name differ."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 Metrics = Mapping[str, Any]
 
-#: keys of a method's group that are no hyper-parameters
+#: keys of the group `method` that are not hyper-parameters
 UNSAID = ("_target_", "takes", "preset")
 
 
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
-    """Return names that tell the runs apart: method and quantizer, and whatever else differs between runs of one name.
+    """Return a name for each run: method and quantizer, and the settings in which runs of the same name differ.
 
     Args:
-        runs: contents of `metrics.json` (of a run that has none, ``label`` and ``config`` are enough).
-        beside: settings that other columns show already: ``model``, ``dataset``.
+        runs: contents of `metrics.json`; of these only ``label`` and ``config`` are read.
+        beside: settings to leave out because other columns show them: ``model``, ``dataset``.
     """
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]
@@ -35,7 +35,7 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
 
 
 def _typed(value: Any) -> str:
-    """Return a setting as it is typed."""
+    """Return the value of a setting as it is typed on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"[{','.join(map(_typed, value))}]" if isinstance(value, (list, tuple)) else str(value)

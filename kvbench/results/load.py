@@ -1,4 +1,4 @@
-"""The load of the machine while a run is timed, read from /proc and /sys; None on systems without them."""
+"""The load of the machine while a run is timed, read from /proc and /sys; unknown (None) on other systems."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: shares of the processors: as busy as this, with so much of it other work, times are not to be trusted
+#: times are not trusted if at least FULL of all processors were busy, and more than OTHERS of them with other work
 FULL, OTHERS = 0.85, 0.2
-#: set for the workers of a sweep whose jobs run side by side: what is busy beside one of them are the others
+#: environment variable set in workers of a sweep with parallel jobs: the other work on the machine is the sweep's
 SIDE_BY_SIDE = "KVBENCH_JOBS_SIDE_BY_SIDE"
-#: share of a session that a container may be held back by its limit of processor time
+#: share of the time for which a container may be throttled by its CPU limit before times are not trusted
 HELD_BACK = 0.05
 
 
@@ -22,12 +22,12 @@ class Moment:
     """The system's counters at one moment.
 
     Attributes:
-        at: seconds of a clock that only goes forward.
-        average: processes that ran or waited, over the last minute.
-        busy: seconds of processor time that all processes have taken, over all processors.
-        own: seconds that this process has taken.
-        held_back: seconds that this container's limit has held its processes back.
-        mhz: clock of the processors, their mean.
+        at: monotonic time in seconds.
+        average: load average over the last minute.
+        busy: CPU time in seconds used by all processes since boot, summed over the processors.
+        own: CPU time in seconds used by this process.
+        held_back: seconds for which the container's CPU limit has throttled it.
+        mhz: mean clock frequency of the processors in MHz.
     """
 
     at: float = field(default_factory=time.monotonic)
@@ -42,9 +42,9 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
     """Return the content of ``load`` in `env.json`.
 
     Returns:
-        ``cpus``; ``average`` and ``mhz`` as ``[start, end]``; mean numbers of processors that were busy: ``own_cpus``
-        with this process, ``other_cpus`` with everything else; ``held_back``: the share of the time in which the
-        container's limit held it back. None where the system does not say.
+        ``cpus``: the number of processors; ``average`` and ``mhz``: ``[start, end]``; ``own_cpus`` and ``other_cpus``:
+        the mean number of processors that were busy with this process and with everything else; ``held_back``: the
+        share of the time for which the container was throttled. Values that the system does not provide are None.
     """
     seconds = max(end.at - start.at, 1e-3)
     own = (end.own - start.own) / seconds
@@ -61,10 +61,10 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
 
 
 def busyness(load: Mapping[str, Any] | None) -> str | None:
-    """Return a warning if the machine was too busy for its times to be compared; else, or if unknown, None.
+    """Return a warning if the machine was too busy for comparable times; None if it was not, or the load is unknown.
 
     Args:
-        load: of :func:`between`.
+        load: from :func:`between`.
     """
     if not load or not load.get("cpus"):
         return None
@@ -95,7 +95,7 @@ def _average() -> float | None:
 
 
 def _busy() -> float | None:
-    """Read the ticks of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal (man 5 proc)."""
+    """Return the CPU time of all processes in seconds, from /proc/stat (user, nice, system, irq, softirq, steal)."""
     ticks = _numbers(Path("/proc/stat"), "cpu ")
     if len(ticks) < 7:
         return None
@@ -103,7 +103,7 @@ def _busy() -> float | None:
 
 
 def _held_back() -> float | None:
-    """Read the throttled time of a control group of version 2, which counts microseconds."""
+    """Return the throttled time in seconds, from the cpu.stat of cgroup v2; None without it."""
     throttled = _numbers(Path("/sys/fs/cgroup/cpu.stat"), "throttled_usec")
     return throttled[0] / 1e6 if throttled else None
 
@@ -120,7 +120,7 @@ def _mhz() -> float | None:
 
 
 def _numbers(path: Path, beginning: str) -> list[float]:
-    """Return the numbers of the first line that begins with `beginning`."""
+    """Return the numbers after `beginning` in the first line of a file that begins with it."""
     for line in _text(path).splitlines():
         if line.startswith(beginning):
             return [float(word) for word in line.removeprefix(beginning).split() if word.replace(".", "").isdigit()]

@@ -1,4 +1,4 @@
-"""Notes below a table: what its figures are, and what makes them less than they seem."""
+"""Notes below a table: the meaning of its figures, and reasons for caution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbench.results.points import each, has_points
 
 Metrics = Mapping[str, Any]
 
-#: of a table of points
+#: note below a table of points
 NOTE = (
     "TTFT: search and prefill; TPOT: median of the steps but the first (mean where tokens were drafted); tokens/s:"
     " search, prefill and decode inside; p90: of the time between two outputs, and p99; read: bytes that a step must"
@@ -23,7 +23,7 @@ NOTE = (
 
 
 def notes(runs: Sequence[Metrics]) -> list[str]:
-    """Return what a reader must know to read the numbers."""
+    """Return the notes for a table of these runs, one per line."""
     lines = ["± standard error over samples; Δ paired difference to fp16 on the same samples"]
     if any(map(has_points, runs)):
         devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
@@ -63,7 +63,7 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Return the note that a method packed and dropped nothing in a run, and why."""
+    """Return the note that a method packed and dropped nothing in this run, with the setting responsible."""
     reach = run["untouched"]
     return (
         f"nothing was packed or dropped: the longest sample had {reach['longest']} tokens in the cache, and "
@@ -72,7 +72,7 @@ def untouched(run: Metrics) -> str:
 
 
 def _doubts(runs: Sequence[Metrics]) -> list[str]:
-    """Return reasons to trust figures less, and the runs that they hold for."""
+    """Return warnings about the figures, each with the names of the runs that it applies to."""
     doubts: dict[str, list[str]] = {}
     for run, name in zip(runs, labels(runs), strict=True):
         if len(run.get("code") or ()) > 1:
@@ -94,7 +94,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _of_points(runs: Sequence[Metrics]) -> list[str]:
-    """Return the notes of a table of points, with each run's inter-token time over length."""
+    """Return the notes for a table of points, including the linear fits of inter-token time over length."""
     fits = [f"{name}: {text}" for run, name in zip(runs, labels(runs), strict=True) for text in described(run)]
     beyond = {figures["beyond"] for run in runs for _, _, figures in each(run) if figures.get("beyond")}
     if not beyond:

@@ -32,7 +32,7 @@ class Attachment:
         placement: None if the whole model is on one device. It survives ``detach``.
         attention: name of the attention implementation that kvbench's replaced; None if it was not replaced.
         rotary: the model's rotary embedding (:class:`kvbench.attention.rope.rotary.Rotary`); None until it is needed.
-        key_hooks: hooks that keep keys unrotated (:mod:`kvbench.attention.rope.pre_rope`), each with ``remove()``.
+        key_hooks: hooks that record keys before RoPE (:mod:`kvbench.attention.rope.pre_rope`), each with ``remove()``.
         int4: the switch between the model's own and its 4-bit weights (:class:`kvbench.models.int4.Switch`), or None.
     """
 
