@@ -1,4 +1,4 @@
-"""Scores of answers by the metric's name, for data sets that are described by data."""
+"""Scores of answers by the name of a metric, for data sets described by a configuration only."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from kvbench.metrics.text import exact_match, letter, matched
 
 Metric = Literal["exact_match", "f1", "rouge", "regex", "choice", "gsm8k"]
 
-#: of the options of multiple-choice questions
+#: the letters that label the options of multiple-choice questions
 LETTERS = string.ascii_uppercase
 
 
 def score(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
-    """Return ``score``, 0..1, the best over the answers; ``rouge`` and ``gsm8k`` have variants of it too.
+    """Return the scores of a prediction, each in 0..1: ``score``, and with ``rouge`` and ``gsm8k`` variants of it.
+
+    With several answers, the one that gives the best score counts.
 
     Args:
-        metric: ``exact_match`` and ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
-            (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum, stemmed), ``choice`` (the first letter of
-            an option that stands alone), or ``gsm8k`` (strict, with flexible).
+        metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
+            (:func:`kvbench.metrics.longbench.qa_f1`), ``rouge`` (ROUGE-Lsum with stemming), ``choice`` (the first
+            letter of an option that is a word of its own), or ``gsm8k`` (strict; flexible as a variant).
         prediction: generated text.
-        answers: references, one at least.
-        pattern: of ``regex``.
-        options: how many options a question has, for ``choice``.
+        answers: reference answers, at least one.
+        pattern: regular expression of the metric ``regex``.
+        options: number of options of the question, for ``choice``.
     """
     if metric == "exact_match":
         return {"score": exact_match(prediction, answers)}

@@ -1,14 +1,14 @@
-"""GSM8K: the number that an answer gives, as lm-evaluation-harness reads it, and as LogQuant's script does.
+"""GSM8K: extraction and scoring of the final number, as in lm-evaluation-harness and as in LogQuant's script.
 
-Source: lm-evaluation-harness, tasks/gsm8k/gsm8k.yaml (version 3.0): filters strict-match and flexible-extract, and
-exact_match with its regexes to ignore. Stop strings act before.
+Source: lm-evaluation-harness, tasks/gsm8k/gsm8k.yaml (version 3.0): the filters strict-match and flexible-extract, and
+exact_match with its regexes_to_ignore. Responses must already be cut at the stop strings.
 """
 
 from __future__ import annotations
 
 import re
 
-#: what stands where no number was found
+#: result of an extraction that found no number
 INVALID = "[invalid]"
 
 _STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -24,25 +24,26 @@ def strict(response: str) -> str:
 
 
 def gold(answer: str) -> str | None:
-    """Return the number after the last ``#### `` of a reference, or None where there is none."""
+    """Return the number after the last ``####`` of a reference, or None if there is none."""
     match = _GOLD.search(answer)
     return match[1] if match else None
 
 
 def flexible(response: str) -> str:
-    """Return the last thing that looks like a number (flexible-extract), or ``[invalid]``.
+    """Return the last match of a loose pattern for numbers (flexible-extract), or ``[invalid]``.
 
-    One digit alone is taken too ("7"), with its full stop where that makes two characters ("7.").
+    The pattern also matches a single digit ("7") and keeps a trailing full stop ("7.").
     """
     numbers = _FLEXIBLE.findall(response)
     return next((part for part in numbers[-1] if part), INVALID).strip() if numbers else INVALID
 
 
 def digits(response: str) -> str:
-    """Return the digits after the last ``####``, or the word ``None``, as LogQuant's script does.
+    """Return all digits after the last ``####``, or the text ``None`` without a ``####``, as LogQuant's script does.
 
-    Its faults are kept: it drops signs and points ("-5" is "5", "10.50" is "1050") and takes digits of whatever follows
-    the answer ("#### 18 in 2 days" is "182"); 14 gold answers hold a comma and 2 are negative, so they are never right.
+    The script's faults are kept: it drops signs and points ("-5" gives "5", "10.50" gives "1050") and collects digits
+    from anything after the answer ("#### 18 in 2 days" gives "182"). Of the gold answers, 14 contain a comma and 2 are
+    negative, so no response can match them.
     """
     if "####" not in response:
         return "None"
@@ -50,10 +51,10 @@ def digits(response: str) -> str:
 
 
 def matches(extracted: str, answer: str) -> bool:
-    """Return True if an extracted number equals a GSM8K answer (its whole text, or the number alone).
+    """Return True if an extracted number equals a GSM8K answer (the whole text of the answer, or just the number).
 
-    On both sides commas, dollar signs, everything up to ``#### `` and one full stop at the end are removed; the strings
-    are compared without case, so 18 and 18.0 differ.
+    From both, commas, dollar signs, everything up to the last ``#### ``, and a final full stop are removed. They are
+    compared as strings, ignoring case, so 18 and 18.0 differ.
     """
     return _plain(extracted) == _plain(answer)
 
@@ -62,14 +63,14 @@ def score(response: str, answer: str) -> dict[str, float]:
     """Score one response against a GSM8K answer.
 
     Returns:
-        ``score``, ``strict`` and ``flexible``, 0.0 or 1.0 each; ``score`` is the strict one, the harness's first.
+        ``strict`` and ``flexible``, each 0.0 or 1.0, and ``score``, which equals ``strict``.
     """
     exact = float(matches(strict(response), answer))
     return {"score": exact, "strict": exact, "flexible": float(matches(flexible(response), answer))}
 
 
 def score_digits(response: str, answer: str) -> float:
-    """Return LogQuant's score: :func:`digits` against the text after the answer's last ``####``."""
+    """Return LogQuant's score: 1.0 if :func:`digits` equals the text after the answer's last ``####``, else 0.0."""
     return float(digits(response) == answer.split("####")[-1].strip())
 
 

@@ -1,8 +1,8 @@
 """LongBench's scores, as its eval.py and metrics.py compute them (THUDM/LongBench 2e00731).
 
-A prediction is scored as it is: nothing is stripped but what the official code strips. Code similarity is fuzzywuzzy's
-ratio on difflib, which is what the official requirements install; python-Levenshtein and rapidfuzz give other values
-(:data:`SIMILARITY` names the one in use and goes into results).
+Predictions are stripped only where the official code strips them. Code similarity is fuzzywuzzy's ratio based on
+difflib, which is what the official requirements install; python-Levenshtein and rapidfuzz give other values
+(:data:`SIMILARITY` names the one in use and is recorded in results).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from kvbench.errors import KvbenchError
 from kvbench.metrics.rouge import rouge_l
 
-#: what computes the similarity of code lines
+#: the library that computes the similarity of code lines
 SIMILARITY = "difflib"
 
-#: LongBench-E, whose records carry the bucket of their length
+#: the data sets of LongBench-E, whose scores are reported by bucket of length
 EXTENDED = tuple(
     f"{name}_e"
     for name in (
@@ -30,7 +30,7 @@ EXTENDED = tuple(
     ).split()
 )
 
-#: data sets whose prediction is its first line
+#: data sets of which only the first line of a prediction is scored
 FIRST_LINE = ("trec", "triviaqa", "samsum", "lsht")
 
 _CHINESE_PUNCTUATION = (
@@ -43,18 +43,18 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Score of one prediction, 0..1: the best over the answers.
+    """Return the score of one prediction, 0..1: the best over the answers, 0 without answers.
 
     Args:
         dataset: one of LongBench's 21 names, for example ``qasper``, or of LongBench-E's 13 (:data:`EXTENDED`).
-        prediction: what the model said.
+        prediction: generated text.
         answers: the record's answers.
         all_classes: the record's classes (trec and lsht).
 
     Raises:
-        KeyError: no such data set.
-        KvbenchError: a Chinese data set, and jieba is not installed.
-        ValueError: trec or lsht without classes, or a retrieval task's answer without a paragraph.
+        KeyError: there is no such data set.
+        KvbenchError: the data set is scored on Chinese words, and jieba is not installed.
+        ValueError: trec or lsht has no classes, or an answer of a retrieval task names no paragraph.
     """
     metric = METRICS[base_name(dataset)]
     text = first_line(dataset, prediction)
@@ -64,7 +64,10 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
 
 
 def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> float | None:
-    """Return the score with the recursion fault of `rouge` 1.0.1 (:attr:`RougeL.limited`); None without ROUGE."""
+    """Return the score with the recursion fault of `rouge` 1.0.1 (:attr:`RougeL.limited`).
+
+    None for data sets that are not scored by ROUGE.
+    """
     metric = METRICS[base_name(dataset)]
     if metric not in (_rouge, _rouge_zh):
         return None
@@ -74,27 +77,36 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Return a data set's score on LongBench's scale: ``round(100 * mean, 2)``; NaN for no scores, as numpy gives."""
+    """Return a data set's score on LongBench's scale, ``round(100 * mean, 2)``; NaN without scores, as with numpy."""
     return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
 
 
 def bucket(length: int) -> str:
-    """Return LongBench-E's bucket of a record by its ``length`` field."""
+    """Return LongBench-E's bucket for a record's ``length`` field: ``0-4k``, ``4-8k`` or ``8k+``."""
     return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"
 
 
 def first_line(dataset: str, prediction: str) -> str:
-    """Return the first line of a prediction for the few-shot data sets (only line feeds are stripped before it)."""
+    """Return the part of a prediction that is scored: for the data sets in :data:`FIRST_LINE`, only its first line.
+
+    Leading line feeds are stripped first, other whitespace is not.
+    """
     return prediction.lstrip("\n").split("\n")[0] if base_name(dataset) in FIRST_LINE else prediction
 
 
 def base_name(dataset: str) -> str:
-    """Return the name of a data set without LongBench-E's ``_e``; a task that has no such form keeps it."""
+    """Return the name of a data set without LongBench-E's suffix ``_e``; names outside :data:`EXTENDED` unchanged."""
     return dataset.removesuffix("_e") if dataset in EXTENDED else dataset
 
 
 def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> str | None:
-    """Return why every prediction would score 0 against a record's answers and classes, or None."""
+    """Return why no prediction can score above 0 (or be scored at all) against a record, or None if one can.
+
+    Args:
+        dataset: see :func:`score`.
+        answers: the record's answers.
+        all_classes: the record's classes.
+    """
     metric = METRICS[base_name(dataset)]
     if not answers:
         return "'answers' has none"
@@ -108,7 +120,7 @@ def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str
 
 
 def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None) -> str | None:
-    """Return what a record lacks for its score: classes (trec, lsht), or the number of a paragraph; else None."""
+    """Return why a record cannot be scored: no classes (trec, lsht), or an answer without a paragraph; else None."""
     metric = METRICS[base_name(dataset)]
     if metric is _classification and not all_classes:
         return f"{dataset} is scored by its classes, and 'all_classes' has none"
@@ -121,7 +133,7 @@ def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str]
 
 
 def qa_f1(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """Return F1 of the words of a prediction: without case, punctuation and articles, as SQuAD scores them."""
+    """Return the F1 score of a prediction's words, ignoring case, punctuation and articles, as in SQuAD."""
     return _f1(_normal(prediction).split(), _normal(answer).split())
 
 
@@ -140,7 +152,7 @@ def _rouge_zh(prediction: str, answer: str, classes: Sequence[str]) -> float:
 
 def _classification(prediction: str, answer: str, classes: Sequence[str]) -> float:
     named = [name for name in classes if name in prediction]
-    # the official code removes from the list that it walks, so the entry after a removed one is passed over
+    # the official code removes entries from the list that it iterates over, so the entry after a removed one is skipped
     place = 0
     while place < len(named):
         if named[place] in answer and named[place] != answer:
@@ -211,7 +223,7 @@ def _f1(predicted: Sequence[str], wanted: Sequence[str]) -> float:
 
 
 def _normal(text: str) -> str:
-    """Return lower case, without ASCII punctuation and articles, single spaces."""
+    """Return a text in lower case, without ASCII punctuation and articles, with single spaces."""
     plain = "".join(char for char in text.lower() if char not in _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 

@@ -1,24 +1,24 @@
 """ROUGE-L as the package `rouge` 1.0.1 computes it, without its recursion limit.
 
-LongBench scores summaries with that package. It differs from ROUGE-L elsewhere (`rouge-score`): sentences end at every
-".", words are separated by single spaces and keep case and punctuation, words are counted as *sets* (repeats collapse),
-and the union of the longest common subsequences is taken over all pairs of sentences. The package walks back through
-the table with one recursive call a step; where a pair of sentences takes more steps than Python's recursion limit
-(1000) allows, it raises and LongBench's bare ``except`` makes the score 0. Here the walk is a loop; :func:`limited`
-gives the value with that fault.
+LongBench scores summaries with that package. It differs from other implementations of ROUGE-L (`rouge-score`):
+sentences end at every ".", words are split at whitespace and keep case and punctuation, words are counted as *sets*
+(repeats count once), and the union of the longest common subsequences is taken over all pairs of sentences. The package
+backtracks through the dynamic-programming table with one recursive call per step. If a pair of sentences needs more
+steps than Python's recursion limit (1000) allows, it raises, and LongBench's bare ``except`` makes the score 0. Here
+the backtracking is a loop; :attr:`RougeL.limited` is the score with that fault.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: recursive calls that a walk may take under LongBench's eval.py: Python's 1000 less the frames that it stands on
+#: recursive calls available to the package inside LongBench's eval.py: Python's 1000, less the frames above it
 RECURSION_STEPS = 990
 
 
 @dataclass(frozen=True)
 class RougeL:
-    """F, precision and recall, 0..1, and the most steps that one walk through a pair's table took."""
+    """F measure, precision and recall, 0..1, and the largest number of backtracking steps for a pair of sentences."""
 
     f: float
     precision: float
@@ -27,14 +27,14 @@ class RougeL:
 
     @property
     def limited(self) -> float:
-        """F as `rouge` 1.0.1 gives it inside LongBench: 0 where its recursion would have been too deep."""
+        """F measure as `rouge` 1.0.1 gives it inside LongBench: 0 if its recursion would have been too deep."""
         return 0.0 if self.steps > RECURSION_STEPS else self.f
 
 
 def rouge_l(prediction: str, reference: str) -> RougeL:
-    """Return ROUGE-L (summary level) of one text against one reference.
+    """Return the summary-level ROUGE-L of one text against one reference.
 
-    An empty text (also one of full stops alone) scores 0, where the package raises and LongBench counts 0.
+    An empty text, or one that consists of full stops only, scores 0: the package raises there, and LongBench counts 0.
     """
     predicted, wanted = _sentences(prediction), _sentences(reference)
     if not predicted or not wanted:
@@ -52,15 +52,16 @@ def rouge_l(prediction: str, reference: str) -> RougeL:
 
 
 def _sentences(text: str) -> list[list[str]]:
-    """Return the words of each sentence. A sentence of blanks alone has one empty word, as in the package."""
+    """Return the words of each sentence. A sentence of blanks only has one empty word, as in the package."""
     return [" ".join(part.split()).split(" ") for part in text.split(".") if part]
 
 
 def _common_subsequence(x: list[str], y: list[str]) -> tuple[set[str], int]:
     """Return the words of the longest common subsequence, and the number of calls that the package makes to find it.
 
-    A word of `y` that is not in `x` only ever moves the walk one to the left, so its column can be left out of the
-    table (the column of a word in `x` alone cannot: there the walk's choice between up and left matters).
+    At a word of `y` that does not occur in `x`, backtracking always moves one column to the left, so that column is
+    left out of the table. A word of `x` that does not occur in `y` keeps its row, because there the choice between up
+    and left matters.
     """
     vocabulary = set(x)
     columns = [place for place, word in enumerate(y, start=1) if word in vocabulary]

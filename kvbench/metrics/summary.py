@@ -1,6 +1,6 @@
 """ROUGE of summaries as HELMET and InfiniteBench score them: the package rouge-score with stemming.
 
-LongBench's ROUGE is another one (:mod:`kvbench.metrics.rouge`): its scores must not be compared with these.
+LongBench uses another implementation (:mod:`kvbench.metrics.rouge`), whose scores must not be compared with these.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-#: what is computed; the score of a summary is the F measure of the last
+#: the kinds of ROUGE that are computed; the score of a summary is the F measure of the last
 KINDS = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
@@ -21,7 +21,7 @@ def _scorer() -> Any:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Return F measures 0..1 by :data:`KINDS`, each the best over the references.
+    """Return the F measure, 0..1, of each of :data:`KINDS`: the best over the references.
 
     Raises:
         ValueError: there are no references.

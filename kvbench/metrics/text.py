@@ -1,4 +1,4 @@
-"""Scores of an answer's text: exact match, containment, the share of words that are right."""
+"""Scores of an answer's text: exact match, containment, regular expressions, and the share of correct words."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ _SPACES = re.compile(r"\s+")
 
 
 def normalise(text: str) -> str:
-    """Return lower case, whitespace runs made one space, quotes and final punctuation off the ends."""
+    """Return a text in lower case, with runs of whitespace as one space, and no quotes or punctuation at either end."""
     return _SPACES.sub(" ", text).strip(" \"'`.,;:!?").casefold()
 
 
 def exact_match(prediction: str, answers: Iterable[str]) -> float:
-    """Return 1.0 where the prediction equals one of the answers after :func:`normalise`, else 0.0."""
+    """Return 1.0 if the prediction equals one of the answers after :func:`normalise`, else 0.0."""
     text = normalise(prediction)
     return float(any(text == normalise(answer) for answer in answers))
 
 
 def contains(prediction: str, answers: Iterable[str]) -> float:
-    """Return 1.0 where one of the answers stands in the prediction as whole words, else 0.0."""
+    """Return 1.0 if the prediction contains one of the answers as whole words, ignoring case, else 0.0."""
     text = f" {_words(prediction)} "
     return float(any(f" {_words(answer)} " in text for answer in answers))
 
 
 def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
-    """Return 1.0 where what a pattern finds in the prediction equals one of the answers after :func:`normalise`.
+    """Return 1.0 if the part of the prediction that a pattern extracts equals one of the answers, else 0.0.
+
+    Both are compared after :func:`normalise`.
 
     Args:
-        prediction: a text; without a match it scores 0.
-        answers: the pattern's group counts of an answer too, where it matches; else the whole answer.
-        pattern: regular expression with one group; the first match counts.
+        prediction: generated text; without a match it scores 0.
+        answers: reference answers. The pattern is applied to them too; an answer that does not match counts as a whole.
+        pattern: regular expression with one group, which is extracted from the first match.
     """
     expression = re.compile(pattern)
     match = expression.search(prediction)
@@ -45,15 +47,15 @@ def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
 
 
 def letter(prediction: str, letters: str) -> str | None:
-    """Return the first of `letters` that stands alone in the prediction, or None."""
+    """Return the first of `letters` that is a word of its own in the prediction, or None."""
     match = re.search(rf"\b([{letters}])\b", prediction)
     return match[1] if match else None
 
 
 def prefix_share(prediction: str, answer: str) -> float:
-    """Return the share of the answer's words that the prediction has, in place and without a slip before them.
+    """Return the share of the answer's words that the prediction reproduces before its first wrong word.
 
-    A graded form of exact match for long copies: 1.0 exactly where all words are right.
+    A graded form of exact match for long copies; 1.0 if the prediction begins with the whole answer.
     """
     words, wanted = normalise(prediction).split(" "), normalise(answer).split(" ")
     right = 0

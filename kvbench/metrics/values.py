@@ -1,4 +1,4 @@
-"""Scores of answers that are values: the share of several that an answer has, and the number that it ends with."""
+"""Scores of answers that consist of values: recall of several values, and extraction of a final number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def recall(prediction: str, values: Sequence[str]) -> float:
-    """Return the share of the `values` that stand in the prediction as whole words, as RULER scores several values.
+    """Return the share of `values` that the prediction contains as whole words, as RULER scores several values.
 
     Raises:
         ValueError: there are no values.
@@ -20,7 +20,7 @@ def recall(prediction: str, values: Sequence[str]) -> float:
 
 
 def marked_number(text: str, marker: str = "####") -> str | None:
-    """Return the number after the last `marker`, without thousands separators, or None."""
+    """Return the first number after the last `marker`, without thousands separators; None if there is none."""
     if marker not in text:
         return None
     match = _NUMBER.search(text.rsplit(marker, 1)[1])
@@ -28,6 +28,6 @@ def marked_number(text: str, marker: str = "####") -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number of a text, without thousands separators, or None."""
+    """Return the last number in a text, without thousands separators; None if there is none."""
     numbers = _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None

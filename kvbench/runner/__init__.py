@@ -1,1 +1,1 @@
-"""Runs: samples in, rows out; the session that generates them, and the ranks that share one."""
+"""Runs: a session turns a data set's samples into rows of results, in one process or on several ranks."""

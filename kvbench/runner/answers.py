@@ -1,4 +1,4 @@
-"""Answers to prompts: a batch of samples through a method's cache, generated and scored."""
+"""Answers to prompts: batches of samples, generated with a method's cache and scored."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from kvbench.tasks.base import Sample, Task
 
 @dataclass(frozen=True)
 class Answers:
-    """Strategy of :class:`kvbench.tasks.work.Generate`.
+    """Strategy for :class:`kvbench.tasks.work.Generate`: answers are generated and scored.
 
     Args:
-        config: method, decoding and runtime of the run.
-        loaded: the model.
-        task: scores the predictions.
-        machine: as rows name it.
-        options: of the kernels.
+        config: model, method, decoding and runtime of the run.
+        loaded: the loaded model.
+        task: the data set, which scores the predictions.
+        machine: device and dtype as rows name them.
+        options: kernel options of the caches.
     """
 
     config: RunConfig
@@ -112,7 +112,16 @@ class Answers:
 def generation_figures(
     machine: Machine, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, generation: Generation
 ) -> dict[str, Any]:
-    """Return the measured part of the rows of one generation, but for what differs from row to row."""
+    """Return the measured part that all rows of one generation share.
+
+    Args:
+        machine: device and dtype.
+        cache: the cache after the generation.
+        peaks: peak memory by phase.
+        warm_up: whether the times count as warm-up.
+        rows: number of rows in the batch.
+        generation: times and path of the decoding.
+    """
     return machine.measured(
         rows,
         peaks.row(),
@@ -122,7 +131,7 @@ def generation_figures(
             "prefill": cache.progress.prefill.path,
         },
         warm_up=warm_up,
-        # a method's search is part of it; where nobody knows how long that takes, no more is known of the sum
+        # TTFT includes the method's search; if the time of that is unknown, so is the sum
         ttft_s=None if cache.search_s is None else round(generation.ttft_s + cache.search_s, 6),
         step_s=[round(step, 6) for step in generation.step_s],
         stepping=generation.stepping,
@@ -139,17 +148,27 @@ def answer_row(
     bill: dict[str, Any],
     measured: dict[str, Any],
 ) -> Row:
-    """Return the row of the sample at `index` of a generation's batch."""
+    """Return the row of one sample.
+
+    Args:
+        task: the data set, which scores the prediction.
+        sample: the sample at `index` of the batch.
+        prompt: its prompt in token ids.
+        generation: outcome of the whole batch.
+        index: the sample's place in the batch.
+        bill: bytes of the cache that belong to the sample.
+        measured: the measured part shared by the batch (:func:`generation_figures`).
+    """
     tokens, finish = generation.tokens[index], generation.finish[index]
     nll = generation.answer_nll[index] if generation.answer_nll else None
     prediction = generation.text[index]
     speculated = {}
-    # the first token comes from the prefill; the rest, and the EOS, took a decode step each or came of a round
+    # the first token comes from the prefill; each other token, and the EOS, took a decode step or came from a round
     measured = {**measured, "decoded": min(len(generation.step_s), len(tokens) - (finish != "eos"))}
     if generation.rounds:
         speculated = {"speculation": figures(generation.rounds, index)}
         times = [round(seconds, 6) for seconds in token_seconds(generation.rounds, index)]
-        # a row's own tokens and their mean time; the batch's whole decode time is what throughput divides by
+        # times of the row's own tokens; `decode_s` is the whole batch's time, for throughput
         measured |= {"step_s": times, "decoded": len(times), "decode_s": round(sum(generation.step_s), 6)}
     return {
         **head(sample, len(prompt.ids), finish, truncated=prompt.removed, prediction=prediction, tokens=tokens),

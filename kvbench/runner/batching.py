@@ -1,4 +1,4 @@
-"""The order in which samples are run, and which of them share a batch."""
+"""Batches of a run: which samples share one, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from kvbench.tasks.base import Sample
 
 
 def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
-    """Return batches of the samples in their order, but for the one with the longest prompt, which comes first.
+    """Return the samples in batches of at most `size`, in their order, except that one batch is moved to the front.
 
-    The first batch warms up and carries the memory census, so it should be the one that needs most. Where the task has
-    samples to warm up with, those come before.
+    The session's first batch warms up and is the one whose tensors are counted, so it should need the most memory: it
+    is the batch with the longest prompt. If the task has warm-up samples, their batches come first instead, and the
+    others keep their order.
     """
     planned = list(batches(samples, size))
     warming = [batch for batch in planned if batch[0].warm_up]
@@ -25,7 +26,7 @@ def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
 
 
 def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """Yield consecutive samples that ask for the same kind of work and end alike, at most `size` together."""
+    """Yield batches of at most `size` consecutive samples with the same kind of work and the same end of an answer."""
     batch: list[Sample] = []
     for sample in samples:
         alike = batch and _shared(sample) == _shared(batch[0])
@@ -38,13 +39,13 @@ def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 def _shared(sample: Sample) -> tuple[Any, ...]:
-    """Return what the samples of a batch have in common."""
+    """Return the properties in which all samples of a batch must agree."""
     ending = sample.max_new_tokens, sample.stop, sample.end_text, sample.say_something
     return (type(sample.work), *ending, sample.warm_up)
 
 
 def check_ids(samples: Iterable[Sample]) -> None:
-    """Raise KvbenchError where two samples share an id: results are keyed by it."""
+    """Raise KvbenchError if two samples share an id, because results are keyed by it."""
     seen: set[str] = set()
     for sample in samples:
         if sample.id in seen:
@@ -53,7 +54,7 @@ def check_ids(samples: Iterable[Sample]) -> None:
 
 
 def check_any(samples: Sequence[Sample], dataset: Mapping[str, Any]) -> None:
-    """Raise DataError where a data set has no samples: a table without a number is not a result."""
+    """Raise DataError if there are no samples; `dataset` is the data set's configuration, for the message."""
     if samples:
         return
     hint = (

@@ -11,19 +11,19 @@ from kvbench.results.code import Code
 from kvbench.util.failures import bytes_asked, describe
 from kvbench.util.progress import say
 
-#: samples that may fail before a run gives up: one bad record must not cost the rest, a broken set-up must not go on
+#: number of failed samples at which a run gives up: one bad record must not end it, a broken installation must
 MAX_ERRORS = 3
 
 
 @dataclass
 class Failures:
-    """Failures so far.
+    """The failures of a run so far.
 
     Args:
         label: the run's short name, for messages.
-        code: digests of the code of now, see :mod:`kvbench.runner.sources`.
-        errors: a record for each; ``sample`` is None for one outside any sample.
-        oom: what ran out of memory; None: nothing did.
+        code: digests of the current code (:mod:`kvbench.runner.sources`).
+        errors: one record per error; its ``sample`` is None if no sample caused the error.
+        oom: record of the sample or the load that ran out of memory; None if none did.
     """
 
     label: str
@@ -41,7 +41,11 @@ class Failures:
         return {error["sample"] for error in self.errors}
 
     def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:
-        """Record an error, and show it unless its like was shown; return False if the run has to give up."""
+        """Record the error of a sample; show it with `show` unless an earlier one had the same message.
+
+        Returns:
+            False if :data:`MAX_ERRORS` samples have failed and the run must end, else True.
+        """
         shown = [entry["message"] for entry in self.errors]
         self.errors.append({"sample": sample, **describe(error)})
         if self.errors[-1]["message"] not in shown:
@@ -51,14 +55,14 @@ class Failures:
         return len(self.errors) < MAX_ERRORS
 
     def ran_out(self, error: BaseException, sample: str | None) -> None:
-        """Record that memory ran out, which is a result; `sample` is None while the model is loaded."""
+        """Record that memory ran out, which is a result; `sample` is None if the model was being loaded."""
         asked = bytes_asked(error)
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000], "code": self.code}
         size = "an unknown amount" if asked is None else tables.size(asked)
         say(f"{self.label}: out of memory at {sample or 'loading the model'}, {size} asked for; recorded as a result")
 
     def say_repeats(self) -> None:
-        """Say which samples failed as one before them, whose message was shown."""
+        """List the samples whose error was not shown because an earlier sample had failed with the same message."""
         alike: dict[str, list[str]] = {}
         for error in self.errors:
             alike.setdefault(error["message"], []).append(str(error["sample"]))
@@ -68,7 +72,11 @@ class Failures:
 
 
 def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:
-    """Return status, oom and error of a run that ends because another rank failed."""
+    """Return the status, the ``oom`` record and the error record of a run that ends because another rank failed.
+
+    Args:
+        failure: ``rank``, ``kind`` (class of the exception), ``message``, and ``oom``: whether memory ran out.
+    """
     message = f"rank {failure['rank']}: {failure['message']}"
     if failure["kind"] == "KeyboardInterrupt":
         return "interrupted", None, None

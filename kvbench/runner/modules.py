@@ -1,6 +1,6 @@
-"""Python modules read as files, without importing them: digest, imports, classes and their bases.
+"""Python modules analysed from their source files, without importing them: digests, imports, classes and their bases.
 
-Nothing is imported because a report must not load torch to learn whether a method was edited.
+Nothing is imported, because a report must not load torch just to find out whether a method was edited.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from kvbench.util.normal_form import for_types, text_of
 
-#: a string in a source that may name a file beside it, which then belongs to the module's code
+#: a string literal that may name a file in the module's folder, which then counts as part of the module's code
 _DATA_FILE = re.compile(rb"""["']([\w-][\w./-]{0,80}\.(?:json|jsonl|yaml|yml|txt|cu|cuh|cpp|h))["']""")
 
-#: what tells that a file was not written since: path, modification time, size
+#: path, modification time and size of a file: equal stamps mean that the file has not been written in between
 Stamp = tuple[str, int, int]
 
-#: methods by which a class outside the package is recognised as a quantizer (:mod:`kvbench.quantizers`)
+#: sets of methods; a class outside the package that has all of one set is a quantizer (:mod:`kvbench.quantizers`)
 _QUANTIZER_METHODS = ({"encode", "decode"}, {"quantize", "dequantize"}, {"encode_groups", "decode"})
 
 
@@ -35,13 +35,16 @@ class Module:
     """One source file.
 
     Attributes:
-        digest: of the normal form, and of the data files that the source names.
-        without_scorer: the same without members of classes that score (``score*``).
-        scorer: of these members alone.
-        imports: dotted names that may be modules: those imported, imported from, and imported from these.
-        names: name in the module -> dotted origin of what was imported under it.
-        stars: modules of which everything is imported.
-        bases: class -> dotted names of its bases as written.
+        digest: digest of the source's normal form (no comments, docstrings or formatting) and of the data files that
+            the source names.
+        without_scorer: the same digest without the class members that score (``score``, ``score_questions``,
+            ``scorer_version``).
+        scorer: digest of those members only; empty if there are none.
+        imports: dotted names that may be modules: for ``import a`` it is ``a``, for ``from a import b`` both ``a`` and
+            ``a.b``.
+        names: dotted origin of each imported name, by the name that it has in the module.
+        stars: modules imported with ``*``.
+        bases: dotted names of the bases of each class, as written.
         quantizers: classes that have a quantizer's methods.
     """
 
@@ -56,19 +59,19 @@ class Module:
 
 
 def load(name: str) -> Module | None:
-    """Return the module called `name`; None where it has no file (a notebook, a prompt, a namespace)."""
+    """Return the module called `name`; None if it has no file (a notebook, a prompt, a namespace package)."""
     stamps = _stamps(name)
     return _read(name, *stamps) if stamps else None
 
 
 def digest(name: str) -> str | None:
-    """Return the digest of the module called `name` alone, in half the time of :func:`load`; None without a file."""
+    """Return only the digest of the module called `name`, in half the time of :func:`load`; None without a file."""
     stamps = _stamps(name)
     return _read_digest(*stamps) if stamps else None
 
 
 def _stamps(name: str) -> tuple[Stamp, ...]:
-    """Return the stamps of a module's file and of the data files that it names; none where there is no file."""
+    """Return the stamps of a module's file and of the data files that it names; empty if the module has no file."""
     spec = find(name)
     if spec is None or spec.origin is None or (own := _stamp(Path(spec.origin))) is None:
         return ()
@@ -87,12 +90,12 @@ def _stamp(path: Path) -> Stamp | None:
 
 @lru_cache(maxsize=1024)
 def _data_files(stamp: Stamp) -> tuple[str, ...]:
-    """Return the names of data files in the strings of a source."""
+    """Return the file names that occur as string literals in a source."""
     return tuple(sorted({name.decode() for name in _DATA_FILE.findall(Path(stamp[0]).read_bytes())}))
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Return the location of a module without importing it or its package; None where there is no such file."""
+    """Return the spec of a module without importing it or its package; None if it has no file."""
     top, _, rest = name.partition(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -106,7 +109,10 @@ def find(name: str) -> ModuleSpec | None:
 
 
 def submodules(package: str) -> list[str]:
-    """Return `package` and all modules below it; a module alone; nothing where there is no such module."""
+    """Return the names of `package` and all modules below it; only the name itself for a module that is no package.
+
+    The list is empty if there is no such module.
+    """
     spec = find(package)
     if spec is None or spec.origin is None:
         return []
@@ -121,10 +127,12 @@ def submodules(package: str) -> list[str]:
 
 
 def lineage(target: str) -> list[str]:
-    """Return the modules of a class and of all its bases, the class's own first.
+    """Return the modules that define a class and all its bases, the class's own module first.
+
+    Standard-library modules are left out. For a class made by a call, the result is the module that `target` names.
 
     Args:
-        target: dotted path of the class; where a package re-exports it, that package's file counts too.
+        target: dotted path of the class; it may name a module that only re-exports the class.
     """
     module, _, cls = target.rpartition(".")
     modules: dict[str, None] = {}
@@ -140,13 +148,13 @@ def lineage(target: str) -> list[str]:
             waiting += [origin for base in content.bases[cls] for origin in _origins(name, content, base)]
         else:
             waiting += _origins(name, content, cls)
-    if target and not modules and load(module) is not None:  # made by a call: its file is all that is known
+    if target and not modules and load(module) is not None:  # made by a call: only its file is known
         modules[module] = None
     return list(modules)
 
 
 def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]:
-    """Yield (module, class) that a dotted name in a module may stand for."""
+    """Yield the (module, class) pairs to which a dotted name in the module called `name` may refer."""
     head, _, rest = base.partition(".")
     if base in content.bases:
         yield name, base
@@ -158,7 +166,7 @@ def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]
 
 
 def is_quantizer(name: str, package: str) -> bool:
-    """Return True where a module defines a class with a quantizer's methods, or one derived from `package`'s."""
+    """Return True if a module defines a class with a quantizer's methods or with a base from `package`."""
     content = load(name)
     if content is None:
         return False
@@ -167,9 +175,11 @@ def is_quantizer(name: str, package: str) -> bool:
 
 
 def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collection[str] = ()) -> dict[str, Module]:
-    """Return the modules called `names` and all that they import as far as `follow` says, by name.
+    """Return the modules called `names` and those that they import, directly or indirectly, by name.
 
     Args:
+        names: modules to begin with; those without a file are left out.
+        follow: returns True for an imported name that is to be included.
         closed: modules whose imports are not followed.
     """
     modules: dict[str, Module] = {}
@@ -185,18 +195,18 @@ def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collect
 
 
 def below(name: str, packages: Iterable[str]) -> bool:
-    """Return True where a module is one of `packages` or inside one."""
+    """Return True if a module is one of `packages` or inside one."""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def standard(name: str) -> bool:
-    """Return True for modules of the standard library."""
+    """Return True if a module belongs to the standard library."""
     return name.partition(".")[0] in sys.stdlib_module_names
 
 
 @lru_cache(maxsize=4096)
 def own(name: str) -> bool:
-    """Return True for a module of the user's: neither kvbench's, nor installed, nor the standard library's."""
+    """Return True if a module is the user's own: not part of kvbench, an installed package or the standard library."""
     if standard(name) or below(name, ("kvbench",)):
         return False
     spec = find(name)
@@ -204,7 +214,7 @@ def own(name: str) -> bool:
 
 
 def _installed(origin: str) -> bool:
-    """Return True for a file of an installed package, whose version identifies its code."""
+    """Return True if a file belongs to an installed package, whose code its version identifies."""
     path = Path(origin).resolve()
     return "site-packages" in path.parts or any(path.is_relative_to(root) for root in _roots())
 
@@ -251,7 +261,7 @@ def _read(name: str, stamp: Stamp, *data: Stamp) -> Module:
 
 
 def _parsed(path: str) -> ast.Module | str:
-    """Return a file's syntax tree, or a digest of its bytes where it is no Python (a compiled extension)."""
+    """Return a file's syntax tree, or the SHA-256 of its bytes if it is not Python source (a compiled extension)."""
     source = Path(path).read_bytes()
     collecting = gc.isenabled()
     gc.disable()  # a tree is many small objects, and none of them is garbage yet
@@ -265,7 +275,7 @@ def _parsed(path: str) -> ast.Module | str:
 
 
 def _digest(text: str, data: Iterable[Stamp] = ()) -> str:
-    """Return the digest of a normal form and of the content of data files."""
+    """Return the digest of a source's normal form together with the content of data files."""
     digest = hashlib.sha256(text.encode())
     for path, *_ in data:
         digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
@@ -273,7 +283,7 @@ def _digest(text: str, data: Iterable[Stamp] = ()) -> str:
 
 
 def _scores(member: ast.stmt) -> bool:
-    """Return True for a member of a class that scores predictions, or gives the scorer's version."""
+    """Return True if a class member scores predictions or sets the scorer's version."""
     if isinstance(member, ast.FunctionDef):
         return member.name in ("score", "score_questions")
     target: ast.expr | None = member.target if isinstance(member, ast.AnnAssign) else None
@@ -287,7 +297,7 @@ def _methods(cls: ast.ClassDef) -> set[str]:
 
 
 def _dotted(node: ast.expr) -> str | None:
-    """Return a name as written (``kivi.Kivi``); None for anything else. A generic's parameters are dropped."""
+    """Return a dotted name as written (``kivi.Kivi``), without type parameters; None for any other expression."""
     if isinstance(node, ast.Subscript):
         return _dotted(node.value)
     if isinstance(node, ast.Attribute):
@@ -297,7 +307,7 @@ def _dotted(node: ast.expr) -> str | None:
 
 
 def _imports(tree: ast.AST, package: str) -> tuple[set[str], dict[str, str], list[str]]:
-    """Return the names that may be modules, the imported names with their origins, and the modules of star imports."""
+    """Return the fields `imports`, `names` and `stars` of :class:`Module` for a syntax tree in `package`."""
     imports: set[str] = set()
     names: dict[str, str] = {}
     stars: list[str] = []
@@ -319,5 +329,5 @@ def _imports(tree: ast.AST, package: str) -> tuple[set[str], dict[str, str], lis
 
 
 def _bound(alias: ast.alias) -> str:
-    """Return the module that ``import a.b`` (a) or ``import a.b as c`` (a.b) binds."""
+    """Return the module that an import binds: ``a`` for ``import a.b``, ``a.b`` for ``import a.b as c``."""
     return alias.name if alias.asname else alias.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Perplexity of a text: batches of its spans through a model and a method, into rows."""
+"""Perplexity of a text: the likelihood of batches of its spans under a model and a method, as rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from kvbench.tasks.work import ScoreText
 
 @dataclass(frozen=True)
 class TextSpans:
-    """Strategy of :class:`kvbench.tasks.work.ScoreText`.
+    """Strategy for :class:`kvbench.tasks.work.ScoreText`: the likelihood of spans is measured.
 
     Args:
-        method: as configured; drafts of speculation play no part.
-        loaded: the model.
-        task: scores the (empty) predictions.
-        machine: as rows name it.
-        options: of the kernels.
+        method: the method as configured; any speculative decoding in it is not used.
+        loaded: the loaded model.
+        task: the data set, which scores the (empty) predictions.
+        machine: device and dtype as rows name them.
+        options: kernel options of the caches.
     """
 
     method: Method
@@ -46,7 +46,7 @@ class TextSpans:
         """Measure the likelihood of one batch; see :class:`kvbench.runner.strategy.Strategy`.
 
         Raises:
-            ConfigError: a mode that the method cannot serve, or on which it has no effect; a span that is too long.
+            ConfigError: the mode would not measure the method, or the spans are longer than the model takes.
             NonFiniteError: the model's logits hold NaN or Inf.
         """
         spans = [span_of(sample) for sample in samples]
@@ -56,7 +56,7 @@ class TextSpans:
             raise ConfigError(
                 "dataset.window", len(spans[0].ids), f"is longer than the model takes (model.max_length={longest})"
             )
-        # a batch whose spans begin to count at different tokens (the first one of sliding spans) is run row by row
+        # spans whose first scored tokens differ (the first of overlapping spans and the next) run one by one
         if len({span.first for span in spans}) > 1:
             return [row for sample in samples for row in self.rows([sample], first=first, report=report)]
         peaks = PhasePeaks(self.loaded.device, census=False)
@@ -95,7 +95,10 @@ class TextSpans:
         return decode_nll(model, cache, ids, span.first, prompt=span.prefill, chunk=chunk, report=progress), cache
 
     def _prompts(self, ids: Tensor, span: ScoreText) -> Prompts | None:
-        """Return the prompts for the cache: the prompt is context, the tokens after it stand for the question."""
+        """Return the prompts for the cache, or None if the spans have none.
+
+        The whole prompt is the context; the text of the tokens after it takes the place of the question.
+        """
         prompt = span.prefill
         if span.mode != "decode" or not prompt:
             return None
@@ -127,7 +130,7 @@ def span_of(sample: Sample) -> ScoreText:
 
 
 def check_mode(method: Method, mode: str, prompt: int) -> None:
-    """Raise ConfigError where `mode` would not measure `method`."""
+    """Raise ConfigError if `mode` would not measure `method`; `prompt` is the number of prompt tokens of a span."""
     method.check_windows(mode, prompt)
 
 

@@ -1,4 +1,4 @@
-"""Points of time and memory: ``dataset=efficiency`` through a model and a method, into rows."""
+"""Points of time and memory: the points of ``dataset=efficiency``, measured for a model and a method, as rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from kvbench.tasks.work import MeasurePoint
 
 @dataclass
 class Points:
-    """Strategy of :class:`kvbench.tasks.work.MeasurePoint`.
+    """Strategy for :class:`kvbench.tasks.work.MeasurePoint`: time and memory are measured.
 
     Args:
-        method: whose caches are measured.
-        decoding: new tokens, and how they are drawn.
-        runtime: graphs, compilation and the shape of a prefill.
-        loaded: the model.
-        task: scores the (empty) predictions.
-        machine: as rows name it.
-        options: of the kernels.
+        method: the method whose caches are measured.
+        decoding: number of new tokens, and sampling.
+        runtime: CUDA graphs, compilation, and the chunks and rows of a prefill.
+        loaded: the loaded model.
+        task: the data set, which scores the (empty) predictions.
+        machine: device and dtype as rows name them.
+        options: kernel options of the caches.
     """
 
     method: Method
@@ -55,7 +55,7 @@ class Points:
         figures = self._meter.point(point.prompt, point.batch)
         fitted = figures["status"] == "ok"
         if point.prompt + figures["new_tokens"] > self.loaded.max_length:
-            figures["beyond"] = self.loaded.max_length  # with random weights alone (Efficiency.fits)
+            figures["beyond"] = self.loaded.max_length  # only with random weights (Efficiency.fits)
         note = figures.pop("note", None)
         row = {
             **head(sample, point.prompt, "length" if fitted else "oom"),
@@ -67,7 +67,7 @@ class Points:
                 point.batch,
                 figures.get("peak"),
                 {"reads_packed": figures["reads_packed"], "path": figures["path"]} if fitted else None,
-                ttft_s=None,  # a mean over points would say nothing: each has its own figures
+                ttft_s=None,  # a mean over points would be meaningless: each has its own figures
                 decoded=0,
             )
             | {"point": figures},
@@ -79,7 +79,7 @@ class Points:
         how = How(
             new_tokens=decoding.max_new_tokens or sample.max_new_tokens,
             **{key: getattr(point, key) for key in SETTINGS},
-            # a capture is worth its time here however short the answer: it is in no figure but capture_s
+            # capture however short the answer: the time of it is in no figure but capture_s
             graphs="always" if runtime.graphs == "auto" else runtime.graphs,
             compile=runtime.compile,
             prefill_chunk=runtime.prefill_chunk,

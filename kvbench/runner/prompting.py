@@ -1,4 +1,4 @@
-"""From a sample's text to token ids: chat wrapper, spans in tokens, truncation in the middle, left-padded batches."""
+"""Prompts in token ids: chat wrapper, token spans, truncation in the middle, and batches padded on the left."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class EncodedPrompt:
 
     Attributes:
         ids: token ids, special tokens and chat wrapper included.
-        context_span: half-open token range of the context, in full inside it; None where the sample has none.
-        removed: tokens cut out of the middle (0: not truncated).
+        context_span: half-open range of the tokens that lie wholly inside the context; None without a context.
+        removed: number of tokens cut out of the middle.
     """
 
     ids: tuple[int, ...]
@@ -35,19 +35,20 @@ class EncodedPrompt:
 def encode(
     sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | None = None, room: int | None = None
 ) -> EncodedPrompt:
-    """Wrap, tokenize and, where it is longer than `limit` tokens, cut a sample's prompt.
+    """Return a sample's prompt as token ids: wrapped, tokenized and, if longer than `limit` tokens, truncated.
 
-    The cut takes tokens out of the middle of the sample's own text (as LongBench does); the chat wrapper stays whole
-    and spans follow. A token on the border of the context counts as outside it, so that nothing of the question is
-    ever in it. With ``truncation="longbench"`` the sample's text is cut by :func:`longbench_cut` beforehand.
+    Truncation removes tokens from the middle of the sample's own text, as LongBench does; the chat wrapper stays whole,
+    and the context span is adjusted. A token that crosses the border of the context counts as outside it, so no part
+    of the question is ever inside. With ``truncation="longbench"`` the text is cut by :func:`longbench_cut` before it
+    is wrapped.
 
     Args:
-        sample: its `rules` may leave the wrapper out, add a system turn, or give the prompt in token ids.
+        sample: the sample; its `rules` may omit the wrapper, add a system turn, or give the prompt in token ids.
         tokenizer: a fast Hugging Face tokenizer (offsets are needed).
-        chat: ``none``, ``template`` (the tokenizer's own, one user turn), or a text with ``{prompt}`` in it.
-        limit: most tokens that the prompt may have; by LongBench's rule most tokens of the bare prompt, on which the
-            wrapper comes.
-        room: most tokens that fit, where this differs from `limit` (LongBench's rule alone).
+        chat: ``none``, ``template`` (the tokenizer's own template with one user turn), or a text with ``{prompt}``.
+        limit: maximum number of tokens of the prompt; with ``truncation="longbench"``, of the prompt without wrapper.
+        room: maximum number of tokens that fit into the model; used instead of `limit` for prompts given in token ids,
+            and in addition to it with ``truncation="longbench"``.
 
     Raises:
         DataError: the prompt is too long and its task refuses truncation, or the wrapper alone is too long.
@@ -80,7 +81,7 @@ def encode(
 
 
 def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> EncodedPrompt:
-    """Return a prompt that its task made of tokens."""
+    """Return a prompt given in token ids. Raises DataError if it has more than `room` tokens."""
     if room is not None and len(ids) > room:
         raise DataError(
             f"sample {sample.id}: the prompt has {len(ids)} tokens, and the model takes {room} beside the answer.\n"
@@ -90,13 +91,14 @@ def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> Encoded
 
 
 def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:
-    """Cut by LongBench's rule (pred.py): of more than `limit` tokens the first and last halves stay, decoded.
+    """Truncate a text by LongBench's rule (pred.py): keep the first and last ``limit / 2`` tokens, decoded.
 
-    Special tokens count (the beginning-of-sequence token is in the first half, and is left out of the text). The text
-    is tokenized again later, so its length is only about `limit`; an odd limit loses one token.
+    Special tokens count towards the limit but are not decoded (the beginning-of-sequence token is in the first half).
+    The text is tokenized again later, so it has only about `limit` tokens then; an odd limit loses one token.
 
     Returns:
-        The text, the characters of it that are the first half, and the tokens that were cut out (0: not truncated).
+        The text, the number of its characters that belong to the first half, and the number of tokens removed (0 if the
+        text has at most `limit` tokens).
     """
     ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
     if len(ids) <= limit:
@@ -107,12 +109,15 @@ def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, in
 
 
 def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int | None) -> EncodedPrompt:
-    """Cut by LongBench's rule, then wrap. Where that does not fit the model (the rule leaves it open), cut more."""
+    """Truncate by LongBench's rule, then wrap; if the result has more than `room` tokens, repeat with a lower limit.
+
+    LongBench's rule does not count the wrapper and so cannot ensure that the prompt fits.
+    """
     while True:
         text, border, removed = longbench_cut(sample.prompt, tokenizer, limit)
         span = sample.context_span
         if removed and span is not None:
-            # what stood after the context is at the end of the last half, what stood before it in the first
+            # the text after the context is at the end of the last half, the text before it in the first half
             after = min(len(sample.prompt) - span[1], len(text) - border)
             span = (min(span[0], border), len(text) - after)
         cut = replace(sample, prompt=text, context_span=span, truncation="middle")
@@ -126,15 +131,16 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
-    """Return the text before and after the prompt, and whether the tokenizer still has to add its special tokens.
+    """Return the texts before and after the prompt, and whether the tokenizer must still add its special tokens.
 
     Args:
-        chat: as :func:`encode` takes it.
-        tokenizer: of the model.
-        system: text of a system turn before the user's, where the template is the tokenizer's own.
+        chat: see :func:`encode`.
+        tokenizer: the model's tokenizer.
+        system: text of a system turn before the user's; used only with ``chat="template"``.
 
     Raises:
-        ModelError: ``template``, and the tokenizer has none or one that does not keep a user's or the system's turn.
+        ModelError: with ``chat="template"``, if the tokenizer has no template, or one that refuses the turns or changes
+            the user's text.
     """
     if chat == "none":
         return "", "", True
@@ -143,12 +149,12 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
         return before, after, True
     if not getattr(tokenizer, "chat_template", None):
         raise ModelError("model.chat=template: the tokenizer has no chat template.\n  hint: model.chat=none")
-    # The prompt's place is found with a stand-in: a prompt may occur in its own wrapper, this mark does not.
+    # A mark stands in for the prompt, because a prompt may also occur in its own wrapper; the mark does not.
     turns = [{"role": "system", "content": system}] if system else []
     turns.append({"role": "user", "content": _MARK})
     try:
         rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template raises what it likes
+    except Exception as error:  # a template may raise anything
         raise ModelError(
             f"model.chat=template: the template refuses {'a system turn' if system else 'the prompt'}: {error}"
             + ("\n  hint: dataset.system=null" if system else "")
@@ -167,11 +173,19 @@ def pad(
     decode: Callable[[Sequence[int]], str] | None = None,
     query_sources: Sequence[str | None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Pad prompts on the left to the longest; what follows `device` goes to the cache as it is.
+    """Pad prompts on the left to the length of the longest.
+
+    Args:
+        prompts: B prompts.
+        queries: the question of each, for the cache.
+        pad_id: token id of the padding.
+        device: device of the tensors.
+        decode: turns token ids into text, for the cache; None if no method needs it.
+        query_sources: for the cache, what replaces an empty query in each row (``Sample.query_source``).
 
     Returns:
-        ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, None where no row is padded; and
-        what the cache is to know about the prompts.
+        ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, or None if no row is padded; and
+        the cache's description of the prompts.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     starts = [width - len(prompt.ids) for prompt in prompts]
@@ -186,7 +200,13 @@ def pad(
 
 
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:
-    """Return the most prompt tokens: what the model's length leaves for them, or fewer where configured."""
+    """Return the maximum number of prompt tokens, or None without a limit.
+
+    Args:
+        configured: a configured limit, or None.
+        max_length: the model's length in tokens, of which `max_new_tokens` are reserved; None if unlimited.
+        max_new_tokens: number of tokens to generate.
+    """
     limits = [max_length - max_new_tokens] if max_length else []
     if configured:
         limits.append(configured)
@@ -194,21 +214,24 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
 
 
 def own_limit(sample: Sample, model: ModelConfig) -> int | None:
-    """Return the most prompt tokens: the sample's number for this model, else the model's; None: all that fit."""
+    """Return the configured maximum of prompt tokens: the sample's for this model, else the model's ``prompt_limit``.
+
+    None means that only the model's length limits the prompt.
+    """
     by_model, rules = sample.rules.limits, sample.rules
     limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))
     return None if limit == "fill" else limit or model.prompt_limit
 
 
 def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the tokens that end the sample's answer in addition to the model's own: the last one of `end_text`."""
+    """Return the ids that end the sample's answer in addition to the model's own: the last token of `end_text`."""
     if not sample.end_text:
         return []
     return list(tokenizer(sample.end_text, add_special_tokens=False)["input_ids"])[-1:]
 
 
 def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the token ids of the first reference as it follows the prompt; empty where there is none."""
+    """Return the token ids of the first reference as it would follow the prompt; empty without a reference."""
     if sample.answer_ids is not None:
         return list(sample.answer_ids)
     text = sample.continuation
@@ -216,7 +239,7 @@ def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
 
 
 def sample_seed(seed: int, sample: Sample) -> int:
-    """Return the seed of one sample's draws: the same whichever samples a session has left to do."""
+    """Return the seed for sampling one sample's tokens; it depends only on the run's `seed` and the sample's id."""
     return zlib.crc32(f"{seed}/{sample.id}".encode())
 
 
@@ -230,19 +253,19 @@ def _tokenize(tokenizer: Any, text: str, special: bool) -> tuple[list[int], list
 
 
 def _inside(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """Return the tokens that lie wholly in the character range."""
+    """Return the half-open range of the tokens that lie wholly inside a character range; None if there are none."""
     chosen = [i for i, (a, b) in enumerate(offsets) if a < b and start <= a and b <= end]
     return (chosen[0], chosen[-1] + 1) if chosen else None
 
 
 def _touching(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int] | None:
-    """Return the tokens that share a character with the range."""
+    """Return the half-open range of the tokens that overlap a character range; None if there are none."""
     chosen = [i for i, (a, b) in enumerate(offsets) if a < b and a < end and start < b]
     return (chosen[0], chosen[-1] + 1) if chosen else None
 
 
 def _follow(span: tuple[int, int] | None, cut: tuple[int, int]) -> tuple[int, int] | None:
-    """Return a span after tokens ``[cut[0], cut[1])`` were taken out; None where nothing of it is left."""
+    """Return a span's new place after tokens ``[cut[0], cut[1])`` were removed; None if nothing of it is left."""
     if span is None:
         return None
     start, end = (place if place <= cut[0] else max(cut[0], place - (cut[1] - cut[0])) for place in span)

@@ -1,4 +1,4 @@
-"""Several questions on one cache: a shared text is cached once, then each question is answered on a copy."""
+"""Several questions on one cache: the shared text is cached once, and each question is answered on a copy."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kvbench.tasks.work import AskQuestions
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """Strategy of :class:`kvbench.tasks.work.AskQuestions`.
+    """Strategy for :class:`kvbench.tasks.work.AskQuestions`: several questions are answered from one cached text.
 
     Args:
-        config: method, decoding and runtime of the run.
-        loaded: the model.
-        task: scores the predictions.
-        machine: as rows name it.
-        options: of the kernels.
+        config: model, method, decoding and runtime of the run.
+        loaded: the loaded model.
+        task: the data set, which scores the predictions.
+        machine: device and dtype as rows name them.
+        options: kernel options of the caches.
     """
 
     config: RunConfig
@@ -86,7 +86,11 @@ class SharedTexts:
 
 
 def joined(generations: Sequence[Generation]) -> Generation:
-    """Return the answers to all questions as one generation, a line each; times to the first token are the first's."""
+    """Return the answers to all questions as one generation of one row.
+
+    Tokens and step times are concatenated, likelihoods summed, and the texts joined by line feeds. TTFT and the number
+    of prompt tokens are those of the first question.
+    """
     first = generations[0]
     return Generation(
         tokens=[[token for generation in generations for token in generation.tokens[0]]],

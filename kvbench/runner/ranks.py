@@ -1,8 +1,8 @@
-"""Runs of several processes: a session on each rank, the same batches, and one row made of all ranks' rows.
+"""Runs on several processes: every rank has a session and runs the same batches; their rows are merged into one.
 
-Rank 0 does the run as a single process would (lock, samples, files, loggers) and tells the others which samples to do.
-These open the same session and do the same batches in the same order, but write nothing. After each batch the ranks
-exchange their rows and errors, so that an error on any rank is raised on all.
+Rank 0 does the run as a single process would (lock, samples, files, loggers) and sends the others the ids of the
+samples to run. They open the same session and run the same batches in the same order, but write nothing. After each
+batch the ranks exchange their rows and errors, so that an error on any rank is raised on all.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from kvbench.parallel.team import Team
     from kvbench.runner.session import Session
 
-#: seconds that loading on one rank may outlast another's failure to
+#: seconds that a rank that failed to load waits for the others to finish loading or fail too
 LOADING_S = 600.0
 
 
 @contextmanager
 def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
-    """Join the team of this run, or yield None for one process; the other ranks learn of whatever ends the run here.
+    """Join the other ranks of this run and yield their team; yield None for a run on one process.
+
+    An error that ends the run on this rank is passed on to the other ranks.
 
     Raises:
-        CombinationError: the data set measures one process.
+        CombinationError: the data set can only be measured on one process.
     """
     if checked.runtime.tensor_parallel is None:
         yield None
@@ -64,7 +66,7 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """End a run on a scheduler's SIGTERM as on Ctrl-C: recorded, and resumed by the same command."""
+    """Treat a scheduler's SIGTERM like Ctrl-C: the run is recorded as interrupted, and the same command resumes it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -80,7 +82,7 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
-    """Do the run on a rank that writes nothing: the same batches as rank 0."""
+    """Run the same batches as rank 0 on a rank that writes nothing, and return its ``status`` and ``rank``."""
     wanted = team.hear()
     if not wanted:
         return {"status": "ok", "rank": team.rank}
@@ -106,7 +108,10 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
 
 @contextmanager
 def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
-    """Load the model (torch is imported only here, where samples are missing), and free it after."""
+    """Load the model, yield a session on it, and free its memory afterwards.
+
+    Torch is imported only here, so a run without missing samples never imports it.
+    """
     from kvbench.models.devices import homes
     from kvbench.profiling import onednn
     from kvbench.profiling.limit import limited
@@ -130,7 +135,7 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
 
 
 def together(team: Team | None, act: Callable[[], Any]) -> Any:
-    """Call `act` on all ranks and return its value here; an error on any rank is raised on all."""
+    """Call `act` and return its value; every rank calls this, and an error on any of them is raised on all."""
     if team is None:
         return act()
     value, failed = None, None
@@ -143,7 +148,7 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
 
 
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
-    """:meth:`Session.rows` on all ranks: the rows of this one, with the bytes of all.
+    """Return this rank's rows of a batch (:meth:`Session.rows`), with bytes summed over all ranks.
 
     Raises:
         PeerError: another rank failed.
@@ -164,7 +169,7 @@ def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Ro
 
 
 def merged(own: Row, everyone: Sequence[Row]) -> Row:
-    """Return a row whose bytes are those of all ranks, and which says what each of them holds.
+    """Return a row whose bytes are summed over all ranks and which lists each rank's share.
 
     Args:
         own: this rank's row.
@@ -195,7 +200,10 @@ def merged(own: Row, everyone: Sequence[Row]) -> Row:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Add up nested numbers; None where one is None; the first one's for values that are not numbers."""
+    """Return the sum of equally nested mappings of numbers, key by key.
+
+    A key is None if it is None in any of them; values that are not numbers are taken from the first.
+    """
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _sum([value[key] for value in values]) for key in first}

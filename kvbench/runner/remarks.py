@@ -1,4 +1,4 @@
-"""Remarks on samples and rows: for loggers, for the progress bar, and on a method that had nothing to do."""
+"""Short descriptions of samples and rows for loggers and the progress bar, and a note on a method without effect."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from kvbench.methods.base import Method
 from kvbench.results.samples import Row
 from kvbench.tasks.base import Sample
 
-#: characters of a prompt's beginning and end that loggers show
+#: number of characters that loggers show of each end of a prompt
 SHOWN = 240
 
 
 def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return what kept every sample exact, if none was long enough for the method to pack or drop a token; else None.
+    """Return why the method had no effect, if no sample was long enough for it to pack or drop a token.
 
     Returns:
-        ``{"key", "value", "exact", "longest"}``: the hyper-parameter, up to how many tokens it leaves all exact, and
-        how many the longest sample had in the cache.
+        ``key`` and ``value`` of the hyper-parameter that decides it, ``exact``, the number of tokens up to which it
+        leaves all exact, and ``longest``, the largest number of tokens that a sample had in the cache. None if the
+        method may have had an effect.
     """
     reach = method.reach()
     cached = [
-        # the last token of an answer is never cached, nor is that of a text's window
+        # the last token of an answer or of a span is never cached
         int(row["prompt_tokens"]) - ("window" in row) + (0 if reach and reach.of_prompt else _steps(row))
         for row in rows
         if row.get("prompt_tokens")
@@ -37,7 +38,7 @@ def _steps(row: Row) -> int:
 
 
 def shown(sample: Sample) -> dict[str, str]:
-    """Return what a logger shows of a sample with its row: the ends of the prompt and the first reference."""
+    """Return the parts of a sample that loggers show with its row: both ends of the prompt, and the first reference."""
     head, tail = sample.prompt[:SHOWN], sample.prompt[max(SHOWN, len(sample.prompt) - SHOWN) :]
     return {"prompt_head": head, "prompt_tail": tail, "reference": sample.answers[0] if sample.answers else ""}
 

@@ -1,4 +1,4 @@
-"""The configuration that a run is identified by, and the one that it records."""
+"""The two forms of a run's configuration: the one that identifies the run, and the one that it records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from kvbench.util.progress import say
 
 
 def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[str, Any]:
-    """Return what determines the outputs of a run (:func:`kvbench.results.identity.identity`).
+    """Return the JSON data that determines a run's outputs and is hashed into its id.
+
+    See :func:`kvbench.results.identity.identity`.
 
     Args:
         config: the composed configuration.
-        checked: the same, typed.
-        task: its data set; one that measures the machine makes another run on another machine.
+        checked: the same configuration, typed.
+        task: its data set; if it measures the machine, the machine belongs to the data.
     """
     data: dict[str, Any] = {"identity": task.identity(), "version": task.version}
     machine = task.machine_identity(checked.runtime, lambda: machine_name(checked))
@@ -30,7 +32,7 @@ def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[
 
 
 def machine_name(checked: RunConfig) -> str:
-    """Return the name of the device that the run would be on."""
+    """Return the name of the device or devices on which the run would take place."""
     from kvbench.models.devices import homes
     from kvbench.profiling.device import device_name
     from kvbench.results.environment import cpu_name
@@ -41,9 +43,9 @@ def machine_name(checked: RunConfig) -> str:
 
 
 def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration for the record, with the groups that the model's heads need in place of a preset's.
+    """Return the configuration to record, with default group sizes replaced by ones that divide the model's head size.
 
-    The quantizer's name says so: ``int2+value.group_size=16``.
+    A replacement is part of the quantizer's name, for example ``int2+value.group_size=16``.
     """
     head_dim, record = checked.model.head_dim(), dict(config)
     groups = checked.method.fitted(head_dim) if head_dim else {}
@@ -69,7 +71,7 @@ def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, An
 
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration with every default filled in: spelling a default out makes no other run."""
+    """Return the configuration with every default filled in, so that writing a default out does not change the run."""
     method = checked.method.hyperparameters() | checked.method.identity()
     if type(checked.method).version != 1:
         method["version"] = type(checked.method).version

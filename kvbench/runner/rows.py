@@ -1,4 +1,4 @@
-"""Parts of a row that every kind of work has."""
+"""The parts of a row that are the same for every kind of work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,17 @@ class Machine:
         step_s: Sequence[float] = (),
         **more: Any,
     ) -> dict[str, Any]:
-        """Return the measured part of a row; `more` stands after the times."""
+        """Return the measured part of a row.
+
+        Args:
+            batch_rows: number of rows in the batch.
+            peak_bytes: peak memory by phase; None if it was not measured.
+            attention: attention path, and whether it reads packed codes; None if nothing ran.
+            warm_up: whether the times count as warm-up.
+            ttft_s: time to the first token in seconds; None if unknown.
+            step_s: seconds of each decode step.
+            more: further figures, placed after the times.
+        """
         return {
             "device": self.device,
             "dtype": self.dtype,
@@ -51,7 +61,7 @@ def head(
     prediction: str = "",
     tokens: Sequence[int] = (),
 ) -> Row:
-    """Return the part of a row that says which sample it is of, and what came out."""
+    """Return the first part of a row: the sample's identification and the generated answer."""
     return {
         "id": sample.id,
         "task": sample.task,
@@ -65,6 +75,6 @@ def head(
 
 
 def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
-    """Return the bytes of one sequence: those in use are its own, those reserved its part of the batch's buffers."""
+    """Return the bytes of one of a batch's `rows` sequences: those that it uses, and an equal share of the reserved."""
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}

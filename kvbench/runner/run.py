@@ -1,4 +1,4 @@
-"""One run: samples in, rows out, `metrics.json` last. Starting the same run again does only what is missing."""
+"""One run: its samples become rows on disk, and `metrics.json` at the end; a repeated run does only what is missing."""
 
 from __future__ import annotations
 
@@ -31,26 +31,25 @@ if TYPE_CHECKING:
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one run, or what is missing of it.
+    """Run the samples of one configuration that have no stored row yet, and return the run's metrics.
 
-    Nothing is generated, and no model is loaded, where all samples are there; rows of an older scorer are scored anew
-    from their stored predictions.
+    If no sample is missing, no model is loaded. Stored rows of an older scorer are scored again from their predictions.
 
     Args:
         config: the composed configuration as plain data: `model`, `method`, `quantizer`, `dataset`, `decoding`,
             `runtime`, `logger`.
 
     Returns:
-        The content of `metrics.json`, and ``run_dir``, where it lies. ``status`` is ``ok``; ``oom`` with
-        ``oom.bytes_asked`` (a result: final unless ``runtime.retry=oom``); or ``error`` with ``error`` (a message)
-        where samples failed.
+        The content of `metrics.json`, and its folder as ``run_dir``. ``status`` is ``ok``, ``error`` if samples failed
+        (with a message in ``error``), or ``oom`` if memory ran out (with ``oom.bytes_asked``; a result, which is final
+        unless ``runtime.retry=oom``). A rank other than 0 returns only its ``status`` and ``rank``.
 
     Raises:
-        ConfigError: a wrong key, value or combination; nothing was touched.
-        KvbenchError: the model or the data are unavailable; recorded as ``error`` (as any error outside a sample is)
-            where samples were asked for.
-        DiskError: results cannot be written; what is on disk stays readable.
-        KeyboardInterrupt: Ctrl-C or SIGTERM, after it was recorded as ``interrupted``.
+        ConfigError: a wrong key, value or combination; nothing was written.
+        KvbenchError: the model or the data are unavailable, or another error outside a sample. If the run had begun,
+            it is recorded with status ``error``.
+        DiskError: results cannot be written; those on disk stay readable.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the run is recorded as ``interrupted``.
     """
     checked = check(config)
     check_here(checked)
@@ -86,7 +85,7 @@ class _Run:
         self._ended: dict[str, Any] | None = None
 
     def do(self) -> dict[str, Any]:
-        """Everything between taking the lock and giving it back."""
+        """Run the missing samples while the run's lock is held, and return the content of `metrics.json`."""
         before = self.store.metrics() or {}
         self.store.start(self.config)
         self.rows = self.store.recover()
@@ -107,7 +106,7 @@ class _Run:
             missing = []
         elif not missing:
             say(f"{self.label}: {len(self.samples)} samples, all there already")
-            # a finished run's machine is where it was made, not where it was looked at
+            # a finished run keeps the environment in which it was made
             self.environment = before.get("env") or self.environment
             if before.get("env") and self.store.environment() != before["env"]:
                 self.store.write_environment(before["env"])
@@ -127,26 +126,30 @@ class _Run:
             raise
         except Exception as error:
             self.failures.errors.append({"sample": None, **describe(error)})
-            with suppress(DiskError):  # the disk that is full; the error says so itself
+            with suppress(DiskError):  # the error that is being raised may be the same full disk
                 self._finish("error")
             raise
         self.failures.say_repeats()
         return self._finish(self.failures.status)
 
     def _missing(self) -> list[Sample]:
-        """Return the samples that are left to do; those of an adaptive task depend on the rows so far."""
+        """Return the samples that have no row and have not failed; an adaptive task derives them from the rows."""
         self.samples = list(self.task.next_samples(self.rows))
         failed = self.failures.samples()
         return [sample for sample in self.samples if sample.id not in self.rows and sample.id not in failed]
 
     def _drop_older(self) -> None:
-        """Leave rows of older code out, so that their samples are made anew; the new rows then replace them."""
+        """Drop the rows made by older code, so that their samples run again; the new rows will replace them on disk."""
         self.rows, older = stored.split(self.rows, self.code)
         if older:
             say(f"{self.label}: {len(older)} stored samples of older code are made anew (runtime.rerun=true)")
 
     def _final_oom(self, before: Mapping[str, Any]) -> bool:
-        """Return True where memory ran out before and is not tried again, after saying so."""
+        """Return True, after a message, if an earlier run ran out of memory and is not to be tried again.
+
+        Args:
+            before: the stored `metrics.json` of the run, empty if there is none.
+        """
         runtime = self.checked.runtime
         if before.get("status") != "oom" or runtime.retry == "oom":
             return False
@@ -159,7 +162,7 @@ class _Run:
         return True
 
     def _rescore(self) -> None:
-        """Score stored predictions anew where the scorer's version or code has changed since."""
+        """Score stored predictions again if the scorer's version or code has changed."""
         fresh = rescored(self.task, self.samples, self.rows, self.code[codes.SCORER])
         if not fresh:
             return
@@ -169,7 +172,7 @@ class _Run:
         self.rows.update({row["id"]: row for row in fresh})
 
     def _generate(self, missing: list[Sample]) -> None:
-        """Generate what is missing, longest prompt first; the first batch warms up and carries the memory census."""
+        """Load the model and run the missing samples; the first batch warms up, and its live tensors are counted."""
         from kvbench.models.devices import homes
         from kvbench.profiling.device import device_name
 
@@ -204,7 +207,7 @@ class _Run:
                     return
 
     def _batches(self, session: Session, missing: list[Sample]) -> Iterator[list[Sample]]:
-        """Yield the batches of what is missing; an adaptive task is asked again after each."""
+        """Yield the batches of the missing samples; an adaptive task is asked again after each batch."""
         if not self.task.adaptive:
             yield from session.plan(missing)
             return
@@ -213,16 +216,16 @@ class _Run:
             missing = self._missing()
 
     def _note_load(self, start: load.Moment) -> None:
-        """Record how busy the machine was since `start`, and say it where times suffer from it."""
+        """Record how busy the machine was since `start`, with a message if that distorts times."""
         self.environment["load"] = load.between(start, load.Moment())
-        with suppress(DiskError):  # metrics.json says it too, and whether it can be written
+        with suppress(DiskError):  # metrics.json holds it too, and raises if it cannot be written
             self.store.write_environment(self.environment)
         busy = load.busyness(self.environment["load"])
         if busy:
             say(f"{self.label}: {busy}")
 
     def _batch(self, session: Session, batch: list[Sample], bar: Progress) -> bool:
-        """One batch into rows on disk; False where the run has to end."""
+        """Run one batch and store its rows; return False if the run must end."""
         try:
             rows = ranks.batch(self.team, session, batch)
         except Exception as error:
@@ -241,16 +244,24 @@ class _Run:
         return True
 
     def _lost(self, failure: Mapping[str, Any]) -> None:
-        """Record that another rank's failure ends this process, whose main thread waits for that rank for ever."""
+        """Record that another rank failed; this process then ends, as its main thread would wait for that rank forever.
+
+        Args:
+            failure: see :func:`kvbench.runner.failures.lost`.
+        """
         self._finish(*lost(failure))
 
     def _finish(
         self, status: str, oom: dict[str, Any] | None = None, error: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The run's end, once: the thread that watches the other ranks may come to it together with the main one.
+        """Write the end of the run on the first call; later calls return what that one wrote.
+
+        Both the main thread and the one that watches the other ranks may call this.
 
         Args:
-            oom, error: why, where it is not known yet; no part of the run where its end was written before.
+            status: the run's status.
+            oom: record of memory that ran out on another rank, if any.
+            error: record of an error on another rank, if any.
         """
         with self._ending:
             if self._ended is None:
@@ -260,7 +271,7 @@ class _Run:
             return self._ended
 
     def _write(self, status: str) -> dict[str, Any]:
-        """Write `metrics.json`, then tell the logger; a logger's failure loses nothing."""
+        """Write `metrics.json`, then send it to the logger, whose failure cannot lose it; return the metrics."""
         asked = {sample.id for sample in self.samples}
         metrics = summary.build(
             self.store,
@@ -288,12 +299,16 @@ class _Run:
         return {**metrics, "run_dir": str(self.store.path)}
 
     def _deliver(self, metrics: Mapping[str, Any]) -> None:
-        """Give the logger what it lacks: a kill, or a logger's failure, leaves it to the next session."""
+        """Send the metrics to the logger unless it has them already.
+
+        A delivery is recorded only after it has succeeded, so one that was cut off is repeated when the run is started
+        again.
+        """
         place, digest = self.logger.destination(), content_digest(metrics)
         if place is not None and self.store.deliveries().get(place) == digest:
             return
         self.logger.finish(metrics)
-        place = self.logger.destination()  # a service that cannot be reached is another place than was meant
+        place = self.logger.destination()  # differs from before if the service could not be reached
         if place is not None and not self.logger.failed:
-            with suppress(DiskError):  # it would be sent once more
+            with suppress(DiskError):  # then it is sent once more
                 self.store.record_delivery(place, digest)

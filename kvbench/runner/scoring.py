@@ -1,4 +1,4 @@
-"""The part of a row that the scorer decides, and that another scorer version replaces."""
+"""The scores in a row, which are computed again from the stored prediction when the scorer changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvbench.tasks.work import AskQuestions
 
 
 def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
-    """Return ``{"scores": {name: number or None}, "scorer_version": int}`` of one prediction."""
-    if isinstance(sample.work, AskQuestions):  # a line each
+    """Return the scored part of a row: ``scores`` of the prediction (None if not finite), and ``scorer_version``."""
+    if isinstance(sample.work, AskQuestions):  # one answer per line
         scores = task.score_questions(sample, prediction.split("\n"))
     else:
         scores = task.score(sample, prediction)
@@ -25,10 +25,14 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
 
 
 def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None) -> list[Row]:
-    """Return the stored rows of `samples` that an older scorer scored, scored anew from their predictions.
+    """Return the stored rows that another version of the scorer scored, scored again from their predictions.
 
     Args:
-        code: digest of the scorer's sources; rows that record another one are scored anew too. None: not compared.
+        task: the data set, which scores the predictions.
+        samples: samples whose rows are considered.
+        rows: stored rows by sample id.
+        code: digest of the scorer's current sources; rows that record a different one are scored again too. None to
+            compare versions only.
     """
     version = int(task.scorer_version)
     fresh = []
@@ -48,6 +52,6 @@ def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], cod
 
 
 def finite(value: Any) -> float | None:
-    """Return a float that JSON can hold; None for NaN and infinities."""
+    """Return a number as a float, or None if it is NaN or infinite, which JSON cannot hold."""
     number = float(value)
     return number if math.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""One session of a run: the loaded model, and a strategy for each kind of work."""
+"""The session of a run: the loaded model, with a strategy for each kind of work."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Session:
 
     Args:
         config: the checked configuration.
-        task: scores the predictions.
+        task: the data set, which scores the predictions.
 
     Attributes:
-        device: where inputs go.
+        device: device of the model's inputs.
         machine: device and dtype as rows name them.
-        report: called with the progress of a long sample; None: not reported.
+        report: called with the progress of a long sample; None for no reports.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -59,18 +59,22 @@ class Session:
         return batching.plan(samples, self.config.runtime.batch_size)
 
     def layout(self) -> dict[str, Any]:
-        """Return all devices of the model by torch's names (those of other ranks too), and how it is spread."""
+        """Return the model's ``devices`` by torch's names, those of other ranks included, and its ``layout`` on them."""
         assert self._loaded is not None
         return {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
 
     def close(self) -> None:
-        """Let go of the model, so that its memory is free for the next run of a sweep."""
+        """Release the model, so that its memory is free for the next run of a sweep."""
         if self._loaded is not None:
             self.config.method.detach(self._loaded.model)
         self._loaded, self._strategies = None, {}
 
     def rows(self, samples: Sequence[Sample]) -> list[Row]:
-        """Run one batch of samples of the same kind of work (:meth:`kvbench.runner.strategy.Strategy.rows`)."""
+        """Run one batch of samples of the same kind of work (:meth:`kvbench.runner.strategy.Strategy.rows`).
+
+        Raises:
+            ConfigError: there is no strategy for that kind of work.
+        """
         kind = type(samples[0].work)
         if kind not in self._strategies:
             raise ConfigError(
@@ -85,7 +89,7 @@ class Session:
 
 
 def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Machine) -> dict[type[Work], Strategy]:
-    """Return the strategy of each kind of work."""
+    """Return the strategy for each kind of work."""
     options = Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
     return {
         Generate: Answers(config, loaded, task, machine, options),

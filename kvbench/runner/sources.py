@@ -1,7 +1,7 @@
-"""Digests of the code that a run's outputs depend on, part by part.
+"""Digests of the code on which a run's outputs depend, one per part (method, quantizer, task, ...).
 
-A part's digest stays the same for code that does the same: comments, docstrings, formatting, the folder and the
-version of Python do not count. Code outside the package is treated as kvbench's own is.
+Comments, docstrings, formatting, the folder and the version of Python do not affect a digest. The user's own code is
+treated like kvbench's.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kvbench.runner.modules import below, own
 DIGITS = 12
 
 _QUANTIZERS = "kvbench.quantizers"
-#: kvbench's packages that belong to the part when its modules import them; others serve all runs alike
+#: packages of kvbench whose modules count towards a part that imports them; all other packages serve every run
 _METHOD = ("kvbench.methods", "kvbench.retrieval", "kvbench.calibration", _QUANTIZERS)
 _TASK = ("kvbench.tasks",)
 _SCORER = ("kvbench.metrics",)
-#: imports quantizers on behalf of the methods that have one
+#: modules whose imports are not followed: this one imports quantizers even for methods that use none
 _CLOSED = ("kvbench.methods.base",)
 _SCORING = "kvbench.runner.scoring"
 
-#: modules of the runner that decide what is done and recorded, not what comes out of a prompt
+#: modules of the runner that decide which samples run and what is recorded, but not the outputs
 _RECORDING = ("run", "ranks", "remarks", "failures", "resolve", "sources", "modules", "stored", "scoring")
 
-#: shared parts: the packages in them, and what inside these changes no output
+#: the parts that all runs share: for each, its packages, and the modules in them that do not affect outputs
 SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cache": (("kvbench.cache",), ("kvbench.cache.kernels",)),
     "attention": (
@@ -75,11 +75,13 @@ def code(config: Mapping[str, Any]) -> Code:
     """Return the digest of each part of the code that a run of this configuration uses.
 
     Args:
-        config: composed configuration; ``_target_`` of `method` and `dataset` and the presence of a quantizer count.
+        config: the composed configuration, of which ``_target_`` of `method` and `dataset` and the presence of a
+            quantizer are used.
 
     Returns:
-        Part -> digest: ``method`` (the class, its bases, what they import of methods and of the user's files),
-        ``quantizer``, ``task``, ``scorer``, and the :data:`SHARED` parts. None for a class without a source file.
+        Digests by part: ``method`` (the class, its bases, and the methods and user's files that they import),
+        ``quantizer``, ``task``, ``scorer``, and the :data:`SHARED` parts. A digest is None if the part has no source
+        file.
     """
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
@@ -109,14 +111,14 @@ def _method(target: str, quantized: bool) -> Code:
 
 
 def _quantizes(name: str) -> bool:
-    """Return True for a module of kvbench's quantizers, and for one of the user's that defines a quantizer."""
+    """Return True if a module belongs to kvbench's quantizers, or is the user's own and defines a quantizer."""
     return below(name, (_QUANTIZERS,)) or (own(name) and modules.is_quantizer(name, _QUANTIZERS))
 
 
 def _task(target: str) -> Code:
     """Return the digests of a data set's own code and of its scorer.
 
-    They are apart because an edited scorer needs no new predictions: stored ones are scored anew.
+    They are separate because an edited scorer needs no new predictions: the stored ones are scored again.
     """
     classes = modules.lineage(target)
     reached = modules.closure(classes, _follow(target, _TASK))
@@ -132,7 +134,10 @@ def _task(target: str) -> Code:
 
 
 def _follow(target: str, packages: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return the rule by which imports belong to a class's code: `packages`, its own package, the user's files."""
+    """Return a predicate that is True for imported modules that count as part of the class at `target`.
+
+    These are the modules in `packages`, in the class's own top-level package (unless that is kvbench), and the user's.
+    """
     top = target.partition(".")[0]
     inside = packages if top == "kvbench" else (*packages, top)
     return lambda name: below(name, inside) or own(name)
@@ -143,7 +148,7 @@ def _whole(name: str) -> str:
 
 
 def _combined(digests: Mapping[str, str]) -> str | None:
-    """Return one digest over several modules' names and digests; None for none."""
+    """Return one digest over the names and digests of several modules, or None if there are none."""
     return _hash(sorted(digests.items())) if digests else None
 
 

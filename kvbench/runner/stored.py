@@ -1,4 +1,4 @@
-"""Stored samples and the code of now: served with a mark, made anew, or refused; never mixed in silence."""
+"""Checks of stored rows against the current code, so that one run never mixes outputs of different code unnoticed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from kvbench.results import code as codes
 from kvbench.results.code import UNKNOWN, Code
 from kvbench.results.samples import Row
 
-#: characters of a digest that messages show
+#: number of a digest's characters that messages show
 SHOWN = 8
 
-#: parts whose class has a ``version`` that makes another run; of shared code kvbench's developers raise one
+#: parts whose class has a ``version``, which the user can raise to get another run (not so for shared parts)
 _VERSIONED = ("method", "quantizer", "task")
 
 
 class OlderCodeError(KvbenchError):
-    """Samples are missing, and those that are stored were made by other code; nothing was generated."""
+    """Refusal to complete a run whose stored rows were made by older code; nothing was generated."""
 
 
 def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str, list[str]]]:
-    """Return the rows that the code of now made, and of each other row the parts that have changed since."""
+    """Return the rows made by the current code, and the ids of all others with the parts of the code that changed.
+
+    Args:
+        rows: stored rows by sample id.
+        now: digests of the current code (:mod:`kvbench.runner.sources`).
+    """
     older = {name: changed for name, row in rows.items() if (changed := codes.changed(codes.of(row), now))}
     return {name: row for name, row in rows.items() if name not in older}, older
 
@@ -38,19 +43,19 @@ def check(
     label: str,
     say: Callable[[str], None],
 ) -> None:
-    """Say which of the samples asked for are of older code; refuse to complete them with samples of another.
+    """Warn if stored rows of the wanted samples were made by older code, or raise if samples are still missing.
 
     Args:
         rows: stored rows by sample id.
         wanted: ids of the samples that the run asks for.
-        missing: how many of these are to be generated.
-        now: digests of the code, see :mod:`kvbench.runner.sources`.
-        checked: the run's configuration; with ``runtime.mix_code`` nothing is refused.
-        label: of the run.
-        say: takes one message for the user.
+        missing: number of these that are still to be generated.
+        now: digests of the current code (:mod:`kvbench.runner.sources`).
+        checked: the run's configuration; ``runtime.mix_code=true`` turns the error into a warning.
+        label: the run's short name, for messages.
+        say: shows a message to the user.
 
     Raises:
-        OlderCodeError: samples are missing, and ``runtime.mix_code`` is false.
+        OlderCodeError: there are rows of older code, samples are missing, and ``runtime.mix_code`` is false.
     """
     stored = {name: rows[name] for name in wanted if name in rows}
     _, older = split(stored, now)
@@ -70,7 +75,7 @@ def check(
 
 
 def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Code) -> str:
-    """Return what is known of the code that made the older samples."""
+    """Return a phrase that says which parts of the code have changed since the older rows were made."""
     parts = sorted({part for names in older.values() for part in names}, key=codes.order)
     if parts == [UNKNOWN]:
         return "do not say which code made them (unknown)"
@@ -83,7 +88,12 @@ def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Cod
 
 
 def remedies(older: Mapping[str, list[str]], checked: RunConfig) -> str:
-    """Return what to type: make the samples anew, or raise the version of the part that changed."""
+    """Return the hint for rows of older code: run the samples again, or raise the version of a changed class.
+
+    Args:
+        older: by sample id, the parts of the code that changed (see :func:`split`).
+        checked: the run's configuration.
+    """
     them = "it" if len(older) == 1 else f"the {len(older)}"
     texts = [f"runtime.rerun=true makes {them} anew"]
     owners = {"method": type(checked.method), "quantizer": QuantizerSpec, "task": type(checked.task)}

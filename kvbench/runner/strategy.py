@@ -1,4 +1,4 @@
-"""The interface between a session and its strategies: one strategy serves one kind of work."""
+"""The interface of strategies: a session has one for each kind of work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from kvbench.results.samples import Row
 from kvbench.tasks.base import Sample
 
-#: called while a long sample runs, with how many samples' worth of its batch is done, and with a line to show
+#: called while a long batch runs, with the number of its samples done so far (a fraction) and a line to show
 Report = Callable[[float, str], None]
 
 
@@ -16,13 +16,13 @@ class Strategy(Protocol):
     """Turns batches of samples of one kind of work (:mod:`kvbench.tasks.work`) into rows."""
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Return a row for each sample of a batch.
+        """Run a batch and return one row per sample.
 
         Args:
-            samples: of the same kind of work, and with the same `max_new_tokens`, `stop` and end.
-            first: True for the session's first batch, which warms up: its times are left out of every figure (its rows
-                say so), and on a CPU the live tensors are counted while it runs, which slows it.
-            report: called with the progress of a long sample; None: not reported.
+            samples: samples with the same kind of work, `max_new_tokens`, `stop`, `end_text` and `say_something`.
+            first: True for the session's first batch, which warms up: its rows are marked, its times enter no figure,
+                and on a CPU its live tensors are counted, which slows it.
+            report: called with the progress of a long sample; None for no reports.
 
         Raises:
             CacheError: the model did not use the method's cache.

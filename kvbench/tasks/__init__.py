@@ -1,4 +1,4 @@
-"""Data sets: records to prompts with their spans, and scores of the answers. Knows nothing of models and caches."""
+"""Data sets: they turn records into prompts and score the answers, and know nothing of models and caches."""
 
 from kvbench.tasks.base import PromptRules, Sample, Task
 from kvbench.tasks.load import load

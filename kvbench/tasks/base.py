@@ -1,4 +1,4 @@
-"""Samples and tasks: what a benchmark gives to the runner, and the defaults of everything that it may leave out."""
+"""Base classes of data sets: a task yields samples for the runner and scores the answers; most of it has defaults."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class PromptRules:
     """Rules by which a sample's prompt becomes tokens.
 
     Args:
-        chat: False: the model's chat wrapper is left out.
-        system: text of a system turn where the wrapper is the tokenizer's own template.
-        limit: most tokens of the prompt, in place of ``model.prompt_limit``; ``fill``: all that the model leaves
-            for it.
-        limits: `limit` by name of the model or of its preset, before `limit`.
-        ids: the prompt in token ids, used as they are.
+        chat: whether the prompt is put into the model's chat wrapper.
+        system: text of a system turn, used only if the chat wrapper is the tokenizer's own template.
+        limit: maximum number of prompt tokens, in place of ``model.prompt_limit``; ``fill`` allows as many as the
+            model's length leaves after the new tokens.
+        limits: limits for single models, keyed by the name of the model or of its preset; they override `limit`.
+        ids: token ids of the whole prompt, used unchanged; None to tokenize the text.
         ids_context: half-open token range of the context in `ids`.
     """
 
@@ -46,25 +46,27 @@ class Sample:
     Args:
         id: stable and unique within the data set, for example ``needle@2048/17``; results are keyed by it.
         task: name of the task, for example ``needle``.
-        length: nominal length in tokens where the task has lengths, else None; scores are keyed ``task@length`` then.
+        length: nominal length in tokens if the task has lengths (its scores are then keyed ``task@length``), else None.
         prompt: the whole prompt as text, before any chat wrapper.
-        context_span: what the template's ``{context}`` produced; None where the task has no such border.
-        query: the question's text (what Cocktail searches with); may be empty.
-        query_source: what stands for an empty query, for example ``last_chunk``; None: the method's choice.
-        answers: reference answers; the score is taken over them as the metric says.
-        target: the first reference as it follows the prompt (with its leading space, for example); None: the first of
-            `answers` itself.
-        answer_ids: the first reference in token ids, in place of `target`.
+        context_span: the part of `prompt` that is the context (documents, not the question); None if the task does not
+            separate the two.
+        query: text of the question, with which Cocktail searches the context; may be empty.
+        query_source: what replaces an empty query, for example ``last_chunk``; None leaves the choice to the method.
+        answers: reference answers; the metric defines how several of them are combined.
+        target: the first reference exactly as it would follow the prompt, for example with a leading space; None if
+            that is the first of `answers` unchanged.
+        answer_ids: token ids of the first reference, in place of `target`.
         max_new_tokens: limit on generated tokens.
-        stop: strings at which the generation ends (not part of the prediction).
-        end_text: text whose last token ends the answer.
-        say_something: the first generated token cannot end the answer.
-        truncation: ``middle`` cuts a prompt that is too long in its middle (counted in the row), ``longbench`` does so
-            by LongBench's rule (before the chat wrapper, by decoding the halves), ``refuse`` raises.
-        rules: how the prompt becomes tokens.
+        stop: strings at which generation ends; they are not part of the prediction.
+        end_text: text whose last token ends the answer, in addition to the model's end-of-sequence tokens.
+        say_something: whether the first generated token is prevented from ending the answer.
+        truncation: treatment of a prompt that is too long. ``middle`` cuts tokens from its middle (the row counts
+            them), ``longbench`` does so by LongBench's rule (before the chat wrapper, by decoding the two halves), and
+            ``refuse`` raises an error.
+        rules: rules by which the prompt becomes tokens.
         work: kind of work that the sample asks for.
-        warm_up: run before the others; its row counts for peak memory alone.
-        meta: JSON data for the scorer and for analyses alone; the runner never reads it.
+        warm_up: whether the sample only warms up; its row counts for peak memory and nothing else.
+        meta: JSON data for the scorer and for analyses; the runner never reads it.
     """
 
     id: str
@@ -94,14 +96,14 @@ class Sample:
 
     @property
     def continuation(self) -> str:
-        """Text of the first reference as it follows the prompt; empty where there is none."""
+        """Text of the first reference as it would follow the prompt; empty without a reference."""
         if self.target is not None:
             return self.target
         return self.answers[0] if self.answers else ""
 
 
 class Setup(Protocol):
-    """Parts of a run that a task may look at (:class:`kvbench.config.run_config.RunConfig`)."""
+    """Parts of a run's configuration (:class:`kvbench.config.run_config.RunConfig`) that a task may read."""
 
     @property
     def model(self) -> Any:
@@ -110,17 +112,17 @@ class Setup(Protocol):
 
     @property
     def method(self) -> Any:
-        """The method, for text spans that would not measure it."""
+        """The method: perplexity asks it which of its modes would measure it."""
         ...
 
     @property
     def decoding(self) -> Any:
-        """``max_new_tokens``, ``stop`` and how tokens are drawn."""
+        """``max_new_tokens``, ``stop`` and the sampling options."""
         ...
 
     @property
     def runtime(self) -> Any:
-        """``batch_size`` and where the run takes place."""
+        """``batch_size`` and the options of the device."""
         ...
 
 
@@ -131,13 +133,13 @@ class Task:
     nothing of models or caches; :func:`kvbench.tasks.load` makes one from its configuration.
     """
 
-    #: raised when the samples or their prompts change: part of the run's identity
+    #: incremented when the samples or their prompts change; part of the run's identity
     version: int = 1
-    #: raised when scoring changes: outside the run's identity, so that old predictions are re-scored
+    #: incremented when scoring changes; not part of the run's identity, so stored predictions are scored again
     scorer_version: int = 1
-    #: True if samples are made of the model's tokens: :meth:`bind` is called before :meth:`samples`
+    #: True if samples are made of the model's tokens; :meth:`bind` is then called before :meth:`samples`
     needs_tokenizer: ClassVar[bool] = False
-    #: True if later samples depend on earlier rows: :meth:`next_samples` is called again after every row
+    #: True if later samples depend on earlier rows; :meth:`next_samples` is then called again after every row
     adaptive: ClassVar[bool] = False
     #: True if a run must not be spread over several processes
     single_process: ClassVar[bool] = False
@@ -147,22 +149,22 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.samples")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples but for how many there are (hashed into the run id)."""
+        """Return JSON data that determines the samples, except their number; it is hashed into the run id."""
         raise NotImplementedError(f"{type(self).__name__}.identity")
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``{"score": 0..1, ...}``; further keys are variants (for example ``strict``, ``flexible``)."""
+        """Return the scores of one prediction: ``score`` in 0..1, and variants such as ``strict`` and ``flexible``."""
         raise NotImplementedError(f"{type(self).__name__}.score")
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
         """Score the answers to all questions of a sample whose work is :class:`AskQuestions`.
 
         Returns:
-            ``score``: the mean over the questions, each scored as a sample of its own; ``all``: 1.0 if every one is
-            right.
+            ``score``, the mean over the questions, each scored like a sample; and ``all``, 1.0 if every question
+            scores 1, else 0.0.
 
         Raises:
-            ValueError: there are not as many predictions as questions.
+            ValueError: the numbers of predictions and questions differ.
         """
         assert isinstance(sample.work, AskQuestions)
         scores = [
@@ -172,36 +174,43 @@ class Task:
         return {"score": sum(scores) / len(scores), "all": float(all(score == 1.0 for score in scores))}
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield the samples that are known given the rows so far, by sample id; those with rows are among them."""
+        """Yield all samples known so far, those already run included.
+
+        Args:
+            rows: rows of the samples already run, by sample id.
+        """
         return self.samples()
 
     def check(self) -> None:
-        """Raise ConfigError for settings that make no sense by themselves."""
+        """Raise ConfigError for settings of the data set that are invalid whatever the rest of the configuration."""
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError where the rest of the configuration cannot run this data set."""
+        """Raise ConfigError if the rest of the configuration cannot run this data set."""
 
     def packages(self) -> tuple[Package, ...]:
         """Return the optional packages that the settings need."""
         return ()
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield what has to be fetched: a source on the hub, and the part of it."""
+        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
         return iter(())
 
     def bind(self, tokenizer: Any) -> None:
-        """Receive the model's tokenizer; called before :meth:`samples` where :attr:`needs_tokenizer` is set."""
+        """Receive the model's tokenizer; called before :meth:`samples` if :attr:`needs_tokenizer` is set."""
 
     def notes(self) -> dict[str, Any]:
         """Return facts about the data that a result records in addition to the identity."""
         return {}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:
-        """Return what of the machine and the runtime group makes another run; None: scores do not depend on it.
+        """Return the facts about the machine and the runtime options that belong to the run's identity.
 
         Args:
-            runtime: the `runtime` group.
-            device: gives the device's name; imports torch.
+            runtime: options of the `runtime` group.
+            device: returns the name of the device; calling it imports torch.
+
+        Returns:
+            JSON data that is hashed into the run id; None if scores do not depend on the machine.
         """
         return None
 
@@ -225,7 +234,7 @@ class TokenTask(Task):
 
 
 def check_shots(shots: int, train: Sequence[Any], place: object) -> None:
-    """Raise ConfigError where there are fewer examples than `shots`; `place` is where they were read."""
+    """Raise ConfigError if `train` has fewer than `shots` records; `place` names their file in the message."""
     if len(train) < shots:
         raise ConfigError(
             "dataset.shots",

@@ -14,16 +14,16 @@ Option = tuple[str, str]
 
 
 def options(value: Any, field: str, place: str) -> list[Option]:
-    """Return label and text of each option.
+    """Return the label and the text of each option of a question.
 
     Args:
-        value: a list of texts (labels are letters then), a list of ``{"label", "text"}``, or ``{"label": [...], "text":
-            [...]}``, as ARC and OpenBookQA have them.
-        field: where a record holds it, for messages.
-        place: file and line of the record.
+        value: a list of texts (their labels are then letters), a list of ``{"label", "text"}``, or ``{"label": [...],
+            "text": [...]}``, the form of ARC and OpenBookQA.
+        field: name of the record's field that holds `value`, for messages.
+        place: file and line of the record, for messages.
 
     Raises:
-        DataError: it is none of these, has fewer than two options or more than there are letters, or one without text.
+        DataError: `value` has none of these forms, fewer than 2 or more than 26 options, or an option without text.
     """
     pairs: list[tuple[Any, Any]]
     if isinstance(value, Mapping) and isinstance(value.get("label"), list) and isinstance(value.get("text"), list):
@@ -51,7 +51,7 @@ def options(value: Any, field: str, place: str) -> list[Option]:
 
 
 def listed(offered: Sequence[Option]) -> str:
-    """Return the options as a prompt shows them: a line each, with letters."""
+    """Return the options as a prompt shows them: one per line, as ``A. text``."""
     return "\n".join(f"{letter}. {text}" for letter, (_, text) in zip(LETTERS, offered, strict=False))
 
 
@@ -59,13 +59,13 @@ def correct(value: Any, offered: Sequence[Option], field: str, place: str) -> st
     """Return the letter of the right option.
 
     Args:
-        value: its label, its text, or as a whole number its index from 0; a letter, where no options are known.
-        offered: the options; empty where the template holds them.
-        field: where a record holds `value`, for messages.
-        place: file and line of the record.
+        value: the label, the text, or the 0-based index (an integer) of the right option; without options, a letter.
+        offered: the options; empty if the template spells them out.
+        field: name of the record's field that holds `value`, for messages.
+        place: file and line of the record, for messages.
 
     Raises:
-        DataError: it names no option, or several.
+        DataError: `value` names no option, or more than one.
     """
     if not offered:
         if isinstance(value, str) and len(value.strip()) == 1 and value.strip() in LETTERS:

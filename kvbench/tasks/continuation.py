@@ -1,9 +1,9 @@
-"""Continuations of long texts: prompts of a fixed number of the model's tokens, cut out of books or of any files.
+"""Continuation of long texts: prompts with a fixed number of the model's tokens, cut from books or other files.
 
 Source: the speed runs of QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) and MagicDec, whose
-``convert_pg19_dataset`` this follows: the first 8,000 tokens of a book are left out, the rest is cut into prompts of
-the same length, and the first token of each becomes the beginning-of-sequence token. 90 tokens are generated. The
-text's own next tokens are the reference whose likelihood stands in the row; a free continuation has no other score.
+``convert_pg19_dataset`` this follows: the first 8,000 tokens of a book are skipped, the rest is cut into prompts of
+the same length, and the first token of each is replaced by the beginning-of-sequence token. 90 tokens are generated.
+The reference is the text's own next tokens; the row records their likelihood. Generated text has no other score.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kvbench.tasks.data import HubSource
 from kvbench.tasks.texts import DOCUMENTS, check_text
 from kvbench.util.schema import MOST_TOKENS, bounded
 
-#: tokens of the shortest prompt
+#: minimum number of prompt tokens
 SHORTEST = 16
-#: most prompts that only warm up
+#: maximum number of warm-up prompts
 MOST_WARM_UP = 10_000
 
 
@@ -35,13 +35,14 @@ class Continuation(TokenTask):
         text: ``pg19`` (books), ``text`` (files of `path`) or ``mini_text`` (Python's own).
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
-        lengths: tokens of a prompt, the beginning-of-sequence token included.
-        limit: counted prompts of each length; None: all.
-        warm_up: prompts before them that are in no score.
-        per_document: prompts of each document; None: all of it, piece after piece (the authors' code).
-        skip: tokens left out at the beginning of each document.
-        max_new_tokens: tokens to generate.
-        bos: the first token of each prompt is replaced by the beginning-of-sequence token.
+        lengths: prompt lengths in tokens, the beginning-of-sequence token included.
+        limit: number of scored prompts per length; None for all.
+        warm_up: number of warm-up prompts per length, which come first and are not scored.
+        per_document: maximum number of prompts per document; None cuts the whole document into consecutive prompts, as
+            the authors' code does.
+        skip: number of tokens skipped at the beginning of each document.
+        max_new_tokens: number of tokens to generate.
+        bos: whether the first token of each prompt is replaced by the beginning-of-sequence token.
     """
 
     version = 1
@@ -63,7 +64,7 @@ class Continuation(TokenTask):
     )
 
     def check(self) -> None:
-        """Raise ConfigError for prompt lengths, or a text, that make no sense."""
+        """Raise ConfigError for invalid prompt lengths, a malformed source, or a missing path."""
         self.source.check()
         check_lengths(self.lengths)
         check_text(self.text, self.path)
@@ -87,7 +88,7 @@ class Continuation(TokenTask):
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each length, its warm-up prompts and then the counted ones."""
+        """Yield, for each length, the warm-up prompts and then the scored ones."""
         for length in self.lengths:
             count = 0
             for count, sample in enumerate(self._pieces(length), start=1):
@@ -114,7 +115,7 @@ class Continuation(TokenTask):
         return {"documents": len(self.documents), "warm_up": self.warm_up}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return nothing: the likelihood of the text's own continuation stands in the row."""
+        """Return no scores: the row holds the likelihood of the text's own continuation."""
         return {}
 
     def _pieces(self, length: int) -> Iterator[Sample]:
@@ -141,7 +142,7 @@ class Continuation(TokenTask):
                 )
 
     def _too_short(self, length: int) -> DataError:
-        """Return the error for a length that no document has."""
+        """Return the error for a prompt length for which every document is too short."""
         longest = max((len(self._tokens(number)[0]) for number in range(len(self.documents))), default=0)
         room = longest - self.skip - self.max_new_tokens
         hint = f"dataset.lengths=[{room}] at most" if room >= SHORTEST else "longer texts"
@@ -162,9 +163,9 @@ class Continuation(TokenTask):
 
 
 def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> None:
-    """Raise ConfigError where prompts of exactly so many tokens, and their answers, are more than the model takes.
+    """Raise ConfigError if the longest prompt and its new tokens exceed the model's length or prompt limit.
 
-    Such prompts are refused by the run, not cut, so that the longest decides.
+    A run never cuts prompts of a fixed length.
     """
     model, new = config.model, config.decoding.max_new_tokens or max_new_tokens
     most = min(model.max_length - new, model.prompt_limit or model.max_length)
@@ -180,7 +181,7 @@ def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> 
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
-    """Raise ConfigError for prompt lengths that cannot be."""
+    """Raise ConfigError unless the lengths are distinct, at least one, and all :data:`SHORTEST` tokens or more."""
     if not lengths or min(lengths) < SHORTEST or len(set(lengths)) < len(lengths):
         raise ConfigError(
             "dataset.lengths", list(lengths), "must be lengths of prompts in tokens", allowed="[4096,8192]"
@@ -188,7 +189,15 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = "") -> None:
-    """Raise DataError where all `count` prompts of `length` tokens only warm up; `more` gives more of them."""
+    """Raise DataError if all `count` prompts of `length` tokens are warm-up prompts.
+
+    Args:
+        name: the data set, for the message.
+        count: number of prompts of this length.
+        length: prompt length in tokens.
+        warm_up: number of warm-up prompts asked for.
+        more: override that would give more prompts, for the hint.
+    """
     if count <= warm_up:
         raise DataError(
             f"{name}: the data give only {count} prompt{'s' if count > 1 else ''} of {length} tokens, and the first "
@@ -198,5 +207,5 @@ def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = 
 
 
 def warmed(sample: Sample, warm_up: bool) -> Sample:
-    """Return `sample`, marked if it only warms up."""
+    """Return `sample`, marked as a warm-up sample if `warm_up` is True."""
     return replace(sample, warm_up=True) if warm_up else sample

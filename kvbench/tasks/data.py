@@ -1,7 +1,7 @@
-"""Files of data sets: in a local folder, in the hub's cache, or fetched from the hub.
+"""Files of data sets: found in a local folder or in the hub's cache, or downloaded from the hub.
 
-No dataset script is ever run. A data set that is not available fails within three seconds and before a model is loaded;
-the message names the override that would supply it.
+No dataset script is ever run. If a file is missing and the hub does not answer, the error comes within three seconds
+and before a model is loaded, and names the override that would supply the file.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ __all__ = [
 #: seconds that the one attempt to reach the hub may take, name resolution included
 PROBE_SECONDS = 1.5
 
-#: what to do where the hub is needed and does not answer
+#: hint of the error for a file that is neither on this machine nor available from the hub
 REMEDY = (
     "dataset.path=FILE_OR_FOLDER reads a local copy (.jsonl, .jsonl.gz, .json, .parquet, .zip); "
     "`python -m kvbench.fetch dataset=...` on a machine with network fills the cache to copy here"
 )
 
-#: endings of files with records, in the order in which they are looked for
+#: endings of files with records
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
@@ -56,10 +56,10 @@ class HubSource:
     """Files of a data set on the hub.
 
     Args:
-        hub_id: repository of type dataset, for example ``zai-org/LongBench``.
-        revision: commit, so that the bytes stay the same; None: the newest.
-        file: path in the repository; ``{task}`` stands for a task's name, ``a.zip!b.jsonl`` for the member b.jsonl of
-            an archive, and ``*`` for whatever stands there (one file only).
+        hub_id: repository of type dataset, for example ``zai-org/LongBench``; None if there is none.
+        revision: commit, which pins the content; None for the newest.
+        file: path in the repository. ``{task}`` is replaced by the name of a task or split, ``a.zip!b.jsonl`` is the
+            member b.jsonl of an archive, and ``*`` matches any characters (the pattern must match one file only).
     """
 
     hub_id: str | None = None
@@ -67,7 +67,7 @@ class HubSource:
     file: str = "{task}.jsonl"
 
     def check(self, key: str = "dataset.source") -> None:
-        """Raise ConfigError for a malformed name of a repository."""
+        """Raise ConfigError if the repository's name is not ``OWNER/NAME``; `key` is the option's name in messages."""
         if self.hub_id is not None and self.hub_id.count("/") != 1:
             raise ConfigError(f"{key}.hub_id", self.hub_id, "is not the name of a repository", hint="OWNER/NAME")
 
@@ -82,19 +82,20 @@ def find(
     others: Mapping[str, str] | None = None,
     remedy: str = REMEDY,
 ) -> Found:
-    """Return the file of a task, downloaded where it has to be.
+    """Return the file with the records of a task, downloaded from the hub if necessary.
 
     Args:
-        source: on the hub.
-        task: fills ``{task}`` and names local files.
-        path: ``dataset.path``: a folder, an archive or a single file; None: the hub or its cache.
+        source: the file on the hub.
+        task: name of the task or split; it replaces ``{task}`` in `source` and is the name of local files.
+        path: the option ``dataset.path``: a folder, a .zip archive or a single file; None for the hub or its cache.
         what: the data set as messages name it.
-        endings: of local files in a folder.
-        others: names of files that hold other records than the task's, with the hint where one of them is nearest.
-        remedy: the hint where the hub is needed and does not answer.
+        endings: endings that a local file in a folder may have.
+        others: file names without ending that belong to other tasks, each with an explanation; the error quotes it if
+            that file is the most similar one in the folder.
+        remedy: hint of the error for a file that cannot be downloaded.
 
     Raises:
-        DataError: it is not here and cannot be fetched, or several files are meant.
+        DataError: the file is not on this machine and cannot be downloaded, or several files match.
     """
     if path is not None:
         place, single = local(path, what)
@@ -107,10 +108,17 @@ def find(
 
 
 def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> Path:
-    """Fetch one file of the hub into its cache; interrupted downloads go on where they were.
+    """Download one file into the hub's cache and return its path; an interrupted download is resumed.
+
+    Args:
+        source: repository and revision; its `file` is not used.
+        name: path of the file in the repository; may contain ``*``.
+        what: the data set as messages name it.
+        remedy: hint of the error for a file that cannot be downloaded.
 
     Raises:
-        DataError: there is no network, no such repository, revision or file, or no access.
+        DataError: no repository is named, the network or access is missing, the repository, revision or file does not
+            exist, or `name` matches several files.
     """
     from huggingface_hub import HfApi, constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -134,7 +142,7 @@ def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> P
         if "*" in name:
             files = HfApi().list_repo_files(source.hub_id, repo_type="dataset", revision=source.revision)
             name = _only(sorted(fnmatch.filter(files, name)), name, what)
-            # by it the snapshot is found again without network
+            # `_cached` finds the snapshot's folder by this file, without a network
             hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
         return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
@@ -143,7 +151,7 @@ def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> P
 
 
 def probe(url: str) -> int | str:
-    """Return the HTTP status of one short request, or what went wrong, in :data:`PROBE_SECONDS` at most."""
+    """Return the HTTP status of one HEAD request, or a text with the reason if none came in :data:`PROBE_SECONDS`."""
     answers: list[int | str] = []
 
     def ask() -> None:
@@ -155,7 +163,7 @@ def probe(url: str) -> int | str:
         except Exception as error:  # whatever goes wrong on the way is the answer
             answers.append(type(error).__name__)
 
-    # A thread, because name resolution knows no timeout.
+    # A thread, because name resolution has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
@@ -163,21 +171,21 @@ def probe(url: str) -> int | str:
 
 
 def is_single(path: str) -> bool:
-    """Return True if `path` is one file of records (an archive holds several)."""
+    """Return True if `path` is a single file of records: neither a folder nor a .zip archive."""
     place = Path(path).expanduser()
     return place.suffix != ".zip" and bool(is_file(place, "dataset.path="))
 
 
 def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
-    """Return a place on this machine that exists, and whether it is a file (else a folder).
+    """Return a local path that exists, and whether it is a file (True) or a folder (False).
 
     Args:
-        path: ``dataset.path``; ``~`` is the home folder.
+        path: value of the option; ``~`` is the home folder.
         what: the data set as messages name it.
-        key: the option that names the place.
+        key: name of the option, for messages.
 
     Raises:
-        DataError: nothing is there, or something that is neither file nor folder.
+        DataError: the path is empty, does not exist, or is neither a file nor a folder.
     """
     if not path:
         raise DataError(f"{what}: {key} is empty.\n  hint: a file, a .zip, or a folder of files")
@@ -192,7 +200,7 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Return the sha256 (16 digits) of the given fields of all records, whatever file they came from."""
+    """Return the first 16 hex digits of the SHA-256 over `fields` of all records; the file format does not matter."""
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps([record.get(f) for f in fields], ensure_ascii=True, default=str).encode() + b"\n")
@@ -205,7 +213,7 @@ def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> 
 def _in_folder(
     path: Path, source: HubSource, task: str, what: str, endings: Sequence[str], others: Mapping[str, str]
 ) -> Found:
-    """Return the one file of a folder that holds a task's records."""
+    """Return the file of a folder that holds a task's records. Raises DataError unless exactly one file matches."""
     name, member = _split(source.file.replace("{task}", task))
     candidates = []
     if is_file(path / name, f"{what}: ") and (member is None or member in _members(path / name, what)):
@@ -283,7 +291,11 @@ def _cached(source: HubSource, name: str) -> Path | None:
 
 
 def _only(files: list[str], pattern: str, what: str) -> str:
-    """Return the one file that a pattern means; a split in several parts must not be read in part."""
+    """Return the file that `pattern` matches, or `pattern` itself if no file does.
+
+    Raises:
+        DataError: several files match: reading one part of a split would pass for the whole.
+    """
     if len(files) > 1:
         raise DataError(
             f"{what}: '{pattern}' means {len(files)} files ({files[0]}, ...), and one is read.\n"

@@ -1,9 +1,9 @@
 """Time and memory over a grid of prompt lengths and batch sizes: one sample is one point of the grid.
 
-Nothing is answered or scored. A point that does not fit into memory is a result too, and the last one of its prompt
-length: larger batches of that length are not tried. Which point comes next therefore depends on the points before, so
-:meth:`Efficiency.next_samples` receives the stored rows. ``python -m kvbench.bench tpot | prefill | memory`` measures
-the same points; its defaults are the presets ``dataset=efficiency/tpot``, ``/prefill`` and ``/memory``.
+No answers are scored. A point that does not fit into memory is a result too; larger batches of the same prompt length
+are then not tried. The next point thus depends on the points before it, so :meth:`Efficiency.next_samples` receives
+the stored rows. ``python -m kvbench.bench tpot | prefill | memory`` measures the same points; its defaults are the
+presets ``dataset=efficiency/tpot``, ``/prefill`` and ``/memory``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvbench.tasks.base import Row, Sample, Setup, Task
 from kvbench.tasks.work import MeasurePoint
 from kvbench.util.schema import MOST, MOST_ROWS, MOST_TOKENS, bounded
 
-#: fewest tokens of a prompt: a few words
+#: minimum number of prompt tokens
 SHORTEST = 16
-#: keys of the runtime group that do not change the figures, or are stored elsewhere
+#: keys of the runtime group left out of the identity: they do not change the figures, or are recorded elsewhere
 _ELSEWHERE = ("results_dir", "retry", "batch_size", "seed", "device")
 
-#: settings of a point that every point of a run shares
+#: settings that all points of a run share
 SETTINGS = ("repeats", "warm_up", "seed", "untimed", "fill", "compare", "stock")
-#: those of them that came later: they count in a run's identity where they differ from their defaults
+#: settings added later, with their defaults: part of a run's identity only if they differ, so older run ids stay valid
 LATER = {"untimed": 0, "fill": "prefill", "compare": 0, "stock": ()}
 #: caches of stock transformers (:data:`kvbench.measure.stock.BASELINES`)
 STOCK = ("dynamic", "static", "static-compiled", "quanto4", "quanto2", "hqq4")
@@ -33,22 +33,24 @@ STOCK = ("dynamic", "static", "static-compiled", "quanto4", "quanto2", "hqq4")
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency(Task):
-    """A grid of points.
+    """A grid of points, each one prompt length and batch size.
 
     Args:
         name: the data set's name in results.
-        prompts: tokens of a prompt.
-        batches: sequences at a time, or ``grow``: 1, 2, 4, ... until memory ends.
-        max_batch: where ``grow`` ends all the same.
-        bisect: once memory has ended, so many batches between the largest that fitted and the smallest that did not.
-        new_tokens: tokens generated for every sequence, exactly: nothing ends an answer.
-        repeats: prefills that are timed for TTFT (the median is reported); the last one goes on to decode.
-        untimed: prefills of each point before those.
-        warm_up: tokens generated once, before anything is timed.
-        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
-        compare: tokens of captured steps that are compared with those of eager ones; 0: none.
-        stock: caches of stock transformers that each point is measured with too (:data:`STOCK`).
-        seed: of the prompts' words.
+        prompts: prompt lengths in tokens.
+        batches: batch sizes, or ``grow`` for 1, 2, 4, ... until memory runs out.
+        max_batch: largest batch size that ``grow`` tries.
+        bisect: after memory has run out, maximum number of further batch sizes, found by bisection between the largest
+            that fitted and the smallest that did not.
+        new_tokens: number of tokens generated for every sequence; generation never ends early.
+        repeats: number of prefills timed for TTFT (the median is reported); the last one is followed by decoding.
+        untimed: number of prefills of each point before the timed ones.
+        warm_up: number of tokens generated once before anything is timed.
+        fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values
+            instead, and then no prefill is timed.
+        compare: number of tokens for which captured steps are compared with eager ones; 0 for no comparison.
+        stock: caches of stock transformers that are measured at each point as well (:data:`STOCK`).
+        seed: seed of the prompts' words.
     """
 
     version = 1
@@ -71,14 +73,14 @@ class Efficiency(Task):
     seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
-        """Raise ConfigError for a grid without points."""
+        """Raise ConfigError if the grid has no prompt length or no batch size."""
         if not self.prompts:
             raise ConfigError("dataset.prompts", "[]", "names no prompt length", hint="dataset.prompts=[4096]")
         if not self.batches:
             raise ConfigError("dataset.batches", "[]", "names no batch", hint="dataset.batches=[1,2,4], or grow")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError where the rest of the configuration cannot run this grid."""
+        """Raise ConfigError if the rest of the configuration cannot run this grid."""
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
             raise ConfigError("decoding.max_new_tokens", new, "leaves no decode step to time", allowed="from 2 on")
@@ -108,31 +110,34 @@ class Efficiency(Task):
         return self.next_samples({})
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield the points that are measured or to be measured, given the rows so far.
+        """Yield the points known so far, those already measured included.
 
-        With ``grow`` the next point of each prompt length is known only once the one before is measured.
+        With ``grow``, the next point of a prompt length is known only after the one before has been measured.
+
+        Args:
+            rows: rows of the points already measured, by sample id.
         """
         for prompt in dict.fromkeys(self.prompts):
             for batch in self._batches(prompt, rows):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a point depends on; the grid is not among them, so a larger one adds points."""
+        """Return the settings that a point depends on. The grid is not among them: a larger one adds points to a run."""
         settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
         settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
         return {"target": "efficiency", "version": self.version, **settings}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any]:
-        """Return the device and everything in the runtime group that changes time or memory."""
+        """Return the device's name and the runtime options that affect time or memory."""
         options = {key: value for key, value in dataclasses.asdict(runtime).items() if key not in _ELSEWHERE}
         return {"device": device(), **options}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return nothing: a point has no prediction."""
+        """Return no scores: a point has no prediction."""
         return {}
 
     def _batches(self, prompt: int, rows: Mapping[str, Row]) -> list[int]:
-        """Return the batches of one prompt length, smallest first, as far as they are known."""
+        """Return the batch sizes known so far for one prompt length, in ascending order."""
         grow = self.batches == "grow"
         fits, ends, batches = 0, 0, []
         for batch in doubling(self.max_batch) if isinstance(self.batches, str) else sorted(set(self.batches)):
@@ -173,7 +178,7 @@ def point_id(prompt: int, batch: int) -> str:
 
 
 def doubling(most: int) -> Iterator[int]:
-    """Yield 1, 2, 4, ... up to `most`, and `most` itself."""
+    """Yield the powers of two below `most`, then `most` itself."""
     batch = 1
     while batch < most:
         yield batch

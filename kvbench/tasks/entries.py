@@ -1,4 +1,4 @@
-"""Records of a data set that is described by data, read and filled into its template."""
+"""Records filled into the template of a data set that its configuration describes (no Python needed)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kvbench.tasks.template import Span
 
 @dataclass(frozen=True)
 class Entry:
-    """One record as a prompt without examples.
+    """One record as a prompt, without few-shot examples.
 
     Args:
         prompt: the filled template.
-        context: characters of the context in `prompt`.
-        query: what a retriever searches with.
-        answers: references.
-        record: as it is in the file.
-        options: how many options the question has (metric ``choice``).
+        context: half-open character range of the context in `prompt`; None if the data set names no context.
+        query: the question, with which a retriever searches the context; may be empty.
+        answers: reference answers.
+        record: the record as read from the file.
+        options: number of options of the question (metric ``choice``), else 0.
     """
 
     prompt: str
