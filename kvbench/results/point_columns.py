@@ -1,4 +1,4 @@
-"""Columns of tables of points of time and memory: a new one is one entry of :data:`POINT_COLUMNS`."""
+"""Columns of tables of points of time and memory. To add one, add an entry to :data:`POINT_COLUMNS`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbench.util.cells import Cell, seconds, size
 
 @dataclass(frozen=True)
 class PointLine:
-    """One point of a run; None where the run has no point."""
+    """A point of a run: prompt length, batch size and figures; `point` is None for a run without points."""
 
     name: str
     run: Metrics
@@ -25,7 +25,7 @@ class PointLine:
 
 
 def _figure(cell: Callable[[Point], Cell]) -> Callable[[PointLine], Cell]:
-    """Return the cell of a measured point; a dash for what ran out of memory."""
+    """Return a function from lines to cells: `cell` for measured points, a dash for points that ran out of memory."""
     return lambda line: cell(line.point) if line.point is not None and line.point.status == "ok" else Cell("-")
 
 
@@ -34,12 +34,12 @@ def _value(read: Callable[[Point], Any]) -> Callable[[PointLine], Any]:
 
 
 def _plain(*names: str) -> dict[str, Callable[[PointLine], Any]]:
-    """Return the CSV values of a point's own keys."""
+    """Return CSV columns for attributes of a point: the heading is the attribute's name."""
     return {name: _value(attrgetter(name)) for name in names}
 
 
 def _inner(group: str, names: Mapping[str, str]) -> dict[str, Callable[[PointLine], Any]]:
-    """Return the CSV values inside a group of a point: heading -> key."""
+    """Return CSV columns for the keys of `group`, a nested attribute of a point; `names` maps headings to keys."""
 
     def reader(name: str) -> Callable[[Point], Any]:
         def read(point: Point) -> Any:

@@ -1,8 +1,8 @@
-"""Measured points as typed records, whichever program and version of kvbench wrote them.
+"""Measured points as typed records, from the files of any program and version of kvbench.
 
 A point's record is the dict that :class:`kvbench.measure.meter.Meter` returns: rows of ``dataset=efficiency`` hold it
 under ``measured.point``, JSON files of ``kvbench.bench`` in ``rows``. Files without a ``schema`` (before version 2)
-have other keys for the same figures.
+use different keys for the same figures.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvbench.errors import DataError
 
 @dataclass(frozen=True)
 class Point:
-    """One measured point; times in seconds, sizes in bytes, None where they were not measured."""
+    """A measured point: times in seconds, sizes in bytes; figures that were not measured are None."""
 
     model: str
     device: str
@@ -47,7 +47,7 @@ class Point:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Key of the points that differ in setting and batch alone."""
+        """Key shared by the points that differ only in setting and batch size."""
         return self.model, self.device, self.limit_gb, self.how, self.new_tokens, self.prompt
 
 
@@ -63,13 +63,15 @@ def from_record(
     """Return a point from its record, of any version.
 
     Args:
-        record: the figures; before version 2 ``context`` stands for ``prompt``, ``steps`` for ``new_tokens``, ``kv``
-            for ``kv_used.total`` and ``peak_decode`` for ``peak.decode``.
-        setting: its name in tables.
-        how: the rest of the circumstances (:func:`circumstances`).
+        record: the figures. Before version 2 the keys were ``context`` (now ``prompt``), ``steps`` (``new_tokens``
+            less one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
+        model, device: names of the model and the device.
+        setting: name of the setting in tables.
+        limit_gb: memory limit of the run, or None.
+        how: other conditions of the measurement (:func:`circumstances`).
 
     Raises:
-        KeyError, TypeError: the record is none of a point.
+        KeyError, TypeError: the record is not that of a point.
     """
     prompt = record["prompt"] if "prompt" in record else record["context"]
     new_tokens = record.get("new_tokens", record.get("steps", 0) + 1)
@@ -99,18 +101,18 @@ def from_record(
 
 
 def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
-    """Return in words what sets points apart besides their setting."""
+    """Return the conditions of a measurement other than its setting as text, for example ``bfloat16, compiled``."""
     parts = (dtype, "compiled" if compiled else None, "random keys and values" if fill == "random" else None)
     return ", ".join(filter(None, parts))
 
 
 def bench_points(path: Path) -> Iterator[Point]:
-    """Yield the points of one JSON file of ``kvbench.bench tpot | memory``; other files have none.
+    """Yield the points of a JSON file of ``kvbench.bench tpot`` or ``memory``; nothing for files of other commands.
 
-    Rows that failed for another reason than memory are left out.
+    Rows that failed for other reasons than memory are left out.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file cannot be read, or a row is not a point.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Points of time and memory (dataset=efficiency): figures by prompt length and batch, compared with fp16's."""
+"""Points of time and memory (dataset=efficiency): figures by prompt length and batch size, compared with fp16."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvbench.results.samples import MEASURED, Row
 
 Figures = dict[str, Any]
 
-#: figures of a point that stand in metrics.json as they were measured
+#: figures of a point that are copied to metrics.json unchanged
 _COPIED = (
     "status",
     "ttft_s",
@@ -43,17 +43,18 @@ _COPIED = (
 
 
 def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
-    """Return the points of one prompt length; None for rows of other work.
+    """Return the points of one prompt length; None if the rows are not points.
 
     Args:
         group: the rows of one prompt length.
-        baseline: sample id -> row of the fp16 run of the same setting (machine included), or None.
+        baseline: sample id -> row of the fp16 run of the same setting on the same machine, or None.
 
     Returns:
-        ``max_batch``: the largest that fitted (None: not even the smallest); ``oom_batch``: the smallest that did not
-        (None: memory did not end); ``best_batch`` and ``tokens_per_s``: the highest throughput; ``max_batch_vs_fp16``
-        and ``tokens_per_s_vs_fp16``: both to those of fp16, where both runs' memory ended (the throughput: where fp16
-        has points); ``batches``: the figures by batch, of those that did not fit only the smallest.
+        ``max_batch``: the largest batch that fitted into memory (None if none did); ``oom_batch``: the smallest that
+        did not (None if all did); ``best_batch``, ``tokens_per_s``: the batch with the highest throughput, and the
+        throughput; ``tokens_per_s_vs_fp16``: its ratio to fp16's highest throughput; ``max_batch_vs_fp16``: the ratio
+        of the largest batches, None unless both runs reached the limit of memory; ``batches``: batch -> figures, of all
+        batches that fitted and the smallest that did not.
     """
     rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
     if not rows:
@@ -76,23 +77,24 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
 
 
 def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
-    """Yield ``(prompt tokens, batch, figures)`` of a run's points, in order."""
+    """Yield ``(prompt tokens, batch size, figures)`` for each point in a `metrics.json`."""
     for key, entry in metrics.get("scores", {}).items():
         for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
             yield int(key.rsplit("@", 1)[1]), int(batch), figures
 
 
 def has_points(metrics: Mapping[str, Any]) -> bool:
-    """Return True if a run measured points, and nothing else."""
+    """Return True if all scores of a run are points."""
     entries = list(metrics.get("scores", {}).values())
     return bool(entries) and all(entry.get("points") for entry in entries)
 
 
 def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return the keys of `metrics.json` that points decide: the best throughput; the times of a single point.
+    """Return the top-level figures of `metrics.json` that come from points.
 
     Returns:
-        Values for the keys ``ttft_s``, ``tpot_s`` and ``tokens_per_s``; empty without points.
+        ``tokens_per_s``: the highest throughput of all points; for a single point also ``ttft_s`` and ``tpot_s``. Empty
+        without points that fitted into memory.
     """
     points_ok = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
     if not points_ok:
@@ -107,7 +109,7 @@ def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
 
 
 def _limits(rows: Mapping[int, Row]) -> Figures:
-    """Return the batches that memory allowed, and the best throughput, of rows by batch."""
+    """Return the largest batch that fitted, the smallest that did not, and the highest throughput with its batch."""
     good = {batch: row[MEASURED]["point"]["tokens_per_s"] for batch, row in rows.items() if row["status"] == "ok"}
     best = max(good, key=lambda batch: good[batch]) if good else None
     return {
@@ -137,7 +139,7 @@ def _figures(row: Row, other: Row | None) -> Figures:
 
 
 def halves(row: Row) -> int:
-    """Return the 16-bit words in an element of the model's own dtype: 2 of float32, else 1."""
+    """Return the size of an element of the model's dtype in 16-bit words: 2 for float32, else 1."""
     return 2 if row.get(MEASURED, {}).get("dtype") == "float32" else 1
 
 

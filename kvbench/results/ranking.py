@@ -1,4 +1,4 @@
-"""The runs of a sweep in the order of a summary: best settings first, what failed last."""
+"""The order of runs in the summary of a sweep: best settings first, unfinished and failed runs last."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Run = Mapping[str, Any]
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:
-    """Sort runs: highest mean score first, then lowest perplexity, then highest throughput (dataset=efficiency).
+    """Return the runs sorted, best first.
 
-    Equal ones are sorted by the bytes of their cache, then stay as they came.
+    Runs with a mean score come first, highest score first; then runs with perplexities, lowest first; then runs of
+    points (dataset=efficiency), highest throughput first. Ties are broken by the bytes of the cache, smallest first.
 
-    A run without all its samples stands behind all others: its mean is over other samples than theirs. Runs that all
-    speculate stand by their time per token: what comes out is their target's whatever the draft (a search for gamma).
+    Runs without all their samples come last, because their means are over different samples. If all runs are
+    speculative, they are sorted by time per token instead, because the draft does not change their outputs.
     """
     done = [run for run in runs if run["status"] in DONE]
     if done and all(run.get("speculation") and run["tpot_s"]["median"] for run in done):
@@ -41,11 +42,11 @@ def _rank(run: Run) -> tuple[bool, int, float, float]:
 
 
 def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
-    """Return the record of a run that could not begin: its configuration, and nothing measured.
+    """Return the `metrics.json` of a run that could not start: its configuration and the error, without figures.
 
     Args:
         config: the composed configuration.
-        message: why.
+        message: the error message.
     """
     quantizer = config.get("quantizer") or {}
     run = Metrics(

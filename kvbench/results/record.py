@@ -1,7 +1,7 @@
 """The content of `metrics.json` as one dataclass tree.
 
-Reading takes defaults for what an older version did not write, so that every run can be shown; a new key is one field
-here. `metrics.schema.json` beside this file is written by ``python -m kvbench.results.record``.
+Keys that an older version did not write get defaults when read, so that every run can be shown. To add a key, add a
+field here, then run ``python -m kvbench.results.record``, which writes `metrics.schema.json` next to this file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvbench.results import typed
 from kvbench.results.record_scores import Mean, Score
 from kvbench.results.typed import ShapeError, key
 
-#: raised when a key of metrics.json changes its meaning; version 2 records the code of every row
+#: incremented when a key of metrics.json changes its meaning; since version 2, rows record the code that made them
 SCHEMA_VERSION = 2
 SCHEMA = Path(__file__).with_name("metrics.schema.json")
 
-#: ``older``: all samples are there, and not all of them were made by the code of now
+#: ``older``: all samples are done, but older code made some of them
 Status = Literal["ok", "older", "oom", "error", "interrupted"]
 
 
@@ -37,7 +37,7 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class KvBytes:
-    """Bytes of one sequence's keys and values."""
+    """Bytes of one sequence's keys and values: in use, and reserved (allocated)."""
 
     used: Parts
     reserved: Parts
@@ -47,7 +47,7 @@ class KvBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakBytes:
-    """The largest peak of each phase."""
+    """Largest memory peaks of prefill and decode in bytes, and how they were measured."""
 
     prefill: int | None = key(default=None, minimum=0)
     decode: int | None = key(default=None, minimum=0)
@@ -58,7 +58,7 @@ class PeakBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ttft:
-    """Seconds from the start of prefill to the first token; warm-up left out."""
+    """Time to first token in seconds, from the start of prefill; without warm-up samples."""
 
     median: float | None = key(default=None, minimum=0)
     n: int = key(default=1, minimum=0)
@@ -66,7 +66,7 @@ class Ttft:
 
 @dataclass(frozen=True, kw_only=True)
 class Tpot:
-    """Seconds of a decode step; the first of each sample apart."""
+    """Time per output token in seconds; the first decode step of each sample is separate."""
 
     median: float | None = key(default=None, minimum=0)
     p99: float | None = key(default=None, minimum=0)
@@ -76,7 +76,7 @@ class Tpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times on one device."""
+    """Timings on one device."""
 
     ttft_s: Ttft
     tpot_s: Tpot
@@ -100,7 +100,7 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
-    """Lengths of the prompts."""
+    """Lengths of the prompts in tokens."""
 
     mean: float | None = key(default=None, minimum=0)
     max: int | None = key(default=None, minimum=0)
@@ -127,7 +127,7 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """The end of a run that ran out of memory."""
+    """Details of how a run ran out of memory."""
 
     bytes_asked: int | None = key(minimum=0)
     sample: str | None = None
@@ -137,7 +137,7 @@ class Oom:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A sample that failed, or (null) what failed outside any."""
+    """An error and the sample that raised it (null for an error outside of any sample)."""
 
     sample: str | None = None
     type: str = ""
@@ -165,7 +165,7 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class Untouched:
-    """The setting that kept every sample exact, in a run that packed and dropped nothing."""
+    """The reason why a run packed and dropped nothing: a setting that keeps more tokens exact than any sample has."""
 
     key: str
     value: Any
@@ -175,7 +175,7 @@ class Untouched:
 
 @dataclass(frozen=True, kw_only=True)
 class Older:
-    """Samples that other code than now's made."""
+    """Samples made by older code: how many, and the parts of the code that have changed since."""
 
     samples: int = key(minimum=0)
     parts: list[str] = key("parts of the code that have changed since; unknown: the rows do not say")
@@ -252,10 +252,10 @@ class Metrics:
 
 
 def read(content: Any) -> Metrics:
-    """Return the record of one `metrics.json`, of whichever version.
+    """Return the parsed content of a `metrics.json` of any version as a record.
 
     Raises:
-        ShapeError: it is not what a run writes; the message names the key.
+        ShapeError: it is not the content of a run's `metrics.json`; the message names the key.
     """
     metrics = typed.read(Metrics, content)
     for name, entry in metrics.scores.items():
@@ -274,23 +274,23 @@ def read(content: Any) -> Metrics:
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content that is to be written, complete and in order.
+    """Return `content` validated, with all keys in the order of the record, ready to be written.
 
     Raises:
-        ShapeError: a key has no field here, or a value is of another type.
+        ShapeError: a key is unknown or missing, or a value has the wrong type.
     """
     written: dict[str, Any] = typed.plain(typed.read(Metrics, content, strict=True))
     return written
 
 
 def filled(content: Any) -> dict[str, Any]:
-    """Return the content of any version with every key of this one; raise ShapeError as :func:`read`."""
+    """Return the content of any version with all keys of this version; raise ShapeError like :func:`read`."""
     complete: dict[str, Any] = typed.plain(read(content), complete=True)
     return complete
 
 
 def problem(content: Any) -> str | None:
-    """Return what keeps content from being a run's, for example ``mean.score is missing``; None for a run's."""
+    """Return the first defect of the content of a `metrics.json`, such as ``mean.score is missing``; None if valid."""
     try:
         read(content)
     except ShapeError as error:
@@ -299,7 +299,7 @@ def problem(content: Any) -> str | None:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of what this version writes."""
+    """Return the JSON schema of the `metrics.json` that this version writes."""
     written = typed.schema(Metrics, "metrics.json of a kvbench run")
     written["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     conditions = (

@@ -1,4 +1,4 @@
-"""Scores of `metrics.json`: means, differences to fp16, perplexities, and points of time and memory."""
+"""Records of the scores in `metrics.json`: means, differences to fp16, perplexities, points of time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A mean score."""
+    """A mean score with its standard error and its difference to fp16."""
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -29,7 +29,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A further score of the same samples."""
+    """Another score of the same samples."""
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -37,7 +37,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Nll:
-    """The mean answer NLL per token, nats."""
+    """The mean NLL per answer token, in nats."""
 
     mean: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -47,7 +47,7 @@ class Nll:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """The perplexity of a text's spans."""
+    """The perplexity of a text, computed over its spans."""
 
     ppl: float = key(exclusiveMinimum=0)
     stderr: float | None = key(default=None, minimum=0)
@@ -61,7 +61,7 @@ class Perplexity:
 
 @dataclass(frozen=True, kw_only=True)
 class PointTpot:
-    """Seconds of the decode steps of one point, the first left out."""
+    """Time per decode step of one point in seconds, without the first step."""
 
     median: float | None = key(default=None, minimum=0)
     mean: float | None = key(default=None, minimum=0)
@@ -74,7 +74,7 @@ class PointTpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Time and memory of one prompt length and batch; a point that ran out of memory has few of the keys."""
+    """Time and memory at one prompt length and batch size; a point that ran out of memory has only some of the keys."""
 
     status: Literal["ok", "oom"]
     ttft_s: float | None = key(optional=True, minimum=0)
@@ -114,7 +114,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """The points of one prompt length by batch."""
+    """The points of one prompt length, by batch size."""
 
     max_batch: int | None = key(default=None, minimum=1)
     oom_batch: int | None = key(default=None, minimum=1)

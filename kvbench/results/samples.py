@@ -1,4 +1,4 @@
-"""`samples.jsonl`: one line per sample, appended and fsynced; reading it survives torn and damaged lines."""
+"""`samples.jsonl`: one line per sample, appended and fsynced; damaged and incomplete lines are skipped when read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kvbench.util import atomic
 
 Row = dict[str, Any]
 
-#: a line without these is not a result
+#: keys that every row must have, with their types
 REQUIRED = {"id": str, "task": str, "prediction": str, "scores": dict, "scorer_version": int}
 
 
-#: what differs from one time or machine to the next: times, peaks, the device; everything else is the run's output
+#: key of a row for what varies between repetitions and machines: times, memory peaks, device
 MEASURED = "measured"
 
 
 def outputs(row: Mapping[str, Any]) -> Row:
-    """Return a row without times and peaks: equal in a resumed and in an undisturbed run."""
+    """Return a row without its measurements: the outputs, which are equal in a resumed and an uninterrupted run."""
     return {key: value for key, value in row.items() if key != MEASURED}
 
 
@@ -36,7 +36,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """A result could not be written (disk full, quota, I/O error); everything written before stays readable."""
+    """A result could not be written (disk full, quota, I/O error); earlier results stay readable."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         if error.errno == errno.ENOENT:
@@ -60,7 +60,7 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """A file of results is there and cannot be read: a folder, a loop of links, no permission, an I/O error."""
+    """A results file exists but cannot be read: it is a folder or a loop of links, no permission, or an I/O error."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -74,9 +74,9 @@ class Samples:
     """The content of `samples.jsonl`.
 
     Attributes:
-        rows: sample id -> its last good row, in the order of the file.
-        damaged: ``(line number, line, problem)`` of each line that is not a result; its sample is to be done again.
-        torn: whether the last line was cut off in writing (a killed process); it is among `damaged`.
+        rows: sample id -> its last valid row, in the order of the file.
+        damaged: ``(line number, line, problem)`` of each invalid line; its sample has to be done again.
+        torn: True if the last line is incomplete because its writer was killed; it is also in `damaged`.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -85,10 +85,10 @@ class Samples:
 
 
 def read(path: Path) -> Samples:
-    """Read every good row; a later row of the same sample replaces an earlier one (re-scoring appends).
+    """Read `samples.jsonl`; a later row of a sample replaces an earlier one (re-scoring appends). No file: no rows.
 
     Raises:
-        UnreadableError: there is something of that name that is no readable file.
+        UnreadableError: `path` exists but is not a readable file.
     """
     samples = Samples()
     try:
@@ -115,10 +115,10 @@ def read(path: Path) -> Samples:
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows with one write, flushed and fsynced; on an error the file is cut back to where it was.
+    """Append rows and fsync them; if an error occurs, truncate the file to its previous length.
 
     Raises:
-        DiskError: the rows could not be written; the file holds what it held before.
+        DiskError: the rows could not be written; the file is unchanged.
     """
     data = b"".join(encode(row) for row in rows)
     try:
@@ -133,7 +133,7 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
                 view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
         except OSError as error:
-            with suppress(OSError):  # needs no space, so it works on a full disk; else the next reader skips the line
+            with suppress(OSError):  # works on a full disk; if it fails, readers skip the incomplete line
                 os.ftruncate(descriptor, before)
             raise DiskError(path, error) from error
     finally:
@@ -141,9 +141,13 @@ def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def repair(path: Path, samples: Samples) -> None:
-    """Take damaged lines out of the file (they are kept beside it, in ``samples.damaged``).
+    """Move damaged lines from `path` to a file with the suffix ``.damaged``.
 
-    A torn last line must go before anything is appended, or it would swallow the next row.
+    An incomplete last line must be removed before a row is appended, or the row would become part of it.
+
+    Args:
+        path: the file.
+        samples: its content, from :func:`read`.
     """
     aside = path.with_suffix(".damaged")
     with aside.open("ab") as handle:
@@ -152,10 +156,10 @@ def repair(path: Path, samples: Samples) -> None:
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    """Return one line of JSON ending in its own CRC-32, which shows a flipped byte even if the JSON still parses."""
+    """Return a row as a line of JSON whose last key is its CRC-32, which reveals changed bytes that still parse."""
     body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
     crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
-    # a lone surrogate (half an emoji in a prediction) is no UTF-8: such a row is written with escapes
+    # a lone surrogate (half an emoji in a prediction) has no UTF-8 encoding: such a row is written with escapes
     if not _encodable(body):
         body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=True, allow_nan=False)
         crc = zlib.crc32(body.encode())
@@ -163,10 +167,11 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Row:
-    """Return the row of one line.
+    """Return the row in one line of the file.
 
     Raises:
-        ValueError: no JSON, a key is missing, or the line was not written by :func:`encode`, or changed since.
+        ValueError: the line is not JSON, a required key is missing, or the checksum is missing or wrong (the line was
+            edited, or not written by :func:`encode`).
     """
     try:
         row = json.loads(line)
@@ -180,7 +185,7 @@ def decode(line: bytes) -> Row:
     for key, kind in REQUIRED.items():
         if not isinstance(row.get(key), kind):
             raise ValueError(f"'{key}' is missing")
-    if crc is None:  # numbers that somebody typed must not stand beside measured ones
+    if crc is None:  # hand-written numbers must not be mixed with measured ones
         raise ValueError("no checksum, so it was written or edited by hand")
     body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
     if f"{zlib.crc32(body):08x}" != crc:
@@ -189,10 +194,10 @@ def decode(line: bytes) -> Row:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
+    """Replace a file atomically: a reader sees the complete old or the complete new content.
 
     Raises:
-        DiskError: nothing was changed.
+        DiskError: the file could not be written; the old one is unchanged.
     """
     try:
         atomic.write(path, data)

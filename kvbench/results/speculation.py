@@ -9,17 +9,18 @@ from typing import Any
 
 from kvbench.results.samples import Row
 
-#: keys of a method that say how it speculates
+#: hyper-parameters of a method that control speculation
 SETTINGS = ("gamma", "draft", "draft_weights")
 
 
 def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return acceptance over all samples; None if nothing was drafted.
+    """Return the acceptance rate and related figures of a speculative run; None if nothing was drafted.
 
     Returns:
-        The settings; ``acceptance_rate``: accepted drafts over drafted ones, all samples together (the paper's accepted
-        over gamma times rounds), with the standard error over samples as clusters; ``tokens_per_round``; the counts
-        behind them; ``n`` samples; ``speedup`` over fp16, filled in where such a run exists (:func:`speedup`).
+        :data:`SETTINGS` with their values; ``acceptance_rate``: accepted over drafted tokens, summed over all samples
+        (in the paper, accepted / (gamma * rounds)), and ``stderr``, its standard error with samples as clusters;
+        ``tokens_per_round``; the counts ``rounds``, ``drafted``, ``accepted``, ``tokens``; ``n``: the number of
+        samples; ``speedup``: None, for the caller to fill in (:func:`speedup`).
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:
@@ -38,9 +39,9 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
-    """Return the standard error of ``sum(parts) / sum(wholes)``, each pair a cluster (linearised); None for one.
+    """Return the standard error of the ratio ``sum(parts) / sum(wholes)``, linearised; None with fewer than two pairs.
 
-    Drafts of one text are not independent, so samples are what is counted.
+    Each pair (one sample) is a cluster, because the drafted tokens of one text are not independent.
     """
     n, total = len(parts), sum(wholes)
     if n < 2 or not total:
@@ -51,7 +52,7 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
 
 
 def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:
-    """Return the ratio of the fp16 run's time per token to this run's, on the same device and batch size; or None."""
+    """Return fp16's median TPOT over this run's, on the same device and batch size; None if fp16 has no such figure."""
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None
     ratios = [

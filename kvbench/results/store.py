@@ -1,4 +1,4 @@
-"""A run's directory: `config.yaml`, `env.json`, `samples.jsonl`, `metrics.json`, held by one process at a time."""
+"""A run's directory: `config.yaml`, `env.json`, `samples.jsonl`, `metrics.json`; locked by one process at a time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from kvbench.results.samples import DiskError, Row, Samples
 from kvbench.results.typed import ShapeError
 from kvbench.util import atomic
 
-#: which loggers have the run, beside it
+#: file that records which loggers have received the run
 _DELIVERED = ".delivered.json"
 
 STATUSES: tuple[str, ...] = get_args(record.Status)
-#: of runs whose samples are all there
+#: statuses of runs whose samples are all done
 DONE = ("ok", "older")
 
 Say = Callable[[str], None]
@@ -34,12 +34,12 @@ Say = Callable[[str], None]
 class RunStore:
     """The directory of one run.
 
-    Reading needs no lock. Writing happens inside :meth:`hold`, so that two processes on one run do its samples once.
+    Reading needs no lock. Write only inside :meth:`hold`, so that two processes do not both compute the same samples.
 
     Args:
         results_dir: directory of all runs, for example ``results/runs``.
-        run_id: the directory's name, see :mod:`kvbench.results.identity`.
-        say: takes one line for the user (damage found, waiting for another process).
+        run_id: name of this run's directory (:mod:`kvbench.results.identity`).
+        say: called with a line for the user (damage found, waiting for another process).
     """
 
     def __init__(self, results_dir: Path | str, run_id: str, say: Say = lambda line: None) -> None:
@@ -53,15 +53,17 @@ class RunStore:
 
     @contextmanager
     def hold(self, timeout_s: float = -1, *, quiet: bool = False) -> Iterator[None]:
-        """Hold the run; waits, and says so once, while another process holds it (a killed one holds nothing).
+        """Lock the run for the block; wait, with a message, while another process holds the lock.
+
+        The operating system releases the lock of a process that is killed.
 
         Args:
-            timeout_s: how long to wait; negative waits for ever.
-            quiet: do not say that it waits.
+            timeout_s: longest wait in seconds; negative: no limit.
+            quiet: True to wait without a message.
 
         Raises:
-            KvbenchError: the other process still holds the run after `timeout_s`.
-            DiskError: the directory or its lock cannot be made.
+            KvbenchError: another process still holds the lock after `timeout_s`.
+            DiskError: the directory or its lock file cannot be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -76,14 +78,14 @@ class RunStore:
         except OSError as error:
             raise DiskError(self.path / ".lock", error) from error
         try:
-            with suppress(OSError):  # a courtesy to who waits; a full disk is reported where a result is lost
+            with suppress(OSError):  # only informs waiting processes; a full disk is reported when a result is lost
                 holder.write_text(f"process {os.getpid()} on {socket.gethostname()}")
             yield
         finally:
             lock.release()
 
     def _wait(self, lock: FileLock, holder: Path, timeout_s: float, quiet: bool) -> None:
-        """Wait for the process that holds the run."""
+        """Acquire the lock once the process that holds it releases it; raise KvbenchError after `timeout_s`."""
         who = _read_text(holder) or "another process"
         if not quiet:
             self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
@@ -95,7 +97,7 @@ class RunStore:
             raise KvbenchError(f"run {self.run_id} is still held by {who} after {waited:.0f} s.") from None
 
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
-        """Write `config.yaml` first of all, so that a directory always says what it is."""
+        """Write `config.yaml`, which identifies the run and is therefore its first file. Raises DiskError."""
         text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
         atomic.tidy(self.path)
         lines.write_atomically(self.path / "config.yaml", text.encode())
@@ -103,15 +105,15 @@ class RunStore:
             self.write_environment(environment)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write `env.json`, the latest session's; rows carry their own device, so timings are never mixed."""
+        """Write `env.json`, replacing an earlier session's; rows record their own device. Raises DiskError."""
         lines.write_atomically(self.path / "env.json", _json(environment))
 
     def environment(self) -> dict[str, Any] | None:
-        """Return `env.json`; None if there is none or it cannot be read."""
+        """Return the content of `env.json`; None if the file is missing or cannot be read."""
         return _read_json(self.path / "env.json")
 
     def config(self) -> dict[str, Any] | None:
-        """Return the configuration that the run was last started with; None if the directory has none."""
+        """Return the configuration that the run was last started with; None if it is missing or cannot be read."""
         text = _read_text(self.path / "config.yaml")
         try:
             content = yaml.safe_load(text) if text else None
@@ -120,11 +122,11 @@ class RunStore:
         return content if isinstance(content, dict) else None
 
     def samples(self) -> Samples:
-        """Return all good rows; changes nothing, and is safe while another process appends."""
+        """Read `samples.jsonl` without changing it; safe while another process appends."""
         return lines.read(self.samples_path)
 
     def recover(self) -> dict[str, Row]:
-        """Return all good rows; damaged lines are reported and set aside, so that their samples are done again."""
+        """Return all valid rows by sample id; report damaged lines and move them to another file (:func:`repair`)."""
         samples = self.samples()
         for number, _, problem in samples.damaged:
             self.say(f"{self.samples_path} line {number}: {problem}; skipped, its sample is done again")
@@ -133,11 +135,11 @@ class RunStore:
         return samples.rows
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows, fsynced: after this returns, no kill loses them. Raises DiskError."""
+        """Append rows to `samples.jsonl` and fsync them. Raises DiskError."""
         lines.append(self.samples_path, rows)
 
     def metrics(self) -> dict[str, Any] | None:
-        """Return `metrics.json` with all keys of the record; None without one, or if :meth:`problem` says why."""
+        """Return `metrics.json` with all keys of the record; None if it is missing or invalid (see :meth:`problem`)."""
         content = _read_json(self.path / "metrics.json")
         try:
             return record.filled(content)
@@ -145,7 +147,7 @@ class RunStore:
             return None
 
     def problem(self) -> str | None:
-        """Return the defect of `metrics.json` that keeps reports from showing the run; None without one."""
+        """Return a message about a defect of `metrics.json`; None if the file is valid or missing."""
         path = self.path / "metrics.json"
         if path.is_symlink() or path.exists():
             content = _read_json(path)
@@ -155,26 +157,26 @@ class RunStore:
         return None
 
     def deliveries(self) -> dict[str, Any]:
-        """Return the deliveries of loggers: destination -> digest of the metrics."""
+        """Return the deliveries to loggers: destination -> digest of the metrics that were sent there."""
         return _read_json(self.path / _DELIVERED) or {}
 
     def record_delivery(self, destination: str, digest: str) -> None:
-        """Record that a logger took the metrics of this digest. Raises DiskError."""
+        """Record that the metrics with this digest were sent to `destination`. Raises DiskError."""
         lines.write_atomically(self.path / _DELIVERED, _json({**self.deliveries(), destination: digest}))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Write `metrics.json` last and atomically. Raises DiskError."""
+        """Write `metrics.json`, the last file of a run, atomically. Raises DiskError."""
         lines.write_atomically(self.path / "metrics.json", _json(metrics))
 
 
 def find_runs(results_dir: Path | str) -> list[RunStore]:
-    """Return the stores of all runs under a directory, the one touched last at the end."""
+    """Return the stores of all runs in a directory, the most recently changed one last."""
     root = Path(results_dir)
     if not root.is_dir():
         return []
     runs = []
     for path in root.iterdir():
-        with suppress(OSError):  # removed in this moment, or not to be looked into
+        with suppress(OSError):  # removed meanwhile, or not accessible
             if (path / "config.yaml").is_file():
                 runs.append((path.stat().st_ctime_ns, path.name))
     return [RunStore(root, name) for _, name in sorted(runs)]
@@ -185,7 +187,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object; None if there is none or it cannot be read."""
+    """Return the JSON object in a file; None if the file is missing, unreadable or not an object."""
     text = _read_text(path)
     try:
         content = json.loads(text) if text else None
@@ -202,7 +204,7 @@ def _read_text(path: Path) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return nested plain data for YAML: mappings to dict, tuples to lists, the rest as it is."""
+    """Return data that YAML can dump: mappings become dicts, tuples lists, other objects strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""`metrics.json` of a run, built from its rows and from the fp16 run that it is paired with."""
+"""The content of `metrics.json`, computed from the rows of a run and of the fp16 run that it is paired with."""
 
 from __future__ import annotations
 
@@ -38,18 +38,17 @@ def build(
         store: the run.
         config: the resolved configuration.
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
-        rows: the rows of the samples that were asked for, as far as they are done. Those of a task's warm-up samples
-            count for the peak of memory alone.
-        left_out: ids of stored rows that this run did not ask for (a smaller limit): no figure is over them.
-        requested: how many samples were asked for, without those.
-        task_version: the data set's version.
-        environment: see :mod:`kvbench.results.environment`.
-        device: name of the device whose timings stand at the top; None: the one with the most samples.
-        oom: ``{bytes_asked, sample, message, code}`` where memory ran out.
-        errors: ``{sample, type, message, traceback}`` of each failed sample.
-        code: digests of the code of now, see `kvbench.runner.sources`; a run whose samples are all there and not all
-            of this code has the status ``older``.
-        data: ``{identity, notes}`` of the data set: checksums, scorers' back ends.
+        rows: the rows of those requested samples that are done. Rows of warm-up samples count only for the memory peak.
+        left_out: ids of stored rows that were not requested (a smaller limit than before); no figure includes them.
+        requested: number of requested samples.
+        task_version: version of the task.
+        environment: from :mod:`kvbench.results.environment`.
+        device: name of the device whose timings become the top-level figures; None: the one with the most samples.
+        oom: ``{bytes_asked, sample, message, code}`` if memory ran out.
+        errors: ``{sample, type, message, traceback}`` of each error.
+        code: digests of the present code (`kvbench.runner.sources`). If older code made some of the samples, the status
+            ``ok`` becomes ``older``.
+        data: ``{identity, notes}`` of the data set: checksums, and the scorers' back ends.
     """
     peak = aggregate.peak_bytes(rows)
     rows = [row for row in rows if not row.get("warm_up")]
@@ -115,7 +114,7 @@ def build(
 
 
 def baseline(store: RunStore) -> RunStore | None:
-    """Return the fp16 run of the same model, data, decoding and seed (the same first half of the id); or None."""
+    """Return the fp16 run of the same model, data, decoding and seed (first half of the run id); None if absent."""
     for other in _same_setting(store):
         config = other.config()
         if config is not None and is_baseline(config) and other.samples_path.is_file():
@@ -124,13 +123,16 @@ def baseline(store: RunStore) -> RunStore | None:
 
 
 def pair_siblings(store: RunStore) -> int:
-    """Give the runs that were finished before this fp16 run of their setting their paired differences.
+    """Add paired differences to the runs of the same setting that finished before this fp16 run.
 
-    A difference is over the rows that the run's score counts. Runs that another process holds are left alone: they pair
-    themselves when they finish. So do runs whose rows have become others since (killed, or damaged): that is said.
+    Runs that another process holds are skipped: they are paired when they finish. Runs whose stored rows are no longer
+    those that their scores were computed from are skipped with a message.
+
+    Args:
+        store: an fp16 run that has finished; nothing is done for other runs.
 
     Returns:
-        How many `metrics.json` were written.
+        The number of `metrics.json` files that were updated.
     """
     config = store.config()
     if config is None or not is_baseline(config):
@@ -156,7 +158,7 @@ def pair_siblings(store: RunStore) -> int:
 
 
 def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
-    """Return the rows behind a run's `metrics.json`; None if the file no longer has just these."""
+    """Return the rows that a run's `metrics.json` was computed from; None if their number no longer agrees."""
     left_out = set(metrics["samples"].get("left_out") or ())
     rows = store.samples().rows.items()
     counted = [row for name, row in rows if not row.get("warm_up") and name not in left_out]
@@ -164,7 +166,7 @@ def _counted(store: RunStore, metrics: Mapping[str, Any]) -> list[Row] | None:
 
 
 def _pair(metrics: dict[str, Any], counted: Sequence[Row], baseline: RunStore, rows: Mapping[str, Row]) -> None:
-    """Put the differences between `counted` and the fp16 run's `rows` into `metrics`."""
+    """Add the paired differences between `counted` and the fp16 run's `rows` to `metrics`, in place."""
     paired = aggregate.scores(counted, rows)
     for key, entry in metrics["scores"].items():
         if key not in paired:
@@ -191,7 +193,7 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 def older_code(
     counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
 ) -> dict[str, Any] | None:
-    """Return what of a run is of older code than `now`, its end of memory included; see :func:`older`."""
+    """Return what older code contributed to a run: its samples (as :func:`older`) and the out-of-memory error."""
     rows = older(counts, parts, now)
     names = changed(oom.get("code"), now) if oom else []
     if not names:
@@ -201,7 +203,7 @@ def older_code(
 
 
 def _attention(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return if attention read packed codes, and on which paths (an answer of one token takes none)."""
+    """Return ``{reads_packed, path}``: if attention read packed codes, and its paths over all rows joined by ``+``."""
     seen = [row[MEASURED]["attention"] for row in rows if row.get(MEASURED, {}).get("attention")]
     paths = sorted({part for item in seen for part in item["path"].split("+")})
     paths = [path for path in paths if path != "none"] or paths

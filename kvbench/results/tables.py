@@ -1,7 +1,7 @@
-"""Runs as a table: on the screen, as markdown, as CSV; one run, or all runs of a sweep.
+"""Tables of one run or of all runs of a sweep: for the terminal, as markdown and as CSV.
 
-A cell of a score is two lines: the score with its standard error, and below it the paired difference to fp16 with its
-own. Where there are more tasks than columns fit, runs and tasks change places.
+The cell of a score has two lines: the score with its standard error, and the paired difference to fp16 with its own.
+If the columns do not fit the terminal, the table is transposed: one column per run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["UNSAID", "labels", "markdown", "notes", "reread", "screen", "size", 
 
 Metrics = Mapping[str, Any]
 
-#: narrowest and widest screen that a table is laid out for
+#: narrowest and widest terminal, in characters, that a table is laid out for
 MIN_WIDTH, MAX_WIDTH = 80, 160
 
-#: widest column of names, and the space between columns
+#: maximum width of the column of names, and the gap between columns
 _LABEL, _GAP = 34, 2
 
 
@@ -45,10 +45,10 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     """Return the table of a sweep (or of one run) as text for a terminal, with notes below it.
 
     Args:
-        runs: contents of `metrics.json` (with ``run_dir``, as `run` returns them, they are read again, since an fp16
-            run that came later gives earlier ones their paired differences).
-        width: columns of the screen; the terminal's where None.
-        color: None: as the terminal can.
+        runs: contents of `metrics.json`. If they have a ``run_dir``, the file is read again, because a later fp16 run
+            adds paired differences to earlier runs.
+        width: width in characters; None: that of the terminal. Limited to 80 to 160.
+        color: True or False to force color on or off; None: as the terminal supports it.
     """
     runs = [reread(run) for run in runs]
     width = max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((120, 24)).columns))
@@ -64,7 +64,7 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
 
 
 def screen(runs: Sequence[Metrics], width: int = 120) -> Group:
-    """Return a line of cells per run where that fits, else one per task with the runs side by side, else tables."""
+    """Return the table with one line per run; if that is too wide, transposed, or else split into several tables."""
     header, body = grid(runs)
     across = _transposed(header, body)
     for (names, lines), gap in itertools.product(((header, body), across), (_GAP, 1)):
@@ -74,8 +74,8 @@ def screen(runs: Sequence[Metrics], width: int = 120) -> Group:
 
 
 def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Return the columns of each of several tables, the first in all: few tables, about equally wide."""
-    # of the columns up to each one: how many blocks, the sum of their squared widths, and the blocks
+    """Return the column indices of each of several tables: as few as possible, of similar width, all with column 0."""
+    # for the columns up to each index: the number of tables, the sum of their squared widths, and the tables
     best: list[tuple[int, int, list[list[int]]]] = [(0, 0, [])]
     for last in range(1, len(widths)):
         choices = []
@@ -100,7 +100,7 @@ def _table(header: Sequence[str], body: Sequence[Sequence[Cell]], block: Sequenc
 
 
 def markdown(runs: Sequence[Metrics]) -> str:
-    """Return the same cells as a GitHub table; a difference stands behind its score in brackets."""
+    """Return the table as GitHub markdown, with the difference to fp16 in brackets after the score."""
     header, body = grid([reread(run) for run in runs])
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
     for line in body:
@@ -110,7 +110,7 @@ def markdown(runs: Sequence[Metrics]) -> str:
 
 
 def to_csv(runs: Sequence[Metrics]) -> str:
-    """Return one line per run, or per point, with plain numbers (bytes, seconds), for a spreadsheet or pandas."""
+    """Return CSV with one line per run or point and plain numbers (bytes, seconds), for a spreadsheet or pandas."""
     runs = [reread(run) for run in runs]
     lines, chosen = _lines(runs)
     buffer = io.StringIO()
@@ -123,14 +123,14 @@ def to_csv(runs: Sequence[Metrics]) -> str:
 
 
 def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and the cells: a line per run, or per point where the runs measured points."""
+    """Return the header and the cells of a table, one line per run, or one per point if the runs measured points."""
     lines, chosen = _lines(runs, TABLE)
     body = [[column.cell(line) for column in chosen if column.cell is not None] for line in lines]
     return [column.name for column in chosen if column.cell is not None], body
 
 
 def _lines(runs: Sequence[Metrics], place: str | None = None) -> tuple[Sequence[Any], Sequence[Column[Any]]]:
-    """Return a table's lines and its columns; of all columns where `place` is None."""
+    """Return the lines of a table and the columns shown in `place`; all columns if it is None."""
     named = [RunLine(name, record.read(run)) for name, run in zip(labels(runs), runs, strict=True)]
     if not any(map(has_points, runs)):
         return named, columns(named, place)
@@ -139,7 +139,7 @@ def _lines(runs: Sequence[Metrics], place: str | None = None) -> tuple[Sequence[
 
 
 def _points(line: RunLine, *, repeat_name: bool) -> list[PointLine]:
-    """Return the points of a run; one without a point where it failed. A table names the run once."""
+    """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named."""
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point)
         for key, entry in line.run.scores.items()
@@ -152,7 +152,7 @@ def _points(line: RunLine, *, repeat_name: bool) -> list[PointLine]:
 
 
 def reread(run: Metrics) -> dict[str, Any]:
-    """Return a run with all keys of the record, as `metrics.json` is on disk now where the run says where it lies."""
+    """Return a run's `metrics.json` with all keys of the record, read again from ``run_dir`` if the run has one."""
     if run.get("run_dir"):
         try:
             content = json.loads((Path(run["run_dir"]) / "metrics.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""Dataclass trees as JSON: reading with defaults, writing, and the JSON schema of what is written.
+"""Nested dataclasses (trees) as JSON: reading with defaults, writing, and their JSON schema.
 
-A field of a tree is ``field(...)`` of the standard library, or :func:`key` where its values have limits.
+Fields are declared with the standard library's ``field(...)``, or with :func:`key` if they have limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SCALARS[float] = ("number", "number")
 
 
 class ShapeError(ValueError):
-    """Content that is no such tree; the message names the key."""
+    """JSON content does not fit the tree; the message names the key."""
 
 
 def key(
@@ -31,13 +31,14 @@ def key(
     optional: bool = False,
     **limits: Any,
 ) -> Any:
-    """Return a field with a description and limits of its values.
+    """Return a dataclass field with a description and limits of its values.
 
     Args:
         about: description in the schema.
-        default, factory: for content that lacks the key.
-        optional: the key is left out where its value is None.
-        limits: keywords of JSON schema (``minimum``, ``pattern``, ``keys``: a pattern of a dict's keys).
+        default, factory: default, or function that returns it, for content without the key.
+        optional: True to omit the key in JSON if its value is None.
+        limits: keywords of JSON schema (``minimum``, ``pattern``); ``keys`` is a pattern for the keys of a dict. They
+            are part of the schema only; :func:`read` does not check them.
     """
     metadata = {"about": about, "optional": optional, "limits": limits}
     if optional and default is dataclasses.MISSING and factory is dataclasses.MISSING:
@@ -48,26 +49,26 @@ def key(
 
 
 def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
-    """Return the tree that JSON content holds; missing keys take their defaults.
+    """Build and return a tree from parsed JSON; missing keys get their defaults.
 
     Args:
         cls: the tree's dataclass.
         content: parsed JSON.
-        where: dotted place of the content, for messages.
-        strict: refuse keys that the tree does not have; else they are ignored.
+        where: dotted key of the content in the whole, for messages.
+        strict: True to raise an error for unknown keys, which are otherwise ignored.
 
     Raises:
-        ShapeError: a key without a default is missing, or a value is of another type.
+        ShapeError: a key without a default is missing, or a value has the wrong type.
     """
     return _read(cls, content, where, strict)  # type: ignore[no-any-return]
 
 
 def plain(tree: Any, *, complete: bool = False) -> Any:
-    """Return a tree as JSON content.
+    """Return a tree as plain data for JSON.
 
     Args:
         tree: a dataclass tree.
-        complete: keep optional keys that are None, so that a reader may ask for any key.
+        complete: True to include optional keys that are None.
     """
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         content = {}
@@ -84,7 +85,7 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
 
 
 def schema(cls: type, title: str) -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of what :func:`plain` writes of a tree."""
+    """Return the JSON schema (2020-12) of what :func:`plain` returns for a tree of type `cls`."""
     definitions: dict[str, Any] = {}
     root = _object(cls, definitions)
     return {
@@ -105,7 +106,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _read(kind: Any, content: Any, where: str, strict: bool) -> Any:
-    """Return content as a type asks; raise ShapeError where it is of another."""
+    """Return `content` converted to the annotation `kind`; raise ShapeError if it does not fit."""
     if kind is Any:
         return content
     choices = _choices(kind)
@@ -146,7 +147,7 @@ def _read_object(cls: type, content: Any, where: str, strict: bool) -> Any:
 
 
 def _read_literal(choices: tuple[Any, ...], content: Any, where: str) -> Any:
-    """Return a text; one that this version does not know is kept, since another version may have written it."""
+    """Return `content` if it is one of `choices`, or another string, which a newer version may have written."""
     if content not in choices and not (isinstance(content, str) and any(isinstance(one, str) for one in choices)):
         raise ShapeError(f"{where} is none of {', '.join(map(str, choices))}")
     return content
@@ -174,7 +175,7 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
         limits = dict(field.metadata.get("limits", {}))
         optional = field.metadata.get("optional", False)
         kinds = _choices(_hints(cls)[field.name])
-        if optional:  # written where it is not None
+        if optional:  # omitted if None, so null is never written
             kinds = tuple(kind for kind in kinds if kind is not type(None))
         else:
             required.append(field.name)
@@ -184,14 +185,14 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(kinds: tuple[Any, ...], limits: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a value that is of one of `kinds`."""
+    """Return the schema of a value whose type is one of `kinds`."""
     null = type(None) in kinds
     (kind,) = (kind for kind in kinds if kind is not type(None))
     if kind is Any:
         return limits
     if _is_tree(kind):
         if kind.__name__ not in definitions:
-            definitions[kind.__name__] = {}  # the place in a tree that holds itself
+            definitions[kind.__name__] = {}  # ends the recursion if a tree contains itself
             definitions[kind.__name__] = _object(kind, definitions)
         reference = {"$ref": f"#/$defs/{kind.__name__}"}
         return {"anyOf": [reference, {"type": "null"}]} if null else reference
