@@ -1,12 +1,12 @@
 """KVQuant: keys before RoPE per channel, values per token, in non-uniform levels, with exact outliers.
 
 Source: Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache Quantization" (NeurIPS
-2024), sec. 3, and SqueezeAILab/KVQuant (quant/ and deployment/). Thresholds of the keys and codebooks come from a
-calibration file (``python -m kvbench.calibrate``). There is no window: every token is packed as it arrives, and a step
-sees its own tokens as they are stored, as in both of the authors' codes. Their kernels read a prompt exactly
-(``prefill=exact``); their accuracy figures are of a simulation in which all tokens read quantized ones
-(``prefill=quantized``). Their kernels hold an outlier in 8 bytes, 42 a token in a fixed array; here it takes 4 in
-16-bit models, in as many entries as there are.
+2024), sec. 3, and SqueezeAILab/KVQuant (quant/ and deployment/). The thresholds of the keys and the codebooks come from
+a calibration file (``python -m kvbench.calibrate``). There is no exact window: every token is packed as it arrives, and
+a step attends to its own tokens as they are stored, as in both directories of the authors' code. Their kernels attend
+to an exact prompt (``prefill=exact``); their accuracy figures come from a simulation in which every token attends to
+quantized ones (``prefill=quantized``). Their kernels store an outlier in 8 bytes, in a fixed array of 42 per token;
+here an outlier takes 4 bytes in 16-bit models, and only outliers that occur are stored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Calibrated(CacheState):
-    """The file of thresholds and codebooks, and the processes that hold the other heads; None: all are here."""
+    """State of KVQuant for one cache.
+
+    Args:
+        path: calibration file with thresholds and codebooks.
+        team: the processes that share the heads under tensor parallelism; None: this process holds all heads.
+    """
 
     path: Path | None
     team: Team | None = None
@@ -46,19 +51,20 @@ class Calibrated(CacheState):
 
 @dataclass(kw_only=True)
 class KVQuant(RecencyMethod):
-    """KVQuant.
+    """KVQuant: non-uniform codes for every token, with outliers stored exactly.
 
     Args:
         bits: width of a code: 2, 3 or 4 (nuq2, nuq3, nuq4).
-        outliers: share of the elements kept exact beside the codes: 0.01 is the paper's; 0: none.
-        first_tokens: first tokens kept exact (the authors' ``first_few_fp16``: attention sinks).
-        cap_outliers: no more outliers of a key token than ``outliers`` allows on average, on each side; the others are
-            clipped (the authors' kernels).
-        q_norm: move what the levels stand for so that mean and deviation are kept (the paper, for 2 bits).
-        prefill: ``exact``: the prompt sees exact keys and values (the authors' kernels); ``quantized``: what is stored
-            of them (their accuracy figures).
-        calibration: file, or folder of files, from ``python -m kvbench.calibrate``; None: the folder ``calibration``
-            beside the model's weights (bundled for tiny), or results/calibration.
+        outliers: share of the elements stored exactly in addition to the codes (paper: 0.01); 0: none.
+        first_tokens: number of first tokens kept exact (the authors' ``first_few_fp16``: attention sinks).
+        cap_outliers: limit the outliers of each token's keys to the average that ``outliers`` allows, half of it above
+            the thresholds and half below; further ones are clipped (the authors' kernels).
+        q_norm: rescale the dequantized levels so that mean and standard deviation are preserved (the paper, for 2
+            bits).
+        prefill: ``exact``: prompt tokens attend to exact keys and values (the authors' kernels); ``quantized``: to what
+            is stored of them (their accuracy figures).
+        calibration: file, or folder of files, made by ``python -m kvbench.calibrate``; None: the folder ``calibration``
+            next to the model's weights (bundled for tiny), or results/calibration.
     """
 
     bits: int = bounded(4, minimum=2, maximum=4)
@@ -68,24 +74,24 @@ class KVQuant(RecencyMethod):
     q_norm: bool = False
     prefill: Literal["exact", "quantized"] = "exact"
     calibration: str | None = None
-    #: file that :meth:`prepare` has found for the model
+    #: calibration file for the model, set by :meth:`prepare`
     calibration_file: Path | None = field(default=None, init=False, repr=False, compare=False)
 
     needs_quantizer: ClassVar[bool] = False
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0."""
+        """Return 0: no token stays exact."""
         return 0
 
     @property
     def sinks(self) -> int:  # type: ignore[override]
-        """`first_tokens`."""
+        """Number of first tokens kept exact: `first_tokens`."""
         return self.first_tokens
 
     @property
     def keys_before_rope(self) -> bool:
-        """True."""
+        """True: keys are stored before RoPE."""
         return True
 
     @property
@@ -95,11 +101,11 @@ class KVQuant(RecencyMethod):
 
     @property
     def eager(self) -> bool:
-        """True: a new token is seen as it is stored."""
+        """True: a new token is packed before it is attended to."""
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check width, shares, and that a calibration that is named exists."""
+        """Raise ConfigError for bits, shares or counts out of range, or a calibration path that does not exist."""
         super().check(head_dim, max_length)
         if self.bits not in (2, 3, 4):
             raise ConfigError("method.bits", self.bits, "there are no codebooks of this width", allowed=(2, 3, 4))
@@ -119,28 +125,35 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """Return the first tokens, if some stay exact."""
+        """Return `first_tokens`; None if it is 0."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------
 
     def prepare(self, model: ModelConfig) -> None:
-        """Find the model's calibration by its name, before its weights are loaded.
+        """Find the calibration file by the model's name, before its weights are loaded.
 
         Raises:
-            ConfigError: there is none; the message says how to make it.
+            ConfigError: there is none; the message shows the command that makes it.
         """
         names = {model.name, model.preset}
         self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path
 
     def identity(self) -> dict[str, Any]:
-        """Return the calibration's content in place of its path."""
+        """Return a hash of the calibration file's content, to replace its path; empty before :meth:`prepare`."""
         if self.calibration_file is None:
             return {}
         return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
 
     def _find(self, fits: Any, beside: Path | None, name: str) -> Calibration:
-        """Return the calibration of this width and share for which `fits` holds."""
+        """Return the first calibration with this method's bits and share of outliers for which ``fits(file)`` is True.
+
+        A file that `calibration` names is returned whatever `fits` says.
+
+        Args:
+            beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
+            name: the model, for messages.
+        """
         from kvbench.calibration.file import FOLDER, KEY, command, in_folders, load
 
         named = None if self.calibration is None else Path(self.calibration).expanduser()
@@ -168,11 +181,12 @@ class KVQuant(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return a cache as the base does; the calibration must be this model's.
+        """Return an empty cache, as the base does, after checking that the calibration was made with this model.
 
         Raises:
-            ConfigError: there is none, or it was made with another model.
-            ModelError: the model's keys before RoPE cannot be seen.
+            ConfigError: there is no calibration, or it was made with another model; or `cap_outliers` is set under
+                tensor parallelism.
+            ModelError: kvbench cannot obtain this model's keys before RoPE.
         """
         from kvbench.calibration.file import load, probe
 
@@ -197,7 +211,7 @@ class KVQuant(RecencyMethod):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return the segment of codes, by the layer's calibrated levels, and of outliers."""
+        """Return an empty segment for codes, with this layer's calibrated levels, and for outliers."""
         from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
         from kvbench.calibration.file import load
 
@@ -230,15 +244,15 @@ class KVQuant(RecencyMethod):
         )
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return room for the token of the step under way."""
+        """Return an empty segment with room for the current step's token."""
         return self.full(layer, side, capacity=1, slack=0)
 
     def unit(self, width: int) -> int:
-        """Return whole blocks of outliers."""
+        """Return how many hidden tokens are dropped at a time: whole blocks of outliers, and at least 32 tokens."""
         return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of codes and tables, and of as many outliers as were calibrated."""
+        """Return the bytes of codes, tables and outliers; assumes the calibrated share of outliers in the keys."""
         wide = at.heads * at.channels
         here = at.tokens - whole(at.hidden, self.unit(wide), self.first_tokens)
         first = min(self.first_tokens, at.tokens) if here == at.tokens else 0
@@ -248,7 +262,7 @@ class KVQuant(RecencyMethod):
         total = at.both(first) + KVBytes(2 * codes, 2 * tables + 2 * 2 * wide + 2 * n * at.param)
         if not self.outliers:
             return total
-        # of the values of a token those outside of two quantiles (interpolated between order statistics)
+        # a token's values outside two quantiles, which are interpolated between order statistics
         values = 2 * (int((wide - 1) * self.outliers / 2 + 1e-9) + 1)
         entries = n * values + round(n * wide * self.outliers)
         return total + KVBytes(window=entries * at.width, index=entries * 2)

@@ -1,8 +1,9 @@
-"""QuantSpec: two nibbles behind a double full-precision buffer, decoded by speculation on the upper nibbles.
+"""QuantSpec: a cache packed in two nibbles, with a double full-precision buffer; the draft reads the upper nibbles.
 
 Source: Tiwari et al., "QuantSpec: Self-Speculative Decoding with Hierarchical Quantized KV Cache" (2025), sec. 4.2, 4.3
-and Algorithm 1; the state after the prompt is that of the first author's code (rishabh-16/QuantSpec,
-Engine/backend_quantspec.py), which has no flush while decoding. The loop is :mod:`kvbench.decoding.speculative`.
+and Algorithm 1. The state after the prompt is that of the first author's code (rishabh-16/QuantSpec,
+Engine/backend_quantspec.py), which never flushes the buffer while decoding. The decoding loop is in
+:mod:`kvbench.decoding.speculative`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from kvbench.models.spec import ModelConfig
 
 
-#: the sparse drafts as the paper has them (sec. 5.1): a quarter of the context, and what MagicDec's code sets
+#: hyper-parameters of the paper's sparse drafts (sec. 5.1): a quarter of the context, the rest as in MagicDec's code
 SPARSE: dict[str, dict[str, Any]] = {
     "streamingllm": {"budget": 0.25, "sinks": 16},
     "snapkv": {"budget": 0.25, "kernel": 5, "pooling": "avg", "group": "sum", "group_after_pooling": True},
@@ -40,25 +41,28 @@ SPARSE: dict[str, dict[str, Any]] = {
 
 @dataclass(kw_only=True)
 class QuantSpec(RecencyMethod):
-    """QuantSpec over keys after RoPE; G is the group of its keys (``quantizer.key.group_size``).
+    """QuantSpec over keys after RoPE; G is the group size of its keys (``quantizer.key.group_size``).
 
-    The newest G to 2 G - 1 tokens are exact once the prompt has reached G. Whenever 2 G or more are exact and
-    confirmed, the oldest G are quantized, once and as one group of keys; a round of speculation adds up to gamma + 1
-    tokens to the buffer. On a layer with a sliding window the rule is that of the whole text, and what is hidden is
-    dropped G at a time; a window of up to G + 1 tokens shows no packed one, and its layer is held as fp16 holds it.
+    Once there are G tokens, the newest G to 2 G - 1 are exact. Whenever 2 G or more tokens are exact and confirmed,
+    the oldest G are quantized, once and as one group of keys; a round of speculation adds up to gamma + 1 tokens to the
+    buffer. On a layer with a sliding window the rule counts all tokens of the text, and hidden tokens are dropped G at
+    a time. A window of at most G + 1 tokens never shows a packed token, so such a layer holds exact tokens only, as
+    fp16 does.
 
     Args:
-        gamma: tokens drafted a round; 0: no speculation, the target alone (paper: 1 to 6, by search).
-        draft: ``upper`` (QuantSpec); ``full``: the target's own codes, for the weights' share alone (Fig. 5); or the
-            name of any other method, which gets a cache of its own and the same prompt: ``streamingllm``, ``snapkv``
-            (the paper's baselines), ``kivi``, ``logquant``, ...
-        draft_options: hyper-parameters of that method, and ``quantizer``: the preset of its formats. Sparse drafts have
-            a quarter of the context and MagicDec's settings (:data:`SPARSE`) unless said otherwise.
-        draft_weights: ``same``; ``int4``: the feed-forward layers in 4 bits for the draft; ``int4_all``: every linear
-            layer of the decoder.
-        target: ``int8``: both nibbles (QuantSpec); ``fp16``: nothing is packed, as the sparse baselines verify.
-        sensitive_layers: L_S, first layers whose keys and values stay exact for target and draft; fewer than the
-            model has.
+        gamma: tokens drafted per round; 0 decodes with the target only, without speculation (paper: 1 to 6, by search).
+        draft: cache that the draft reads. ``upper``: the upper nibbles (QuantSpec); ``full``: the same codes as the
+            target, to isolate the effect of the draft's weights (Fig. 5); or the name of any other method, which gets a
+            cache of its own for the same prompt: ``streamingllm``, ``snapkv`` (the paper's baselines), ``kivi``,
+            ``logquant``, ...
+        draft_options: hyper-parameters of that method, and ``quantizer``, the preset of its formats. The defaults of
+            sparse drafts are a quarter of the context and MagicDec's settings (:data:`SPARSE`).
+        draft_weights: weights of the draft. ``same``: the target's; ``int4``: feed-forward layers in 4 bits;
+            ``int4_all``: every linear layer of the decoder in 4 bits.
+        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: nothing is packed, as when
+            the sparse baselines verify.
+        sensitive_layers: L_S, number of first layers whose keys and values stay exact for target and draft; less than
+            the model's number of layers.
     """
 
     gamma: int = bounded(4, minimum=0, maximum=64)
@@ -70,32 +74,32 @@ class QuantSpec(RecencyMethod):
 
     @property
     def G(self) -> int:
-        """Tokens of a group of keys, and of each half of the buffer."""
+        """Number of tokens per group of keys, and in each half of the double buffer."""
         assert self.quantizer is not None
         return int(self.quantizer.key.group_size)
 
     @property
     def speculation(self) -> Speculation | None:
-        """Draft and depth; None for ``gamma=0``."""
+        """Settings of speculative decoding; None for ``gamma=0``."""
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """Return the method with the target's stores and no draft."""
+        """Return the method without the draft, for measurements that generate nothing; the target stays the same."""
         return replace(self, gamma=0)
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
-        """True if the draft looks at the prompts beforehand (Cocktail)."""
+        """True if the draft's method needs the prompts when its cache is made (Cocktail)."""
         return self.own_cache and self.draft_method.needs_prompts
 
     @property
     def own_cache(self) -> bool:
-        """True if the draft has a cache of its own."""
+        """True if the draft has its own cache rather than a view of the target's."""
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
     @cached_property
     def draft_method(self) -> Method:
-        """Method of the draft's own cache; :meth:`prepare` shows it the model."""
+        """Method of the draft's own cache (only with :attr:`own_cache`)."""
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
@@ -103,28 +107,28 @@ class QuantSpec(RecencyMethod):
             return load_method(self.draft, **options)
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the draft's, if it has a cache of its own."""
+        """Return the optional packages that the draft's method needs; none if the draft reads the target's cache."""
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return 2 G - 1 tokens; None for ``target=fp16``, where all are meant to stay exact."""
+        """Return 2 G - 1 tokens; None for ``target=fp16``, which never packs any."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
-        """Raise ModelError if what the draft needs besides the model (an encoder) is unavailable."""
+        """Raise ModelError if something that the draft needs besides the model (an encoder) is unavailable."""
         if self.own_cache:
             with _named_for_the_draft():
                 self.draft_method.ready()
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check formats, gamma and the draft, which must exist and differ from its target."""
+        """Raise ConfigError for unusable formats, a gamma of G or more, or a draft that is unknown or the target."""
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
 
     def check_rule(self) -> None:
-        """Check for keys per channel and values per token in two nibbles, and gamma below G."""
+        """Raise ConfigError unless keys per channel and values per token are in two nibbles, and gamma is below G."""
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.kind != "hierarchical":
                 raise ConfigError(
@@ -150,10 +154,10 @@ class QuantSpec(RecencyMethod):
                 "must be a group of keys",
                 hint="method.draft_options={residual:64}",
             )
-        if self.draft not in OWN_VIEWS:  # with gamma=0 too: a misspelt name is none
+        if self.draft not in OWN_VIEWS:  # checked with gamma=0 too: a misspelt name is always an error
             if self.draft == "quantspec":
                 raise ConfigError("method.draft", self.draft, "cannot draft for itself", hint="method.draft=upper")
-            draft = self.draft_method  # its own refusals are named already
+            draft = self.draft_method  # raises errors that already name draft_options
             with _named_for_the_draft():
                 draft.check(head_dim, max_length)
             return
@@ -165,7 +169,7 @@ class QuantSpec(RecencyMethod):
                 hint="name a method: method.draft=kivi",
             )
         if not self.gamma:
-            return  # how draft and target differ is of no account
+            return  # without speculation draft and target need not differ
         if self.draft == "upper" and self.target == "fp16":
             raise ConfigError(
                 "method.target", "fp16", "has no nibbles for method.draft=upper", hint="method.target=int8"
@@ -176,7 +180,7 @@ class QuantSpec(RecencyMethod):
             )
 
     def prepare(self, model: ModelConfig) -> None:
-        """Check that some layers are quantized; let the draft's method find what it needs (KVQuant's calibration)."""
+        """Raise ConfigError if no layer is left to quantize; prepare the draft's method (KVQuant: its calibration)."""
         self._check_layers(model.layers())
         if self.own_cache:
             with _named_for_the_draft():
@@ -192,17 +196,20 @@ class QuantSpec(RecencyMethod):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what replaces the draft's hyper-parameters in its own method's identity (KVQuant: the calibration)."""
+        """Return ``draft_options`` with the values that identify the draft's method (KVQuant: its calibration's hash).
+
+        Empty if the draft has no such values, or no cache of its own.
+        """
         own = self.draft_method.identity() if self.own_cache else {}
         return {"draft_options": {**(self.draft_options or {}), **own}} if own else {}
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return a cache, which leads a second one if the draft has its own.
+        """Return an empty cache; if the draft has its own, that cache follows this one.
 
         Raises:
-            ConfigError: no layer is left to quantize, or what the base and the draft's method refuse.
+            ConfigError: no layer is left to quantize, or the base or the draft's method raises it.
         """
         self._check_layers(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None))
         cache = super().new_cache(model, prompts, max_length)
@@ -211,7 +218,7 @@ class QuantSpec(RecencyMethod):
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:
-        """Detach the attention, and the draft's 4-bit weights."""
+        """Restore the model's attention implementation, and remove the draft's 4-bit weights."""
         from kvbench.models import int4
 
         super().detach(model)
@@ -220,52 +227,55 @@ class QuantSpec(RecencyMethod):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int:
-        """Return all tokens below 2 G, else G to 2 G - 1: a full buffer flushes its older half (Algorithm 1, 24-27)."""
+        """Return n below 2 G, else G + n mod G: a full buffer flushes its older half (Algorithm 1, lines 24-27)."""
         return n if n < 2 * self.G else self.G + n % self.G
 
     def exact_after_prompt(self, n: int) -> int:
-        """Return the same, except that the authors' code leaves a prompt of 2 G whole."""
+        """Return the same as :meth:`exact`, except that a prompt of 2 G tokens stays exact, as in the authors' code."""
         return n if n == 2 * self.G else self.exact(n)
 
     def border(self, count: int) -> int:
-        """Return how many tokens of a prompt of `count` are packed."""
+        """Return how many tokens of a prompt of `count` tokens are packed."""
         return count - self.exact_after_prompt(count)
 
     @property
     def exact_layers(self) -> int:  # type: ignore[override]
-        """L_S."""
+        """Number of first layers that stay exact: `sensitive_layers` (L_S)."""
         return self.sensitive_layers
 
     def packs(self, layer: int, window: int | None) -> bool:
-        """Return False for sensitive layers, an fp16 target, and sliding windows that show no packed token."""
+        """Return False for sensitive layers, an fp16 target, and windows too short to show a packed token."""
         return self.target != "fp16" and super().packs(layer, window) and (window is None or window - 1 > self.G)
 
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return room for whole groups."""
+        """Return an empty packed segment with room for whole groups of G tokens."""
         room = max(layer.expected_length() - self.G, 0) // self.G * self.G
         channels = layer.key_dim if side == "key" else layer.value_dim
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return the double buffer with room for a round of speculation."""
+        """Return an empty double buffer with room for a round of speculation; all tokens fit if nothing is packed."""
         if not self.packs(layer.index, None):
             return self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)
         return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the target's bytes, the draft's, or both."""
+        """Return the bytes of the target, of the draft or of both, as ``at.view`` says."""
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":
             return own
         total = super().layer_bytes(at)
-        if at.view == "draft" and self.draft == "upper" and self.gamma:  # of each byte the upper nibble
+        if at.view == "draft" and self.draft == "upper" and self.gamma:  # the upper nibble of each byte
             total = replace(total, codes=total.codes // 2)
         return total + own
 
 
 @contextmanager
 def _named_for_the_draft() -> Iterator[None]:
-    """Rename the keys of the draft's refusals to their names in QuantSpec's configuration."""
+    """Re-raise ConfigErrors of the draft's method under QuantSpec's keys.
+
+    ``method.residual`` becomes ``method.draft_options.residual``.
+    """
     try:
         yield
     except ConfigError as error:
