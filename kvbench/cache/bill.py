@@ -1,4 +1,4 @@
-"""The bill: the bytes that a cache really holds, by part, from the same function for every method."""
+"""The bill: the bytes that a cache actually holds, by part, counted the same way for every method."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Parts:
 
     Args:
         codes: packed codes.
-        scales: scales with minima or zero points (and whatever a code needs to be decoded).
-        window: tokens in full precision, and single elements of others (KVQuant's outliers).
-        index: positions and permutations that lie on the device with the tokens, and the places of such elements.
+        scales: scales, minima or zero points, and whatever else is needed to decode the codes.
+        window: tokens in full precision, and single elements in full precision (KVQuant's outliers).
+        index: indices of those single elements, and the scores that tokens carry on the device (H2O).
     """
 
     codes: int = 0
@@ -23,11 +23,11 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """Sum of the parts."""
+        """The sum of the parts."""
         return self.codes + self.scales + self.window + self.index
 
     def add(self, part: str, count: int) -> None:
-        """Add `count` bytes to a part by name."""
+        """Add `count` bytes to the part of that name."""
         setattr(self, part, getattr(self, part) + count)
 
     def as_dict(self) -> dict[str, int]:
@@ -40,11 +40,11 @@ class Bill:
     """The bytes of a cache.
 
     Args:
-        used: bytes of the tokens that are held: the formulas of each method, to the byte.
-        reserved: bytes of the storages of the buffers that hold them.
-        fp16_equivalent: 2 bytes an element for every key and value that stock transformers holds of each row: of all
-            tokens seen, in a layer with a sliding window of the newest ``window - 1``.
-        width: bytes of an element of the model's own dtype.
+        used: bytes that the held tokens need; equal to the formulas of each method, to the byte.
+        reserved: bytes of the allocated buffers, spare room included.
+        fp16_equivalent: bytes of the keys and values that stock transformers would hold, at 2 bytes per element: all
+            tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.
+        width: bytes per element of the model's own dtype.
     """
 
     used: Parts
@@ -54,11 +54,11 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """The compression ratio: bytes of method=fp16, in the model's own dtype, over the used bytes."""
+        """The compression ratio: bytes of an exact cache in the model's dtype over the used bytes; NaN if empty."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:
-        """Return the JSON form, as in ``metrics.json``."""
+        """Return the bill as JSON data, as in ``metrics.json``; without `width`."""
         return {
             "used": self.used.as_dict(),
             "reserved": self.reserved.as_dict(),

@@ -1,4 +1,4 @@
-"""Choices of a run that a cache carries: which kernels serve it and how its prompt is computed."""
+"""Run options that a cache carries: which kernels serve it and how its prompt is computed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ Backend = Literal["auto", "stock"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one cache (``cache.options = Options(kernels="triton")``); no two caches share them.
+    """Options of one cache (``cache.options = Options(kernels="triton")``).
 
     Args:
-        kernels: the decode attention: ``auto``: the fastest kernel that serves a step; ``cuda``, ``triton``: this one
-            or the reference path, also for layers without packed tokens, as captured steps always have it;
-            ``reference``: no kernel.
-        prefill: the back end of the prompt's SDPA: ``auto``: the fastest; ``stock``: the one that torch chooses.
-        mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE process at a time; ``auto``: 8192, in
-            prompts of more than 16384; None: all at once (:mod:`kvbench.decoding.slices`).
+        kernels: kernel of decode attention. ``auto`` takes the fastest one that serves a step, and torch's SDPA in
+            layers without packed tokens; ``cuda`` or ``triton`` takes that one in all layers, or the reference path
+            where it does not serve; ``reference`` takes no kernel. Captured steps use kernels in layers without packed
+            tokens, too.
+        prefill: back end of the prompt's SDPA. ``auto`` takes the fastest, ``stock`` the one that torch chooses.
+        mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time; ``auto`` is 8192 in
+            prompts of more than 16384 tokens; None is all at once (:mod:`kvbench.decoding.slices`).
     """
 
     kernels: Kernels = "auto"

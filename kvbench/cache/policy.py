@@ -1,6 +1,6 @@
-"""The members of a method that the cache and attention call; :class:`kvbench.methods.base.Method` answers all of it.
+"""Protocol of a method, as the cache and attention use it; :class:`kvbench.methods.base.Method` implements it.
 
-Declared here, below the methods, so that imports run one way: the cache knows a rule by these members alone.
+It is declared in this package so that the cache does not import the methods, which import the cache.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class MethodState(Protocol):
-    """The state of a method for one cache besides its stores (:class:`kvbench.methods.state.CacheState`).
+    """State that a method keeps for one cache, apart from its stores (:class:`kvbench.methods.state.CacheState`).
 
-    It fills the slot :attr:`kvbench.cache.progress.Progress.method_state`; ``new_cache`` puts it there.
+    ``new_cache`` assigns it to :attr:`kvbench.cache.progress.Progress.method_state`.
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Make the rows `order` the batch, repeats allowed."""
+        """Replace the batch by its rows `order`; a row may occur more than once."""
         ...
 
     def clone(self) -> MethodState:
-        """Return a copy whose rows may be selected independently."""
+        """Return a copy on which :meth:`select` does not affect this one."""
         ...
 
 
@@ -34,39 +34,39 @@ L = TypeVar("L", contravariant=True)
 
 
 class Policy(Protocol[L]):
-    """The rule that decides in which format each token is held, and when it moves.
+    """The rule that decides in which format each token is held, and when it is demoted or dropped.
 
-    ``L`` is the layer that a rule works on (:class:`kvbench.cache.layer.KVLayer`).
+    ``L`` is the type of the layers that the rule works on (:class:`kvbench.cache.layer.KVLayer`).
     """
 
     @property
     def observe_prompt(self) -> int:
-        """Prompt attention handed to :meth:`place`: 0 none, n of the last n queries, -1 column sums over all."""
+        """The prompt attention that :meth:`place` gets: 0 none, n of the last n queries, -1 sums over all."""
         ...
 
     @property
     def observe_steps(self) -> bool:
-        """True if :meth:`observe` takes the attention of every decode step."""
+        """True if :meth:`observe` must be called with the attention of every decode step."""
         ...
 
     @property
     def needs_prompts(self) -> bool:
-        """True if a cache can be made for known prompts only."""
+        """True if a cache can only be made for prompts that are known beforehand."""
         ...
 
     @property
     def by_token(self) -> bool:
-        """True if a token's stored form depends on that token and its position alone."""
+        """True if the stored form of a token depends only on that token and its position."""
         ...
 
     @property
     def gives_tail(self) -> bool:
-        """True if the whole exact tail may be rolled back."""
+        """True if all tokens of the full-precision tail may be rolled back, even if older tokens were packed since."""
         ...
 
     @property
     def settles(self) -> bool:
-        """True if anything moves as the sequence grows."""
+        """True if tokens are demoted or dropped as the sequence grows, so that :meth:`settle` must be called."""
         ...
 
     @property
@@ -76,17 +76,17 @@ class Policy(Protocol[L]):
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are stored before RoPE, which attention applies as it reads them."""
+        """True if keys are stored before RoPE, and attention applies RoPE when it reads them."""
         ...
 
     @property
     def quantized_prefill(self) -> bool:
-        """True if prompt tokens attend to what is stored of them."""
+        """True if prompt tokens attend to the stored (quantized) form of the prompt instead of the exact one."""
         ...
 
     @property
     def eager(self) -> bool:
-        """True if a step's own tokens are stored before it attends to them."""
+        """True if the new tokens of a step are stored in their final format before the step attends to them."""
         ...
 
     @property
@@ -95,33 +95,33 @@ class Policy(Protocol[L]):
         ...
 
     def make_store(self, layer: L, side: Side) -> Store:
-        """Return the empty store of one side of `layer`."""
+        """Return an empty store for the keys or the values of `layer`."""
         ...
 
     def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
-        """Put the prompt's tokens, ``[rows, H, n, D]``, into the stores."""
+        """Put the prompt's tokens ``[rows, H, n, D]`` into the stores; `scores` as :attr:`observe_prompt` asks."""
         ...
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Demote what has grown too old."""
+        """Demote tokens that have grown too old."""
         ...
 
     def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
-        """Take the attention of a decode step over the slots, ``[rows, Hq, q, slots]``."""
+        """Receive the attention probabilities of a decode step over the slots, ``[rows, Hq, q, slots]``."""
         ...
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Return the positions of a row's slots; None: they are in order without a gap."""
+        """Return the positions of a row's slots; None if they ascend without a gap up to the newest token."""
         ...
 
     def forgotten(self, layer: L, hidden: int) -> int:
-        """Return how many of the oldest `hidden` tokens of a sliding-window layer are dropped."""
+        """Return how many of a row's `hidden` oldest tokens, which no later token can see, are dropped."""
         ...
 
     def forget(self, layer: L, rows: slice, hidden: int) -> None:
-        """Drop what a sliding window has passed."""
+        """Drop tokens that a sliding window has passed: at most the oldest `hidden` of each of `rows`."""
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Return slot ranges in the order in which attention visits them; None: all, block by block."""
+        """Return the slot ranges in the order in which attention reads them; None for all slots, block by block."""
         ...

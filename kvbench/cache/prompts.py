@@ -24,8 +24,8 @@ class Prompts:
         queries: the text of each row's question, which Cocktail searches with; may be empty.
         input_ids: the padded batch ``[B, T]``; needed by methods that read the text of the prompt's chunks.
         decode: turns token ids into text; needed by the same methods.
-        query_sources: for each row the name of what replaces an empty query (:func:`kvbench.retrieval.chunks.cut`), or
-            None.
+        query_sources: for each row the text that replaces an empty query: ``template`` (the prompt after its context,
+            also for None) or ``last_chunk`` (:func:`kvbench.retrieval.chunks.cut`).
 
     Raises:
         CacheError: the rows do not end at the same column, or a row is empty.

@@ -1,10 +1,9 @@
 """A store: the keys, or the values, of one layer as a list of segments in slot order.
 
-Slots number the tokens of a row through the segments of a store, one after the other. **Keys and values of a layer
-agree on the slots**: the same token has the same slot in both stores, while each store has borders of its own between
-formats (KIVI keeps n mod R keys but min(n, R) values in full precision). So attention walks both stores side by side
-and never needs a permutation. A method that moves a key moves its value's slot along: values are quantized per token,
-so their codes move without being quantized again.
+Slots number the tokens of a row through all segments of a store. **Keys and values of a layer agree on the slots**: a
+token has the same slot in both stores. The borders between formats may differ (KIVI keeps n mod R keys but min(n, R)
+values in full precision). So attention reads both stores in parallel and never needs a permutation. A method that moves
+a key to another slot moves its value too; values are quantized per token, so their codes can be moved as they are.
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 class Store:
-    """Segments of one side of a layer, in slot order; the last one is in full precision and takes new tokens.
+    """The keys or the values of a layer: segments in slot order, the last one in full precision for new tokens.
 
     Args:
-        segments: in slot order, :class:`FullSegment` last.
+        segments: the segments in slot order; the last one must be a :class:`FullSegment`.
+
+    Raises:
+        TypeError: it is not.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -39,20 +41,23 @@ class Store:
 
     @property
     def packed(self) -> PackedSegment:
-        """The packed segment before the tail, where a store has one format for what has left full precision."""
+        """The packed segment just before the tail; only for stores that have one there."""
         packed = self.segments[-2]
         assert isinstance(packed, PackedSegment)
         return packed
 
     def length(self, rows: slice) -> int:
-        """Return the slots of `rows`, which agree."""
+        """Return the number of slots of each of `rows`, which must have equally many."""
         return sum(segment.length(rows) for segment in self.segments)
 
     def fill_sinks(self, rows: slice, count: int, seen: int) -> None:
-        """Move the tail's oldest tokens to the first segment until that holds `count` (prompts shorter than it).
+        """Move the tail's oldest tokens to the first segment, the sinks, until it holds `count` tokens.
+
+        Needed after prompts of fewer than `count` tokens.
 
         Args:
-            seen: tokens of each row so far; where some were dropped already, the first ones came and went.
+            seen: number of tokens of each row so far. If the store holds fewer, some were dropped, the tail no longer
+                has the first ones, and nothing is moved.
         """
         if self.length(rows) < seen:
             return
@@ -62,7 +67,7 @@ class Store:
             self.tail.drop_front(rows, missing)
 
     def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
-        """Return `start`, the borders between segments inside ``(start, stop)``, and `stop`."""
+        """Return `start`, the slots at which a new segment begins in between, and `stop`."""
         borders, last = [start], 0
         for segment in self.segments:
             last += segment.length(rows)
@@ -71,10 +76,13 @@ class Store:
         return [*borders, stop]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
-        """Return the values of slots ``[start, stop)``, which lie in one segment: ``[rows, H, stop - start, D]``.
+        """Return the decoded slots ``[start, stop)``, ``[rows, H, stop - start, D]``; they must be in one segment.
 
         Args:
-            upper: read the upper nibbles alone of codes that have two (QuantSpec's draft).
+            upper: decode only the upper nibbles of 8-bit codes that consist of two (QuantSpec's draft).
+
+        Raises:
+            IndexError: the store has no slot `start`.
         """
         first = 0
         for segment in self.segments:
@@ -86,14 +94,18 @@ class Store:
         raise IndexError(f"slot {start} is past the {first} slots of the store")
 
     def only_full(self, rows: slice) -> Tensor | None:
-        """Return the tokens ``[rows, H, n, D]``, uncopied, if one full-precision segment holds them all; else None."""
+        """Return a view ``[rows, H, n, D]`` of all tokens if a single full-precision segment holds them; else None."""
         filled = [segment for segment in self.segments if segment.length(rows)]
         if len(filled) == 1 and isinstance(filled[0], FullSegment):
             return filled[0].view(rows)
         return None
 
     def drop_back(self, row: int, count: int) -> None:
-        """Forget the newest `count` tokens of one row; those before the tail must be able to leave their segment."""
+        """Drop the newest `count` tokens of one row.
+
+        Raises:
+            TypeError: some of them are in a segment that tokens cannot leave one by one.
+        """
         for segment in reversed(self.segments):
             here = min(count, segment.lengths[row])
             if here:
@@ -101,7 +113,7 @@ class Store:
             count -= here
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Forget the oldest `count` slots of `rows`; of packed tokens whole groups alone can go."""
+        """Drop the oldest `count` slots of `rows`; packed tokens only in whole groups."""
         for segment in self.segments:
             here = min(count, segment.length(rows))
             if here:
@@ -109,7 +121,7 @@ class Store:
             count -= here
 
     def signature(self, row: int) -> tuple[int, ...]:
-        """Return the tokens of a row in each segment: rows with equal signatures are handled together."""
+        """Return the number of tokens of a row in each segment; rows with equal signatures are processed together."""
         return tuple(segment.lengths[row] for segment in self.segments)
 
     def clone(self) -> Store:

@@ -1,4 +1,4 @@
-"""The layers of a cache settled together, so that alike windows roll in one launch."""
+"""Settling of all layers of a cache together, so that identical rolls share a kernel launch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from kvbench.cache.segments.rolling import RollingSegment
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     """Settle the layers of a cache whose method packs or rolls together.
 
-    Layers nearly always agree: what one does is worked out once, and repeated for those in the state that it was in.
+    Nearly always all layers are in the same state. The first one is settled, and layers whose state equals its state
+    before that repeat its rolls without working them out again.
+
+    Args:
+        layers: the layers of one cache.
+        rolls: the cache's queue of deferred rolls (``Progress.rolls``).
     """
     with together(rolls) as deferred:
         known: tuple[Hashable, KVLayer, list[RollingSegment], list[tuple[Move, ...]]] | None = None

@@ -1,9 +1,9 @@
 """Segments: runs of tokens that share a storage format, for every row of a batch and every KV head.
 
-A store (:mod:`kvbench.cache.store`) is a list of segments. Rows of a batch may hold different numbers of tokens in a
-segment; the rows that an operation is given (a slice of the batch) must agree, which :func:`uniform_rows` arranges.
-Buffers are allocated ahead and grow by copying (amortised), never by concatenation; nothing quantized is dequantized
-and quantized again.
+A store (:mod:`kvbench.cache.store`) is a list of segments. The rows of a batch may have different numbers of tokens in
+a segment, but all rows that one call works on (a slice of the batch) must have equally many; :func:`uniform_rows` cuts
+a batch accordingly. Buffers are allocated in advance and grow by copying, at amortised constant cost per token.
+Quantized tokens are never dequantized to be quantized again (except in :mod:`kvbench.cache.segments.foreign`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import Tensor
 
 Side = Literal["key", "value"]
 
-#: chosen tokens of a prompt that are gathered at a time on their way to where they stay
+#: number of tokens that :meth:`Segment.append_chosen` gathers at a time; bounds the temporary copy
 GATHERED = 8192
 
 
 class Segment(ABC):
-    """Tokens of one format.
+    """A run of tokens in one storage format.
 
     Args:
-        batch, heads, channels: B, H (KV heads) and D of the layer.
-        dtype: full-precision dtype of the model's keys and values.
-        device: where the buffers lie.
+        batch, heads, channels: number of rows B, KV heads H and channels per head D.
+        dtype: dtype of the model's keys and values.
+        device: device of the buffers.
     """
 
-    #: codes (True) or full precision (False)
+    #: True if tokens are held as codes, False if in full precision
     packed: bool
 
     def __init__(self, batch: int, heads: int, channels: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -39,48 +39,48 @@ class Segment(ABC):
         self.lengths = [0] * batch
 
     def length(self, rows: slice) -> int:
-        """Return the tokens held by each of `rows`, which agree."""
+        """Return the number of tokens of each of `rows`, which must have equally many."""
         return self.lengths[rows][0]
 
     @abstractmethod
     def append(self, rows: slice, x: Tensor) -> None:
-        """Add ``x`` ``[rows, H, n, D]`` (full precision) at the end."""
+        """Append full-precision tokens `x` ``[rows, H, n, D]``, in the format of the segment."""
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Add the tokens `index` (``[n]``, on the device of `x`) of ``x`` ``[rows, H, T, D]``, in this order."""
+        """Append the tokens `index` ``[n]`` of `x` ``[rows, H, T, D]``, in this order; both are on one device."""
         for first in range(0, len(index), GATHERED):
             self.append(rows, x.index_select(2, index[first : first + GATHERED]))
 
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return the values of tokens ``[start, stop)`` in `dtype`, ``[rows, H, stop - start, D]``."""
+        """Return tokens ``[start, stop)``, decoded, ``[rows, H, stop - start, D]`` in `dtype`."""
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return what :meth:`read` does, from the upper nibbles alone where codes have two."""
+        """Return tokens as :meth:`read` does, decoded from the upper nibbles only if codes consist of two."""
         return self.read(rows, start, stop, dtype)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Forget the newest `count` tokens of one row (rollback)."""
+        """Drop the newest `count` tokens of one row (rollback)."""
         raise TypeError(f"tokens cannot leave a {type(self).__name__}")
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Forget the oldest `count` tokens of `rows` (a sliding window has passed them)."""
+        """Drop the oldest `count` tokens of `rows` (a sliding window has passed them)."""
         raise TypeError(f"tokens cannot leave a {type(self).__name__}")
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return every tensor with its part of the bill: ``codes``, ``scales``, ``window`` or ``index``."""
+        """Return (part of the bill, buffer) pairs; parts are ``codes``, ``scales``, ``window`` and ``index``."""
 
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes of the tokens of one row, by part."""
+        """Return the bytes that the tokens of one row need, by part of the bill."""
 
     @abstractmethod
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace every buffer by ``change(buffer)`` (beam reordering, cloning); dimension 0 is the batch."""
+        """Replace each buffer, whose dimension 0 is the batch, by ``change(buffer)`` (beam search, cloning)."""
 
     def select(self, index: Tensor) -> None:
-        """Make the rows ``index`` the batch, in that order, repeats allowed."""
+        """Replace the batch by its rows `index`, in that order; a row may occur more than once."""
         self.lengths = [self.lengths[i] for i in index.tolist()]
         with torch.inference_mode(False), torch.no_grad():
             self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device).clone()))
@@ -95,14 +95,14 @@ class Segment(ABC):
 
 
 class FullSegment(Segment):
-    """Tokens in full precision: a linear buffer ``[B, H, capacity, D]`` with a start for each row.
+    """Tokens in full precision, contiguous in a buffer ``[B, H, capacity, D]`` from an offset for each row.
 
-    Dropping tokens at the front moves the start; the live part is moved back to the front of the buffer only when its
-    end is reached, so a window of R tokens in a buffer of R + slack costs O(1) a token.
+    Dropping tokens at the front only increases the offset. The tokens are moved back to the front of the buffer when
+    they reach its end, so a window of R tokens in a buffer of R + slack costs O(1) per token.
 
     Args:
-        capacity: tokens to allocate at once (grows when passed).
-        slack: room behind the live part that a growing buffer keeps.
+        capacity: number of tokens to allocate for; the buffer grows when it is exceeded.
+        slack: minimum room, in tokens, that a buffer has behind its tokens after growing.
     """
 
     packed = False
@@ -125,7 +125,7 @@ class FullSegment(Segment):
 
     @property
     def capacity(self) -> int:
-        """Tokens that the buffer has room for."""
+        """Number of tokens that the buffer has room for."""
         return self.buffer.shape[2]
 
     def append(self, rows: slice, x: Tensor) -> None:
@@ -135,7 +135,7 @@ class FullSegment(Segment):
             self.buffer[rows, :, first : first + count].copy_(x)
 
     def reserve(self, rows: slice, count: int) -> int:
-        """Hold `count` tokens more, which the caller writes: the place in the buffer where the first of them goes."""
+        """Add `count` tokens, which the caller will write, and return the buffer index of the first of them."""
         if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
             self._make_room(rows, count)
         start, length = self.starts[rows][0], self.lengths[rows][0]
@@ -144,14 +144,14 @@ class FullSegment(Segment):
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
         if len(index) and self.starts[rows][0] + self.lengths[rows][0] + len(index) > self.capacity:
-            self._make_room(rows, len(index))  # for all of them: the parts shall not grow the buffer one by one
+            self._make_room(rows, len(index))  # for all tokens at once, so that the buffer grows only once
         super().append_chosen(rows, x, index)
 
     def advance(self, count: int) -> list[int]:
-        """Call :meth:`reserve` for all rows and return the place of each."""
+        """Add `count` tokens to every row, to be written later, and return each row's buffer index of the first."""
         places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
         if max(places, default=0) + count > self.capacity:
-            # room for every row before a place is named: a buffer that grows moves the rows that had room, too
+            # make room for all rows before computing places: a growing buffer also moves the rows that had room
             for rows in uniform_rows(list(zip(self.starts, self.lengths, strict=True))):
                 if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
                     self._make_room(rows, count)
@@ -166,7 +166,7 @@ class FullSegment(Segment):
             self.buffer[rows, :, :length].copy_(live.clone() if start < length else live)  # clone: they overlap
             self._set(rows, 0, length)
             return
-        # Half as much again as is needed, so that a growing cache copies each token O(1) times.
+        # 1.5 times what is needed, so that a growing cache copies each token O(1) times
         old, room = self.buffer, length + count + max(self.slack, (length + count) // 2 if length else 0)
         self.buffer = allocate((*old.shape[:2], room, self.channels), self.dtype, self.device)
         for row, (begin, tokens) in enumerate(zip(self.starts, self.lengths, strict=True)):
@@ -178,7 +178,7 @@ class FullSegment(Segment):
         self.starts[rows], self.lengths[rows] = [start] * count, [length] * count
 
     def view(self, rows: slice) -> Tensor:
-        """Return the tokens of `rows`, ``[rows, H, length, D]``, without a copy."""
+        """Return a view of the tokens of `rows`, ``[rows, H, length, D]``."""
         start = self.starts[rows][0]
         return self.buffer[rows, :, start : start + self.lengths[rows][0]]
 
@@ -186,19 +186,20 @@ class FullSegment(Segment):
         return self.view(rows)[:, :, start:stop].to(dtype)
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Forget the oldest `count` tokens."""
+        """Drop the oldest `count` tokens of `rows`."""
         length = self.lengths[rows][0] - count
         self._set(rows, self.starts[rows][0] + count if length else 0, length)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Forget the newest `count` tokens of one row (rollback)."""
+        """Drop the newest `count` tokens of one row (rollback)."""
         self.lengths[row] -= count
 
     def keep(self, rows: slice, index: Tensor) -> None:
-        """Keep only some tokens, in the given order.
+        """Keep only the tokens `index` of `rows`, in that order.
 
         Args:
-            index: token numbers within the segment, ``[n]`` for all heads or ``[H, n]`` / ``[rows, H, n]`` per head.
+            index: numbers of the tokens within the segment: ``[n]``, or ``[H, n]`` or ``[rows, H, n]`` if they differ
+                by head or by row.
         """
         live = self.view(rows)
         index = index.to(self.device).expand(*live.shape[:2], index.shape[-1])
@@ -227,18 +228,18 @@ class FullSegment(Segment):
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an uninitialised buffer that may be written inside and outside of ``torch.inference_mode``."""
+    """Return an uninitialized tensor that can be written inside and outside of ``torch.inference_mode``."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
 
 
 def same(counts: Sequence[int]) -> bool:
-    """Return True if all rows have the same count."""
+    """Return True if all elements are equal, or there are none."""
     return not counts or counts.count(counts[0]) == len(counts)
 
 
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
-    """Cut a batch into runs of rows with equal signatures: one slice where all rows agree."""
+    """Yield slices of the batch, each a run of adjacent rows with equal signatures; nothing for an empty batch."""
     if signatures and signatures.count(signatures[0]) == len(signatures):
         yield slice(0, len(signatures))
         return

@@ -1,8 +1,8 @@
-"""Tokens in KVQuant's format: packed codes of non-uniform levels, ranges and offsets, and exact outliers.
+"""Tokens in KVQuant's format: packed codes of a non-uniform codebook, ranges and offsets, and exact outliers.
 
-What a row holds is the bill of the method: ``codes`` of b bits; ``scales``: for keys two fp16 thresholds a channel
-(range and offset are made of them), for values a range and an offset a token, shared by all heads, and the codebook;
-and for each outlier its value in the model's dtype (``window``) with a 16-bit index (``index``), see
+A row holds, by part of the bill: ``codes`` of b bits; ``scales``: the codebook, and for keys two fp16 thresholds per
+channel (which give range and offset), for values one range and one offset per token, shared by all heads; for each
+outlier its value in the model's dtype (``window``) and a 16-bit index (``index``), see
 :mod:`kvbench.cache.segments.outliers`.
 """
 
@@ -25,19 +25,21 @@ from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 
 @dataclass(frozen=True)
 class NuqFormat:
-    """Format of one side of a layer.
+    """Format of the keys or of the values of a layer.
 
     Args:
         bits: width of a code: 2, 3 or 4.
-        levels: codebook that codes are chosen by, fp32 ``[2**bits]``.
-        outliers: share of the elements that stay exact; 0: none.
-        thresholds: fp16 ``[2, H * D]``, upper and lower of each channel: keys; None: values, whose ranges are found
-            token by token.
-        restored: what the codes stand for, where that is not `levels` (Q-Norm), fp32 ``[2**bits]``.
-        most: outliers of a token on each side (keys); None: any number.
-        heads: the first head that is held here and how many there are, where other processes hold the rest; None: all.
-        gather: these processes' tensors side by side along the last dimension (values: a token's range is over all
-            heads).
+        levels: codebook from which an element's code is chosen, fp32 ``[2**bits]``.
+        outliers: fraction of the elements that stay exact; 0 for none.
+        thresholds: for keys the upper and lower threshold of each channel, fp16 ``[2, H * D]``; None for values, whose
+            ranges are computed token by token.
+        restored: codebook for decoding if it differs from `levels` (Q-Norm), fp32 ``[2**bits]``; else None.
+        most: for keys the maximum number of outliers of a token above its thresholds, and likewise below; None for no
+            limit.
+        heads: the first head that this process holds, and the number of all heads, if other processes hold the rest;
+            None if it holds all.
+        gather: returns the tensors of all these processes, concatenated along the last dimension (a value token's range
+            is over all heads); None for a single process.
     """
 
     bits: int
@@ -51,12 +53,12 @@ class NuqFormat:
 
 
 class NuqSegment(Segment):
-    """Tokens quantized by KVQuant's rule. Each token's form depends on itself alone, so the newest may be dropped.
+    """Tokens quantized as in KVQuant. Each token is coded independently, so the newest ones may be dropped.
 
     Args:
-        form: the format; every row gets a copy of its codebook and thresholds.
-        side: keys or values: decides the order of the words.
-        capacity: tokens to allocate at once (grows when passed).
+        form: the format; each row gets its own copy of the codebook and the thresholds.
+        side: ``key`` or ``value``; decides the order of the words.
+        capacity: number of tokens to allocate for; buffers grow when it is exceeded.
     """
 
     packed = True
@@ -77,7 +79,7 @@ class NuqSegment(Segment):
         self.bits, self.share, self.most, self.width = form.bits, form.outliers, form.most, heads * channels
         self.layouts = [TileLayout(width, side) for width in PLANES[form.bits]]
         first = form.heads[0] if form.heads else 0
-        #: of all heads' channels those that are held here
+        #: the channels that this process holds, among those of all heads
         self.columns = slice(first * channels, (first + heads) * channels)
         self.gather = form.gather
         tables = [form.levels] if form.restored is None else [form.levels, form.restored]
@@ -97,11 +99,11 @@ class NuqSegment(Segment):
 
     @property
     def capacity(self) -> int:
-        """Tokens that the buffers have room for."""
+        """Number of tokens that the buffers have room for."""
         return self.tiles * TILE
 
     def _allocate(self, tiles: int) -> None:
-        """Make buffers of `tiles` tiles and carry over what the present ones hold."""
+        """Allocate buffers of `tiles` tiles and copy the contents of the present ones."""
         batch, old_words, old_params, self.tiles = len(self.lengths), self.words, self.params, tiles
         self.words = [
             allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
@@ -174,13 +176,17 @@ class NuqSegment(Segment):
         return (values.clamp(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Forget the newest `count` tokens of one row."""
+        """Drop the newest `count` tokens of one row."""
         self.lengths[row] -= count
         if self.exact is not None:
             self.exact.keep_first(row, self.lengths[row])
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Forget the oldest `count` tokens, whole blocks of outliers; what is left moves to the front as it is."""
+        """Drop the oldest `count` tokens of `rows` and move the codes of the others to the front.
+
+        Raises:
+            ValueError: tokens would remain, and `count` is not a multiple of the tokens of an outlier block.
+        """
         stop = self.lengths[rows][0]
         if self.exact is not None and count < stop and count % self.exact.block:
             raise ValueError(f"{count} tokens are no whole blocks of {self.exact.block}")

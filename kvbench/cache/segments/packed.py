@@ -1,4 +1,4 @@
-"""Packed segments: quantized tokens as words and parameters (the other kinds: :mod:`kvbench.cache.segments.base`)."""
+"""Packed segments: quantized tokens as words of packed codes and the parameters of their groups."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 from kvbench.quantizers.windowed import WindowedQuantizer
 
-#: tokens that are encoded at a time: bounds the fp32 temporaries of a long prompt
+#: number of tokens that torch encodes at a time, which bounds the fp32 temporaries of a long prompt
 ENCODED = 2048
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
-    """Return True if each group of tokens lies in one tile of 128, or holds whole ones, wherever its window stands."""
+    """Return True if tile borders cut no group of tokens: each lies in one tile of 128, or consists of whole tiles."""
     if not isinstance(quantizer, WindowedQuantizer):
         return True
     window = quantizer.window
@@ -34,13 +34,14 @@ def fits_tiles(quantizer: AffineQuantizer) -> bool:
 class PackedSegment(Segment):
     """Quantized tokens: packed words in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`) and their scales.
 
-    Buffers: a word buffer for each plane of the code (``[B, H, tiles, ...]``) and one for each parameter (``[B, H,
-    tiles * 128 / G, D]`` for per-channel groups of G tokens, ``[B, H, tiles * 128, D/G]`` for per-token groups).
+    There is one buffer of words for each plane of the codes, ``[B, H, tiles, ...]``, and one for each parameter:
+    ``[B, H, tiles * 128 / G, D]`` for per-channel groups of G tokens, ``[B, H, tiles * 128, D / G]`` for per-token
+    groups of G channels.
 
     Args:
-        quantizer: encodes and decodes (:class:`kvbench.quantizers.AffineQuantizer` or alike).
-        side: keys or values: decides the order of the words.
-        capacity: tokens to allocate at once (grows when passed).
+        quantizer: encodes and decodes the tokens (:class:`kvbench.quantizers.AffineQuantizer` or a similar one).
+        side: ``key`` or ``value``; decides the order of the words.
+        capacity: number of tokens to allocate for; buffers grow when it is exceeded.
     """
 
     packed = True
@@ -59,9 +60,9 @@ class PackedSegment(Segment):
     ) -> None:
         super().__init__(batch, heads, channels, dtype, device)
         self.quantizer, self.side = quantizer, side
-        #: (error record, segment id) for kernels that find NaN or Inf; None: the record is checked after each call
+        #: record in which kernels note NaN and Inf, and the tag of this segment; None: checked after each call instead
         self.watch: tuple[Watch, int] | None = None
-        #: packing of the cache's layers that shares a launch; None: the segment belongs to no cache
+        #: the cache's queue of deferred packing, which shares launches; None if the segment belongs to no cache
         self.packs: Deferred[Job] | None = None
         self.layouts = [TileLayout(width, side) for width in PLANES[quantizer.bits]]
         self.words: list[Tensor] = []
@@ -70,12 +71,12 @@ class PackedSegment(Segment):
 
     @property
     def capacity(self) -> int:
-        """Tokens that the buffers have room for."""
+        """Number of tokens that the buffers have room for."""
         return self.tiles * TILE
 
     def _allocate(self, batch: int, tiles: int) -> None:
-        """Make buffers of at least `tiles` tiles and carry over what the present ones hold."""
-        # Blocks of whole tiles (W = 256) are not cut: kernels find a tile's parameters by the number of the tile.
+        """Allocate buffers of at least `tiles` tiles and copy the contents of the present ones."""
+        # Blocks of several tiles (W = 256) stay whole: kernels find a tile's parameters by the tile's number.
         unit = max(self.quantizer.block_tokens // TILE, 1) if self.quantizer.block_tokens % TILE == 0 else 1
         tiles = -(-tiles // unit) * unit
         old_words, old_params, self.tiles = self.words, self.params, tiles
@@ -83,8 +84,8 @@ class PackedSegment(Segment):
             allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
             for layout in self.layouts
         ]
-        # Groups need not fit tiles (W = 42): room for every group that the tiles can hold, the last one cut off, and
-        # for one beyond, as kernels read the parameters of two groups where one might end.
+        # Groups need not fit tiles (W = 42): make room for every group that begins in the tiles, and for one more, as
+        # kernels read the parameters of two groups wherever one might end.
         beyond = 0 if fits_tiles(self.quantizer) else 2 * self.quantizer.block_tokens
         shape = self.quantizer.param_shape(tiles * TILE + beyond, self.channels)
         store = param_dtype(self.dtype)
@@ -106,7 +107,7 @@ class PackedSegment(Segment):
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
             self._allocate(len(self.lengths), needed + (needed // 2 if start else 0))
-        # a group that is cut is refused by the quantizer
+        # an incomplete group goes to the quantizer, which raises
         how = None if count % self.quantizer.block_tokens else served(self, x)
         if isinstance(how, Form):
             pack(self, how, rows.indices(len(self.lengths))[0], x, start, index)
@@ -137,7 +138,7 @@ class PackedSegment(Segment):
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return the values of the upper nibbles, without a look at the words of the lower ones (QuantSpec's draft)."""
+        """Return tokens decoded from their upper nibbles, without reading the lower ones (QuantSpec's draft)."""
         if not isinstance(self.quantizer, HierarchicalQuantizer):
             return self.read(rows, start, stop, dtype)
         return self._decoded(self.quantizer.upper, self._upper_codes, rows, start, stop, dtype)
@@ -154,7 +155,7 @@ class PackedSegment(Segment):
         stop: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Decode whole groups and return the tokens ``[start, stop)`` of them."""
+        """Decode the groups that hold tokens ``[start, stop)`` and return these tokens."""
         per, wide = quantizer.block_tokens, quantizer.block_params
         first, last = start // per, -(-stop // per)
         params = tuple(buffer[rows, :, first * wide : last * wide] for buffer in self.params)
@@ -162,13 +163,21 @@ class PackedSegment(Segment):
         return values[:, :, start - first * per : stop - first * per]
 
     def drop_back(self, row: int, count: int) -> None:
-        """Forget the newest `count` tokens of one row; only for per-token groups."""
+        """Drop the newest `count` tokens of one row.
+
+        Raises:
+            TypeError: groups are per channel, so a token cannot leave its group.
+        """
         if self.quantizer.axis != "token":
             raise TypeError("tokens of a per-channel group cannot leave it one by one")
         self.lengths[row] -= count
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Forget the oldest `count` tokens, whole groups; what is left moves to the front as it is."""
+        """Drop the oldest `count` tokens of `rows` and move the codes and parameters of the others to the front.
+
+        Raises:
+            ValueError: `count` tokens are not whole groups.
+        """
         per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
         if count % per:
             raise ValueError(f"{count} tokens are no whole groups of {per}")
@@ -181,9 +190,10 @@ class PackedSegment(Segment):
         self.lengths[rows] = [stop - count] * len(self.lengths[rows])
 
     def permute(self, rows: slice, start: int, index: Tensor) -> None:
-        """Reorder tokens ``[start, start + n)`` by ``index`` ``[n]``; codes and parameters move as they are.
+        """Reorder tokens ``[start, start + n)`` by `index` ``[n]``; codes and parameters are moved, not recomputed.
 
-        Only for per-token groups: a token of a per-channel group cannot leave it.
+        Raises:
+            TypeError: groups are per channel, so a token cannot leave its group.
         """
         if self.quantizer.axis != "token":
             raise TypeError("tokens of a per-channel group cannot be moved one by one")

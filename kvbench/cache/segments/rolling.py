@@ -1,4 +1,4 @@
-"""A window that rolls behind tokens which never leave it: the sinks of StreamingLLM."""
+"""A rolling window behind attention sinks, tokens that are never dropped (StreamingLLM)."""
 
 from __future__ import annotations
 
@@ -11,41 +11,44 @@ from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.roll_together import Move, Roll, roll
 from kvbench.cache.segments.base import FullSegment, allocate
 
-#: keys ``[rows, H, n, D]`` moved on by some positions, of all or of each row
+#: rotates keys ``[rows, H, n, D]`` by a number of positions, the same for all rows or one for each
 #: (:meth:`kvbench.attention.rope.rotary.Rotary.turn`)
 Turn = Callable[[Tensor, int | Sequence[int]], Tensor]
 
 
 class RollingSegment(FullSegment):
-    """Full-precision tokens of which the first few, the sinks, stay in front of a rolling window.
+    """Full-precision tokens: the first few, the sinks, stay in front of a rolling window of the newest ones.
 
-    Slots are contiguous (sinks, then the newest tokens), so attention reads them as one tensor. Rolling moves the start
-    of the live part on and writes the sinks anew before it: O(sinks) a step, whatever the window.
+    The sinks and the window are contiguous, so attention reads them as one tensor. To roll, the segment advances the
+    start of its tokens in the buffer and rewrites the sinks there, which takes O(sinks) per step for any window size.
 
     Args:
-        sinks: first tokens that stay.
-        turn: for keys whose positions are re-assigned inside the cache: the sinks are turned from the keys that came,
-            never from ones that were turned before, so rounding does not add up. The keys that came are kept for it
-            (reserved in addition to the window; the bill's used bytes count every token once).
-        others: as :class:`FullSegment`.
+        sinks: number of first tokens that stay.
+        turn: rotates the sinks' keys to the positions that they get within the cache; None for values, and for keys
+            that keep their positions. It is applied to the original keys, never to rotated ones, so rounding errors do
+            not accumulate. The originals are kept for this (they count as reserved bytes, not as used ones).
+        others, more: as for :class:`FullSegment`.
     """
 
     def __init__(self, *others: Any, sinks: int, turn: Turn | None = None, **more: Any) -> None:
         super().__init__(*others, **more)
         self.sinks, self.turn = sinks, turn
-        #: rolls of the cache's layers that share a launch; None: the segment belongs to no cache
+        #: the cache's queue of deferred rolls, which share kernel launches; None if the segment belongs to no cache
         self.rolls: Deferred[Roll] | None = None
-        #: positions by which the sinks in the window have been turned, for each row
+        #: for each row the number of positions by which its sinks are rotated now
         self.turned = [0] * len(self.lengths)
         shape = (len(self.lengths), self.heads, sinks, self.channels)
         self.originals = allocate(shape, self.dtype, self.device).zero_() if turn and sinks else None
 
     def roll(self, rows: slice, count: int, evicted: int) -> None:
-        """Forget `count` tokens after the sinks; inside `roll_together.together` they move later.
+        """Drop the `count` tokens after the sinks, and rewrite the sinks in front of the rest.
+
+        Within :func:`kvbench.cache.kernels.roll_together.together` the sinks are rewritten later.
 
         Args:
-            rows: hold equally many tokens and have lost equally many before.
-            evicted: tokens lost in all, these ones included: by so many positions the sinks move on.
+            rows: must have equally many tokens, and have lost equally many before.
+            count: number of tokens to drop.
+            evicted: number of tokens dropped so far, these included; the sinks' keys are rotated by as many positions.
         """
         if not evicted or not self.sinks:
             self.drop_front(rows, count)
@@ -55,7 +58,7 @@ class RollingSegment(FullSegment):
         self.drop_front(rows, count)
         new, length, back = self.starts[first], self.lengths[first], 0
         if self.deferring() and new and new + length + count > self.capacity >= length + count:
-            # as many tokens as went will come, and for them the live part would be moved back layer by layer
+            # the next `count` tokens would overrun the buffer: move the live ones to its front in the shared launch
             back = length
             self._set(rows, 0, length)
         move = Move(first, last, old, new, evicted, back)
@@ -64,11 +67,11 @@ class RollingSegment(FullSegment):
         roll(self, move)
 
     def deferring(self) -> bool:
-        """Return True if rolls are deferred now."""
+        """Return True if rolls are being deferred."""
         return self.rolls is not None and self.rolls.jobs is not None
 
     def remember(self, moves: Sequence[Move]) -> None:
-        """Keep the sinks' keys of rows that are about to move for the first time."""
+        """Keep the original keys of the sinks in rows that are about to roll for the first time."""
         if self.originals is None or 0 not in self.turned:
             return
         for move in moves:
@@ -77,11 +80,11 @@ class RollingSegment(FullSegment):
                     self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
 
     def state(self) -> tuple[Any, ...]:
-        """Return what the host decides by: segments of equal states roll alike."""
+        """Return everything that determines how the segment rolls: segments with equal states roll identically."""
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
     def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
-        """Roll as `other` did, which was in the same state; the moves are the caller's."""
+        """Repeat the roll of `other`, which was in the same state, on the host; the caller launches `moves`."""
         self.remember(moves)
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
 
