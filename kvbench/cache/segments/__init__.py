@@ -1,1 +1,1 @@
-"""Segments: runs of tokens that share a storage format."""
+"""Segments: runs of tokens in one storage format, one module per kind of format."""

@@ -36,8 +36,8 @@ class NuqFormat:
         restored: codebook for decoding if it differs from `levels` (Q-Norm), fp32 ``[2**bits]``; else None.
         most: for keys the maximum number of outliers of a token above its thresholds, and likewise below; None for no
             limit.
-        heads: the first head that this process holds, and the number of all heads, if other processes hold the rest;
-            None if it holds all.
+        heads: the first head that this process holds, and how many it holds, if other processes hold the rest; None if
+            it holds all.
         gather: returns the tensors of all these processes, concatenated along the last dimension (a value token's range
             is over all heads); None for a single process.
     """

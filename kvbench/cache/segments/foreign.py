@@ -1,7 +1,7 @@
-"""Tokens in the format of transformers' QuantizedCache: whole tensors quantized by quanto or hqq.
+"""Tokens in the format of transformers' ``QuantizedCache``: whole tensors, quantized by quanto or hqq.
 
-The bytes are those of the library's own tensors. Reading dequantizes everything, and adding tokens quantizes everything
-again, as transformers does: that is what the method :mod:`kvbench.methods.hf_quantized` is there to show.
+The bytes counted are those of the library's own tensors. As in transformers, reading dequantizes all tokens and
+appending quantizes all of them again; the method :mod:`kvbench.methods.hf_quantized` exists to measure this.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from kvbench.errors import CacheError
 
 
 class HFSegment(Segment):
-    """One side of a layer held by transformers' quantizers, row by row.
+    """The keys or the values of a layer, quantized row by row with transformers' quantizers.
 
     Args:
-        backend: a transformers ``QuantizedLayer`` whose ``_quantize`` and ``_dequantize`` are used.
-        axis: the axis that it quantizes along.
-        multiple: tokens are filled up to a multiple of this with copies of the last one: hqq packs several rows into
-            one and fails on a number that does not divide. Groups lie inside a token, so nothing else changes.
+        backend: a transformers ``QuantizedLayer``, whose ``_quantize`` and ``_dequantize`` are used.
+        axis: axis along which it quantizes.
+        multiple: the number of tokens is padded to a multiple of this with copies of the last one, since hqq packs
+            several rows into one and fails on other numbers. A group is within a token, so other tokens do not change.
     """
 
-    packed = False  # read in one piece: there is no way to read a part
+    packed = False  # only readable as a whole, so kernels get no codes of it
 
     def __init__(
         self,
@@ -46,10 +46,11 @@ class HFSegment(Segment):
         self.rows: list[Any] = [None] * batch
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Quantize what is held together with ``x``: the past is dequantized and quantized again.
+        """Append tokens `x`; the present ones are dequantized and quantized again together with them.
 
         Raises:
-            CacheError: the library cannot quantize so many tokens (quanto's axis -1 groups the tokens of all heads).
+            CacheError: the library cannot quantize this number of tokens (quanto's axis -1 makes groups of the tokens
+                of all heads).
         """
         for number, row in enumerate(range(*rows.indices(len(self.rows)))):
             new = x[number : number + 1]
@@ -83,7 +84,7 @@ class HFSegment(Segment):
         return used
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Do nothing: the tensors are never written in place, so copies may share them."""
+        """Do nothing, as the tensors are never written in place, so copies may share them."""
 
     def select(self, index: Tensor) -> None:
         order = index.tolist()
@@ -98,7 +99,7 @@ class HFSegment(Segment):
 
 
 def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
-    """Yield the plain tensors in the result of a backend's ``_quantize``, as codes or scales."""
+    """Return the plain tensors in the result of a backend's ``_quantize``, as (``codes`` or ``scales``, tensor)."""
     if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters
         codes, meta = quantized
         return [("codes", codes), *(("scales", meta[name]) for name in ("scale", "zero"))]

@@ -1,12 +1,13 @@
-"""The layout of codes: tiles of 128 tokens, codes strided over int16 words.
+"""The memory layout of codes: tiles of 128 tokens, packed with a stride into int16 words.
 
-A tile holds 128 tokens of one (sequence, KV head). A plane of width w has ``F = 16 / w`` fields a word and
-``N = 128 / F`` word rows; field i of word ``(r, d)`` is the code of token ``i * N + r``, channel d, at bits
-``[i * w, (i + 1) * w)``. So every field is a whole sub-tile that comes out of the words with one shift and one mask,
-without interleaving, and with groups of 32, 64 or 128 tokens each int4 field lies in one group of keys.
+A tile holds 128 tokens of one (row, KV head). A code is stored in one or more planes (8 bits: two nibbles). In a plane
+of w bits a word has ``F = 16 / w`` fields, and a tile has ``N = 128 / F`` word rows. Field i of word ``(r, d)``, at
+bits ``[i * w, (i + 1) * w)``, is the code of token ``i * N + r`` and channel d. So field i of all words holds N
+consecutive tokens, which one shift and one mask extract without interleaving; and with groups of 32, 64 or 128 tokens,
+each int4 field of keys is in one group.
 
-Keys are stored ``[..., tiles, N, D]`` (channels contiguous) and values ``[..., tiles, D, N]`` (word rows contiguous):
-the operand orders of the two matrix products of decode attention.
+Keys are stored ``[..., tiles, N, D]`` (channels contiguous), values ``[..., tiles, D, N]`` (word rows contiguous), the
+operand orders of the two matrix products of decode attention.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-#: tokens in a tile
+#: number of tokens in a tile
 TILE = 128
 
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Words of one plane.
+    """Layout of the words of one plane.
 
     Args:
         width: bits of a field: 1, 2 or 4.
-        order: ``"key"``: ``[..., tiles, N, D]``; ``"value"``: ``[..., tiles, D, N]``.
+        order: ``key`` for words ``[..., tiles, N, D]``, ``value`` for words ``[..., tiles, D, N]``.
     """
 
     width: int
@@ -36,26 +37,26 @@ class TileLayout:
 
     @property
     def fields(self) -> int:
-        """Codes in a word."""
+        """Number of fields in a word, F."""
         return 16 // self.width
 
     @property
     def rows(self) -> int:
-        """Word rows of a tile."""
+        """Number of word rows of a tile, N."""
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
-        """Return the last three dimensions of a buffer of `tiles` tiles."""
+        """Return the last three dimensions of a word buffer of `tiles` tiles."""
         return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
 
     def read(self, words: Tensor, start: int, stop: int) -> Tensor:
-        """Return codes of tokens ``[start, stop)`` of ``words`` (:meth:`shape`), int16 ``[..., stop - start, D]``."""
+        """Return the codes of tokens ``[start, stop)`` in `words` (:meth:`shape`), int16 ``[..., stop - start, D]``."""
         first, last = start // TILE, -(-stop // TILE)
         codes = self.unpack(words.narrow(-3, first, last - first))
         return codes.narrow(-2, start - first * TILE, stop - start)
 
     def write(self, words: Tensor, start: int, codes: Tensor) -> None:
-        """Put ``codes`` (any integer dtype, ``[..., n, D]``) in place at tokens ``[start, start + n)``."""
+        """Write `codes` ``[..., n, D]``, of any integer dtype, into the fields of tokens ``[start, start + n)``."""
         count = codes.shape[-2]
         done = 0
         while done < count:
@@ -72,7 +73,7 @@ class TileLayout:
                 done += run
 
     def move_to_front(self, words: Tensor, start: int, stop: int) -> None:
-        """Move the codes of tokens ``[start, stop)`` to the front of ``words`` (:meth:`shape`), in place."""
+        """Move the codes of tokens ``[start, stop)`` to the front of `words` (:meth:`shape`), in place."""
         if start % TILE:
             self.write(words, 0, self.read(words, start, stop))
             return
@@ -80,7 +81,7 @@ class TileLayout:
         words.narrow(-3, 0, last - first).copy_(words.narrow(-3, first, last - first).clone())
 
     def _write_run(self, tile: Tensor, field: int, row: int, codes: Tensor) -> None:
-        """Overwrite `field` of consecutive word rows of one tile."""
+        """Write `codes` into field `field` of consecutive word rows of one tile, the first being `row`."""
         if self.order == "value":
             codes = codes.transpose(-1, -2)
         target = tile.narrow(-2 if self.order == "key" else -1, row, codes.shape[-2 if self.order == "key" else -1])
@@ -89,26 +90,26 @@ class TileLayout:
         target.copy_(to_int16(other_fields | (codes.to(torch.int32) << shift)))
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Return the words (int16, :meth:`shape`) of whole tiles of codes ``[..., tiles * 128, D]``."""
+        """Return the codes ``[..., tiles * 128, D]`` of whole tiles, packed into int16 words (:meth:`shape`)."""
         grid = codes.unflatten(-2, (-1, self.fields, self.rows)).to(torch.int32)
         words = to_int16((grid << self.shifts(torch.int32, codes.device)).sum(-3, dtype=torch.int32))
         return words if self.order == "key" else words.transpose(-1, -2)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """Return the codes (int16, ``[..., tiles * 128, D]``) of whole tiles."""
+        """Return the codes of whole tiles of `words`, int16 ``[..., tiles * 128, D]``."""
         if self.order == "value":
             words = words.transpose(-1, -2)
         grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)
         return grid.flatten(-4, -2)
 
     def shifts(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Place of each field in a word, ``[F, 1, 1]``."""
+        """Return the lowest bit of each field of a word, ``[F, 1, 1]``."""
         return _shifts(self.fields, self.width, dtype, device)
 
 
 @lru_cache(maxsize=64)
 def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # it outlives the mode that it is made in
+    with torch.inference_mode(False):  # cached, so it outlives the mode in which it is made
         return (torch.arange(fields, device=device, dtype=dtype) * width)[:, None, None]
 
 

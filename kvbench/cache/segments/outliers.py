@@ -1,8 +1,8 @@
-"""Elements that stay exact while their tokens are coded: a value and a 16-bit index each, in the order of the tokens.
+"""Outliers: single elements of quantized tokens that stay exact, each as a value and a 16-bit index, in token order.
 
-An index counts within a block of tokens, ``token of the block * C + channel`` over all C = heads * head_dim channels; a
-block has as many tokens as 16 bits can number (16 for C = 4096). Where each block's entries end is kept on the host,
-like the lengths of segments: a reader of some blocks takes their entries in one piece.
+An index is relative to a block of tokens: ``token within the block * C + channel``, over all C = heads * head_dim
+channels. A block has as many tokens as 16 bits can index, rounded down to a power of two (16 for C = 4096). The host
+keeps the end of each block's entries, so the entries of adjacent blocks can be read in one slice.
 """
 
 from __future__ import annotations
@@ -17,31 +17,34 @@ from torch import Tensor
 from kvbench.cache.segments.layout import TILE, to_int16
 from kvbench.errors import ConfigError
 
-#: elements that a 16-bit index can number
+#: number of elements that a 16-bit index can distinguish
 INDICES = 1 << 16
 
 
 def block_of(width: int) -> int:
-    """Return the tokens of a block, a power of two so that blocks divide tiles.
+    """Return the number of tokens of a block: a power of two, so that blocks divide tiles.
 
     Args:
-        width: channels of a token.
+        width: number of channels of a token, over all heads.
     """
     return min(1 << ((INDICES // width).bit_length() - 1), TILE)
 
 
 class Outliers:
-    """Exact elements of every row of a batch.
+    """The exact elements (entries) of each row of a batch.
 
     Args:
-        batch: rows.
-        width: C, channels of all heads.
-        dtype: of the values.
-        device: where the entries lie.
-        capacity: entries a row to allocate at once (grows when passed).
+        batch: number of rows.
+        width: number of channels of all heads, C.
+        dtype: dtype of the values.
+        device: device of the entries.
+        capacity: number of entries per row to allocate for; buffers grow when it is exceeded.
 
     Attributes:
         ends: for each row the number of entries up to the end of each block.
+
+    Raises:
+        ConfigError: a token has more channels than 16-bit indices can number.
     """
 
     def __init__(self, batch: int, width: int, dtype: torch.dtype, device: torch.device, capacity: int = 0) -> None:
@@ -63,14 +66,14 @@ class Outliers:
         return self.ends[row][-1] if self.ends[row] else 0
 
     def append(self, rows: slice, start: int, x: Tensor, mask: Tensor) -> None:
-        """Keep what `mask` marks of tokens ``start, start + 1, ...``; ``x`` and ``mask`` are ``[rows, n, C]``."""
+        """Add the elements of `x` that `mask` marks; both are ``[rows, n, C]`` for tokens ``start, start + 1, ...``."""
         if not mask.shape[1]:
             return
         number, token, channel = mask.nonzero(as_tuple=True)
         first = start // self.block
         blocks = (start + mask.shape[1] - 1) // self.block - first + 1
         token = token + start
-        order = number * blocks + token // self.block - first  # nonzero's order: row, token, channel
+        order = number * blocks + token // self.block - first  # ascending, as nonzero sorts by row, token, channel
         counts = torch.bincount(order, minlength=len(mask) * blocks).view(len(mask), blocks).tolist()
         indices = to_int16((token % self.block * self.width + channel).to(torch.int32))
         values = x[mask].to(self.values.dtype)
@@ -97,9 +100,9 @@ class Outliers:
                 setattr(self, name, new)
 
     def write_into(self, out: Tensor, row: int, first: int) -> None:
-        """Overwrite the marked elements of a row's tokens ``[first * block, ...)`` in ``out`` ``[H, n, D]``.
+        """Write the exact elements of a row into `out` ``[H, n, D]``, its tokens from number ``first * block``.
 
-        `n` is a whole number of blocks, or reaches the row's last token.
+        `n` must be a whole number of blocks or reach the row's last token.
         """
         ends, channels = self.ends[row], out.shape[-1]
         last = min(first + -(-out.shape[1] // self.block), len(ends))
@@ -114,7 +117,7 @@ class Outliers:
         out[channel // channels, token, channel % channels] = self.values[row, low : ends[last - 1]].to(out.dtype)
 
     def keep_first(self, row: int, tokens: int) -> None:
-        """Forget the entries of a row's tokens from `tokens` on."""
+        """Drop the entries of all but the first `tokens` tokens of a row."""
         ends = self.ends[row]
         whole, part = divmod(tokens, self.block)
         if whole >= len(ends):
@@ -127,7 +130,7 @@ class Outliers:
         self.ends[row] = [*ends[:whole], *([low + entries] if part else [])]
 
     def drop_first(self, row: int, blocks: int) -> None:
-        """Forget the entries of a row's first `blocks` blocks; the others move to the front."""
+        """Drop the entries of a row's first `blocks` blocks and move the others to the front."""
         ends = self.ends[row]
         low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
         for buffer in (self.values, self.indices):
@@ -135,17 +138,17 @@ class Outliers:
         self.ends[row] = [end - low for end in ends[blocks:]]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
-        """Return the same entries with both buffers replaced by ``change(buffer)``; dimension 0 is the batch."""
+        """Return a copy whose two buffers, whose dimension 0 is the batch, are replaced by ``change(buffer)``."""
         twin = copy(self)
         twin.values, twin.indices = change(self.values), change(self.indices)
         twin.ends = [list(ends) for ends in self.ends]
         return twin
 
     def select(self, order: list[int]) -> None:
-        """Make the ends of rows `order` the batch's (the buffers move by :meth:`mapped`)."""
+        """Replace :attr:`ends` by those of rows `order`; :meth:`mapped` does the same for the buffers."""
         self.ends = [list(self.ends[i]) for i in order]
 
     def used(self, row: int) -> tuple[int, int]:
-        """Return the bytes of a row's values and of their indices."""
+        """Return the bytes of a row's values and the bytes of their indices."""
         count = self.count(row)
         return count * self.values.element_size(), count * self.indices.element_size()

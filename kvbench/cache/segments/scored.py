@@ -1,4 +1,4 @@
-"""Tokens that carry the attention they have received (H2O): an fp32 score with each slot."""
+"""Full-precision tokens with the attention that each has received so far (H2O), as fp32 scores."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from kvbench.cache.segments.base import FullSegment
 
 
 class ScoredSegment(FullSegment):
-    """Full-precision tokens with a score for each slot, which follows the token wherever it goes.
+    """Full-precision tokens with scores, which are moved and dropped together with their tokens.
 
-    Attention of a step is held back (:meth:`observe`) until it is confirmed (:meth:`commit`): tokens of the step may
-    still be taken back, and then nothing that their queries gave may stay.
-
+    The attention of a step is first kept as pending (:meth:`observe`) and added to the scores later (:meth:`commit`),
+    since the tokens of the step may still be taken back, and the attention of their queries with them.
     """
 
     def __init__(self, *others: Any, **more: Any) -> None:
         super().__init__(*others, **more)
         batch = len(self.lengths)
         self.scores = FullSegment(batch, self.heads, 1, torch.float32, self.device, capacity=self.capacity)
-        #: for each row what its latest steps gave, oldest first: ``[H, scores, q, slots]``
+        #: for each row the pending attention of its latest steps, oldest first, ``[H, scores, q, slots]`` each
         self.pending: list[list[Tensor]] = [[] for _ in range(batch)]
 
     def append(self, rows: slice, x: Tensor) -> None:
@@ -31,9 +30,9 @@ class ScoredSegment(FullSegment):
         self.scores.append(rows, self.scores.view(rows).new_zeros(*x.shape[:3], self.scores.channels))
 
     def begin(self, rows: slice, scores: Tensor) -> None:
-        """Set the scores of the tokens that were just appended, ``[rows, H, slots, scores]``.
+        """Set the scores of all tokens of `rows`, ``[rows, H, slots, scores]``.
 
-        ``scores`` is 1, or the query heads of a group where each has its own; the same for all rows.
+        The last dimension is 1, or the number of query heads per KV head if each keeps a score; equal for all rows.
         """
         if scores.shape[-1] != self.scores.channels:
             segment = FullSegment(
@@ -44,12 +43,12 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(scores)
 
     def observe(self, rows: slice, received: Tensor) -> None:
-        """Take attention of new queries to all slots, ``[rows, H, scores, q, slots]``, for :meth:`commit` to add."""
+        """Keep the attention of new queries to all slots, ``[rows, H, scores, q, slots]``, until :meth:`commit`."""
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             self.pending[row].append(received[number])
 
     def commit(self, rows: slice) -> Tensor:
-        """Add what is pending; scores of the slots, fp32 ``[rows, H, slots, scores]`` (a view)."""
+        """Add the pending attention to the scores and return a view of these, fp32 ``[rows, H, slots, scores]``."""
         scores = self.scores.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             for received in self.pending[row]:
@@ -58,7 +57,7 @@ class ScoredSegment(FullSegment):
         return scores
 
     def drop_front(self, rows: slice, count: int) -> None:
-        self.commit(rows)  # slots are counted from the front
+        self.commit(rows)  # pending attention numbers the slots from the front
         super().drop_front(rows, count)
         self.scores.drop_front(rows, count)
 
@@ -66,7 +65,7 @@ class ScoredSegment(FullSegment):
         super().drop_back(row, count)
         self.scores.drop_back(row, count)
         left, steps = count, self.pending[row]
-        while left and steps:  # each new token was a query and a slot of its own step
+        while left and steps:  # each new token is both a query and a slot in its step's attention
             last = steps.pop()
             taken = min(left, last.shape[-2])
             if taken < last.shape[-2]:
@@ -88,7 +87,7 @@ class ScoredSegment(FullSegment):
         return {**super().used(row), "index": self.scores.used(row)["window"]}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer of the tokens alone; :meth:`select` and :meth:`clone` see to the scores."""
+        """Replace the buffer of the tokens only; :meth:`select` and :meth:`clone` treat the scores."""
         super().map_buffers(change)
 
     def select(self, index: Tensor) -> None:
