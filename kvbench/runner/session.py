@@ -59,7 +59,7 @@ class Session:
         return batching.plan(samples, self.config.runtime.batch_size)
 
     def layout(self) -> dict[str, Any]:
-        """Return the model's ``devices`` by torch's names, those of other ranks included, and its ``layout`` on them."""
+        """Return the model's ``devices`` by torch's names, other ranks included, and its ``layout`` on them."""
         assert self._loaded is not None
         return {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
 

@@ -122,7 +122,7 @@ class Efficiency(Task):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a point depends on. The grid is not among them: a larger one adds points to a run."""
+        """Return the settings that a point depends on. The grid is not among them: a larger one adds points."""
         settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
         settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
         return {"target": "efficiency", "version": self.version, **settings}
