@@ -1,1 +1,1 @@
-"""Points of time and memory: a prompt length and a batch, through a model and a method's cache."""
+"""Measurement of time and memory at points; a point is one prompt length and batch size with a model and a method."""

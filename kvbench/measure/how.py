@@ -15,20 +15,23 @@ class How:
     """Settings of a measurement, shared by all of its points.
 
     Args:
-        new_tokens: generated for every sequence, exactly.
-        repeats: prefills that are timed.
-        untimed: prefills of each point before the timed ones.
-        warm_up: tokens generated once, before anything is timed.
-        seed: of the prompts' words and of sampling.
-        graphs, compile, prefill_chunk, prefill_rows: as :func:`kvbench.decoding.autoregressive.generate` takes them;
-            generations that only warm up, or serve their prefill alone, are never captured.
-        temperature, top_p: 0: greedy.
-        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's, and no times of a prefill.
-        compare: tokens of a captured generation that are compared with those of eager steps; 0: none.
-        stock: caches of stock transformers that every point is measured with too (:mod:`kvbench.measure.stock`).
-        read_rate: GB/s of plain reads on this device, as measured; None: the known rate of the GPU.
-        census: count live tensors on a CPU (one more generation, slow), which has no peaks otherwise.
-        options: kernels and back ends of its caches.
+        new_tokens: number of tokens generated for every sequence, neither more nor fewer.
+        repeats: number of timed prefills per point.
+        untimed: number of prefills per point before the timed ones.
+        warm_up: number of tokens generated once, before anything is timed.
+        seed: seed of the prompts' words and of sampling.
+        graphs, compile, prefill_chunk, prefill_rows: arguments of
+            :func:`kvbench.decoding.autoregressive.generate`; generations that only warm up, or of which only the
+            prefill is used, are never captured.
+        temperature, top_p: sampling settings; a temperature of 0 is greedy.
+        fill: ``prefill``: the prompt is run; ``random``: the cache is filled with random keys and values instead, and
+            no prefill is timed.
+        compare: number of tokens, per row, of a captured generation to compare with those of eager steps; 0: none.
+        stock: caches of stock transformers with which every point is measured as well
+            (:data:`kvbench.measure.stock.BASELINES`).
+        read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
+        census: on a CPU, count live tensors for the peaks, in a further, slow generation; without it a CPU has none.
+        options: kernels and back ends of the caches.
     """
 
     new_tokens: int
@@ -50,5 +53,5 @@ class How:
     options: Options = field(default_factory=Options)
 
     def sampling(self, batch: int) -> Sampling:
-        """Return the sampling settings, with a seed for each row."""
+        """Return the sampling settings for `batch` rows, each with its own seed (`seed`, `seed` + 1, ...)."""
         return Sampling(self.temperature, self.top_p, [self.seed + row for row in range(batch)])

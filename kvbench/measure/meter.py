@@ -1,9 +1,9 @@
-"""The meter of time and memory: one point is a prompt length and a batch, through a model and a method's cache.
+"""The meter of time and memory: measures a model with a method's cache at one prompt length and batch size at a time.
 
-Shared by ``dataset=efficiency`` and ``python -m kvbench.bench memory | tpot | prefill``. A point is measured in a fixed
-order: short generations for the time of the prefill, on a CPU one under the census of live tensors, a whole generation
-from which everything else comes, and, where asked for, stock transformers. Running out of memory is a result: the
-figures then name the bytes that were asked for, and the process gets its memory back.
+Used by ``dataset=efficiency`` and by ``python -m kvbench.bench memory | tpot | prefill``. The order at each point is
+fixed: first short generations, which time the prefill; on a CPU a generation that counts live tensors; then a whole
+generation, from which all other figures come; last, on request, stock transformers. Running out of memory is a result
+too: the figures then contain the number of bytes requested, and the process releases its memory.
 """
 
 from __future__ import annotations
@@ -33,15 +33,22 @@ if TYPE_CHECKING:
 
 __all__ = ["How", "Meter", "fresh_search"]
 
-#: prompt tokens of the generation that warms up
+#: largest prompt of the generation that warms up, in tokens
 WARM_PROMPT = 256
-#: new tokens of a generation that serves its prefill alone
+#: new tokens of a generation of which only the prefill is used
 SHORT = 2
 
 
 @dataclass
 class Watch:
-    """Observer of one generation: its peaks and phase, and the cache's bytes when the first step began."""
+    """Observer of one generation.
+
+    Args:
+        peaks: collects peak memory per phase.
+        cache: the generation's cache, once it exists.
+        at: current phase: ``search`` (before the prefill), ``prefill``, ``decode`` or ``end``.
+        bytes_before: bytes in use in the cache when the first decode step began.
+    """
 
     peaks: PhasePeaks
     cache: Any = None
@@ -49,7 +56,7 @@ class Watch:
     bytes_before: int | None = None
 
     def phase(self, name: str) -> None:
-        """Note that a phase begins."""
+        """Record that a phase begins."""
         if name == "decode" and self.cache is not None:
             self.bytes_before = self.cache.bill().used.total
         self.at = name
@@ -58,16 +65,16 @@ class Watch:
 
 @dataclass
 class Meter:
-    """Meter of points for one model and method.
+    """Measures points for one model and method.
 
     Args:
-        model: in evaluation mode, on its device.
-        tokenizer: makes the prompts' words.
-        method: its caches are measured.
-        how: settings.
+        model: the model, in evaluation mode and on its device.
+        tokenizer: tokenizer with which the prompts are made.
+        method: method whose caches are measured.
+        how: settings of the measurement.
 
     Attributes:
-        tokens: output of the last point's whole generation, row by row.
+        tokens: new tokens of the last point's whole generation, one list per row.
     """
 
     model: Any
@@ -80,12 +87,19 @@ class Meter:
 
     @property
     def device(self) -> torch.device:
-        """Device of the inputs."""
+        """Device of the model, on which the inputs are created."""
         device: torch.device = self.model.device
         return device
 
     def point(self, prompt: int, batch: int) -> Figures:
-        """Return the figures of one point; ``status`` is ``ok`` or ``oom`` (with ``bytes_asked`` and ``phase``).
+        """Measure one point and return its figures.
+
+        Args:
+            prompt: tokens per prompt.
+            batch: number of sequences.
+
+        Returns:
+            ``status`` is ``ok``, or ``oom`` with ``bytes_asked`` and ``phase`` in place of most figures.
 
         Raises:
             CacheError: the model did not use the method's cache.
@@ -96,13 +110,18 @@ class Meter:
         return figures
 
     def stock_point(self, name: str, prompt: int, batch: int) -> Figures:
-        """Return the figures of one point with a cache of stock transformers (:mod:`kvbench.measure.stock`)."""
+        """Measure one point with a cache of stock transformers and return its figures.
+
+        Args:
+            name: key of :data:`kvbench.measure.stock.BASELINES`.
+            prompt, batch: as :meth:`point`.
+        """
         return self._attempt(
             prompt, batch, lambda: stock.point(name, self.model, self.batch(prompt, batch)[0], self.how)
         )
 
     def _attempt(self, prompt: int, batch: int, measure: Callable[[], Figures]) -> Figures:
-        """Return a point's figures, or what was asked for where memory ran out."""
+        """Return a point's figures from ``measure()``, or, if memory ran out, the bytes requested and the phase."""
         point = {"prompt": prompt, "batch": batch, "new_tokens": self.how.new_tokens}
         release(self.device)
         try:
@@ -112,7 +131,7 @@ class Meter:
             if not is_out_of_memory(error):
                 raise
             failure = {"bytes_asked": bytes_asked(error), "message": str(error)[:400]}
-        # the error is gone, and with its traceback the generation's tensors
+        # outside the except block the traceback no longer keeps the generation's tensors alive
         watch, self._watch = self._watch, None
         failure["phase"] = watch.at if watch else "search"
         del watch
@@ -120,7 +139,7 @@ class Meter:
         return {"status": "oom", **point, **failure, "weights": weight_bytes(self.model)}
 
     def warm(self, prompt: int = WARM_PROMPT) -> None:
-        """Run one short generation, after which nothing is left to initialise or compile; later calls do nothing."""
+        """Run one short generation, so that initialisation and compilation are not timed; later calls do nothing."""
         if self._warm:
             return
         ids, prompts = self.batch(min(prompt, WARM_PROMPT), 1)
@@ -177,7 +196,11 @@ class Meter:
         return figures
 
     def _compared(self, ids: Tensor, prompts: Prompts) -> dict[str, int]:
-        """Return how many of the first ``how.compare`` captured tokens of all rows are those of eager steps."""
+        """Repeat the first ``how.compare`` tokens with eager steps, and compare them with the captured ones.
+
+        Returns:
+            ``of``: tokens compared, over all rows; ``alike``: how many of them are equal.
+        """
         self._free()
         captured, count = self.tokens, min(self.how.compare, self.how.new_tokens)
         eager = self._generate(ids, prompts, count, graphs="never", census=False)[0].tokens
@@ -185,14 +208,18 @@ class Meter:
         return {"of": len(pairs), "alike": sum(one == other for one, other in pairs)}
 
     def _free(self) -> None:
-        """Make room for the next cache; a CPU's allocator keeps nothing of the last one."""
+        """Return cached CUDA memory to the device before the next cache; a CPU's allocator keeps none."""
         if self.device.type == "cuda":
             release(self.device)
 
     def _generate(
         self, ids: Tensor, prompts: Prompts, new_tokens: int, *, graphs: str | None = None, census: bool
     ) -> tuple[Generation, Any, Watch]:
-        """Run one generation in a new cache with room for all of ``how.new_tokens``, however few are generated."""
+        """Run one generation in a new cache and return it, the cache and the observer.
+
+        The cache is always allocated for ``how.new_tokens``, even if only `new_tokens` are generated. `graphs` None
+        stands for ``how.graphs``.
+        """
         watch = self._watch = Watch(PhasePeaks(self.device, census=census))
         with fresh_search(self.method), watch.peaks.run():
             length = ids.shape[1] + self.how.new_tokens
@@ -223,7 +250,7 @@ class Meter:
 
 @contextmanager
 def fresh_search(method: Any) -> Iterator[None]:
-    """Hide stored embeddings of earlier runs, so that a search is timed with all of its work."""
+    """Hide the embeddings that earlier runs stored on disk, so that the method's search is timed in full."""
     name = getattr(method, "encoder", None)
     if not isinstance(name, str):
         yield

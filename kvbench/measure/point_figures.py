@@ -1,4 +1,4 @@
-"""Figures of a measured point: times of a generation, bytes of cache and model, and the prediction of a roofline."""
+"""Figures of a measured point: times of a generation, bytes of cache and model, and the roofline's prediction."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ Figures = dict[str, Any]
 def times(
     generation: Generation, prefills: Sequence[float], searches: Sequence[float], batch: int, new_tokens: int
 ) -> Figures:
-    """Return TTFT (search and prefill apart), TPOT, inter-token times and throughput of one generation.
+    """Return TTFT (also search and prefill separately), TPOT, inter-token times and throughput of one generation.
 
-    The first step is not part of TPOT's median and percentiles (it pays for what a method does once after the prompt),
-    but of the throughput, which is ``batch * new_tokens / (search + prefill + all steps)``. A round of speculation
-    counts as its time over the tokens that a row got of it. Inter-token times are the gaps between chunks of output
-    (steps or rounds, the first one included), as serving benchmarks count them. The time of a capture stands apart.
+    TPOT leaves out the first step, which includes work that a method does once after the prompt. The throughput
+    includes it: ``batch * new_tokens / (search + prefill + all steps)``. The time per token of a round of speculation
+    is the round's time divided by the tokens that a row got from it. Inter-token times are the gaps between chunks of
+    output (steps or rounds, the first included), as serving benchmarks count them. The time of a graph capture is
+    reported as ``capture_s`` and is in no other figure.
 
     Args:
-        generation: the whole one.
-        prefills, searches: seconds of each repetition, the whole generation's last.
+        generation: the point's whole generation.
+        prefills, searches: seconds of each timed prefill and search; those of `generation` come last.
+        batch, new_tokens: number of sequences, and of tokens generated for each.
     """
     steps = token_times(generation.rounds) if generation.rounds else generation.step_s
     later = steps[1:] or steps
@@ -64,13 +66,13 @@ def times(
 
 
 def token_times(rounds: Sequence[Round]) -> list[float]:
-    """Return the seconds per token of each round, whose tokens are the mean over the rows that got any."""
+    """Return the seconds per token of each round: its time over the mean number of tokens of the rows that got any."""
     counts = [[count for count in turn.emitted if count] for turn in rounds]
     return [turn.seconds * len(emitted) / sum(emitted) for turn, emitted in zip(rounds, counts, strict=True)]
 
 
 def first_tokens(generation: Generation) -> float:
-    """Return the tokens per row of the first step, or their mean in the first round."""
+    """Return how many tokens a row got from the first step: 1, or with speculation the mean over rows."""
     if not generation.rounds:
         return 1
     emitted = generation.rounds[0].emitted
@@ -78,9 +80,13 @@ def first_tokens(generation: Generation) -> float:
 
 
 def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
-    """Return the bytes of the weights, the bill of the whole batch, the peaks, and two ratios of decoding's peak.
+    """Return the bytes of the weights, the bill of the whole batch, the peaks, and two ratios of the decode peak.
 
-    ``over_used`` is the peak over weights and bytes of the stored tokens, ``over_reserved`` over weights and buffers.
+    ``over_used`` is the decode peak divided by weights plus bytes of the stored tokens, ``over_reserved`` the decode
+    peak divided by weights plus allocated buffers; both are None if the decode peak is unknown.
+
+    Args:
+        peaks: as :meth:`kvbench.profiling.memory.PhasePeaks.row` returns them.
     """
     bill, weights = cache.bill().as_dict(), weight_bytes(model)
     used, reserved = bill["used"]["total"], bill["reserved"]["total"]
@@ -105,13 +111,16 @@ def predicted(
     drafted: bool,
     together: int | None = None,
 ) -> Figures | None:
-    """Return the roofline's prediction of a point; None on a device of unknown rates, and for mixtures of experts.
+    """Return the roofline's prediction for a point; None for unknown devices and for models without a roofline.
 
-    The bytes of a step are the mean of the cache's before the first step and after the last. The time of speculative
-    rounds is not predicted.
+    A step is assumed to read the mean of the cache's bytes before the first and after the last step. The time of
+    speculative rounds is not predicted.
 
     Args:
-        together: prompt tokens of the largest pass, all sequences together; None: all.
+        figures: the point's figures so far, with ``kv_used``.
+        held: bytes in use in the cache before the first step; None: as after the last.
+        drafted: the generation used speculative decoding.
+        together: prompt tokens in the largest forward pass of the prefill, over all sequences; None: all of them.
     """
     gpu_name = device_name(model.device)
     gpu = gpu_of(gpu_name) if gpu_name else None
@@ -145,17 +154,18 @@ def predicted(
 
 
 def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figures:
-    """Return the bytes that a decode step must read, its rate, and the rate's share of the device's ceiling.
+    """Return the bytes that a decode step must read, the bandwidth achieved, and its share of the device's ceiling.
 
     Args:
-        model: the one that was measured.
-        figures: of the point, with ``kv_used``, ``tpot_s`` and ``predicted``.
-        read_rate: GB/s of plain reads, measured on this device; None: the known rate of the GPU.
+        model: the measured model.
+        figures: the point's figures, with ``kv_used``, ``tpot_s`` and ``predicted``.
+        read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
 
     Returns:
-        ``read_bytes`` (weights without the embedding table, keys and values in use), ``GB_s``, ``ceiling``
-        (``{GB_s, kind}``, kind ``measured`` or ``known``; None on an unknown device), ``read_share`` and ``over_roof``
-        (TPOT to the roofline's). Speculative rounds have the bytes alone; mixtures of experts have nothing.
+        ``read_bytes`` (weights without an untied embedding table, plus keys and values in use), ``GB_s``
+        (``read_bytes`` over the median TPOT), ``ceiling`` (``{GB_s, kind}``, kind ``measured`` or ``known``; None on an
+        unknown device), ``read_share`` (share of the ceiling) and ``over_roof`` (TPOT over the roofline's). Only
+        ``read_bytes`` for speculative rounds; empty for models without a roofline (mixtures of experts).
     """
     try:
         shape = Shape.of(model.config.get_text_config(decoder=True))
@@ -185,14 +195,14 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of all parameters and buffers in this process, each storage once."""
+    """Return the bytes of all parameters and buffers in this process; shared storages are counted once."""
     stored: Iterable[Tensor] = (*model.parameters(), *model.buffers())
     tensors = (getattr(tensor, "_local_tensor", tensor) for tensor in stored)
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def layer_bytes(model: Any, prompt: int, batch: int) -> int:
-    """Return the bytes of one layer's fresh keys and values, which a prefill holds beside the packed cache."""
+    """Return the bytes of one layer's keys and values in full precision, which a prefill holds besides the cache."""
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -200,7 +210,7 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
 
 
 def per_sequence(figures: Figures) -> Figures:
-    """Return the bill of one sequence, as rows of other tasks hold it: the batch's divided by its sequences."""
+    """Return the batch's bill divided by its sequences, in the form that the results of other tasks have."""
     batch = figures["batch"]
     kinds = {kind: figures[f"kv_{kind}"] for kind in ("used", "reserved")}
     shares = {kind: {part: count // batch for part, count in parts.items()} for kind, parts in kinds.items()}
@@ -210,7 +220,7 @@ def per_sequence(figures: Figures) -> Figures:
 
 
 def rounded(figures: Figures) -> Figures:
-    """Return the figures with floats rounded to six decimals (microseconds)."""
+    """Return the figures, nested ones included, with floats rounded to six decimals (for seconds: microseconds)."""
     return {
         key: rounded(value) if isinstance(value, dict) else round(value, 6) if isinstance(value, float) else value
         for key, value in figures.items()

@@ -1,7 +1,7 @@
-"""A cache that holds random keys and values instead of a prompt's, so that long contexts are decoded without a prefill.
+"""Caches filled with random keys and values, to time decoding after long contexts without running the prefill.
 
-The time of a step depends on how much is stored and in which format, not on what it is. The method places the keys and
-values as it would place a prompt's, layer by layer, so that formats, windows and bytes are those of a real prompt.
+The time of a step depends on how much is stored and in which format, not on the values. The method places the random
+keys and values as it would place a prompt's, layer by layer, so formats, windows and bytes are those of a real prompt.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from kvbench.util.attachment import placement
 def random_layers(
     model: PreTrainedModel, batch: int, tokens: int, seed: int, take: Callable[[int, Tensor, Tensor], None]
 ) -> None:
-    """Make keys and values ``[B, H, tokens, D]`` of a normal distribution for one layer after the other.
+    """Draw keys and values ``[B, H, tokens, D]`` from a normal distribution, one layer at a time.
 
     Args:
-        model: its layers say how many heads, on which device.
-        take: receives the layer's number, keys and values, and keeps what it wants.
+        model: determines number and shape of the layers, and the device of each.
+        take: called with each layer's index, keys and values.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     team = placement(model).team
-    heads //= team.size if team is not None else 1  # a rank's own
+    heads //= team.size if team is not None else 1  # the heads of this rank
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for number, layer in enumerate(model.get_decoder().layers):
         device = next(layer.parameters()).device
@@ -45,10 +45,10 @@ def random_layers(
 
 
 def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
-    """Fill a fresh cache as if a prompt of `tokens` tokens had been run.
+    """Fill an empty cache with random keys and values, as if prompts of `tokens` tokens had been run.
 
     Raises:
-        ConfigError: the method watches the prompt's attention, or stores keys as they are before RoPE.
+        ConfigError: the method observes the prompt's attention, or stores keys before RoPE.
     """
     method = cache.method
     if method.observe_prompt or method.keys_before_rope:
@@ -84,14 +84,17 @@ def go_on(
     observer: Observer | None = None,
     seed: int = 0,
 ) -> Generation:
-    """Fill `cache` and decode, as :func:`kvbench.decoding.autoregressive.generate` would after its prefill.
+    """Fill `cache` with random keys and values, and decode as generate() would after its prefill.
 
     Args:
-        batch, tokens: sequences, and what each of them holds.
-        max_new_tokens: the first of them is what a prefill would have given: here a fixed one.
+        cache: an empty cache.
+        batch, tokens: number of sequences, and of tokens that the cache holds for each.
+        max_new_tokens: number of new tokens, including the first, which a prefill would yield; here it is arbitrary.
+        sampling, graphs, compile, observer: as :func:`kvbench.decoding.autoregressive.generate`.
+        seed: seed of the random keys and values.
 
     Returns:
-        A generation whose ``ttft_s`` is 0.
+        The generation, with a ``ttft_s`` of 0.
     """
     device = model.get_input_embeddings().weight.device
     prepare(model, cache.method.speculation)

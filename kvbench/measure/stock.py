@@ -1,4 +1,4 @@
-"""Stock transformers on the same model: the baseline of a method's times, measured in the same process."""
+"""Stock transformers with the same model: the baseline for a method's times, measured in the same process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbench.measure.random_fill import random_layers
 from kvbench.profiling.memory import PhasePeaks, release
 from kvbench.profiling.timing import median, now, percentile
 
-#: caches of transformers, by name
+#: name of a baseline -> the cache of transformers that it uses, and the kind of its steps
 BASELINES = {
     "dynamic": "DynamicCache, eager",
     "static": "StaticCache, eager",
@@ -26,13 +26,13 @@ BASELINES = {
     "quanto2": "QuantizedCache, quanto 2 bits",
     "hqq4": "QuantizedCache, hqq 4 bits",
 }
-#: tokens of the first row that a record keeps
+#: number of the first row's tokens that a point's record keeps
 SHOWN = 16
 
 
 @contextmanager
 def stock(model: Any) -> Iterator[None]:
-    """Switch `model` to torch's SDPA as transformers calls it, within the block."""
+    """Switch `model` to transformers' own attention with torch's SDPA, within the block."""
     detach(model)
     before = model.config.get_text_config(decoder=True)._attn_implementation
     model.set_attn_implementation("sdpa")
@@ -43,10 +43,14 @@ def stock(model: Any) -> Iterator[None]:
 
 
 def new_cache(name: str, model: Any, length: int) -> Any:
-    """Return the cache of a baseline with room for `length` tokens.
+    """Return an empty cache for a baseline.
+
+    Args:
+        name: key of :data:`BASELINES`.
+        length: tokens to allocate for (StaticCache only; the others grow).
 
     Raises:
-        ConfigError: its package is missing.
+        ConfigError: the package that the cache needs is not installed.
     """
     from transformers import DynamicCache, StaticCache
     from transformers.cache_utils import QuantizedCache
@@ -67,7 +71,7 @@ def new_cache(name: str, model: Any, length: int) -> Any:
 
 @torch.inference_mode()
 def prefill(model: Any, ids: Tensor) -> float:
-    """Return the seconds of a prefill of ``ids`` ``[B, T]`` into a DynamicCache, logits of the last token included."""
+    """Time a prefill of ``ids`` ``[B, T]`` into a DynamicCache, with the last token's logits; return the seconds."""
     cache = new_cache("dynamic", model, 0)
     started = now(ids.device)
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
@@ -76,16 +80,18 @@ def prefill(model: Any, ids: Tensor) -> float:
 
 @torch.no_grad()
 def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
-    """Prefill ``ids`` ``[B, T]``, take `steps` greedy decode steps and return their times and peaks.
+    """Prefill ``ids`` ``[B, T]``, run `steps` greedy decode steps, and return times and peaks.
 
-    Compilation and the first replays are warm-ups, not among the steps.
+    A few warm-up steps (compilation, first replays) come before the `steps` and are not timed.
 
     Args:
-        name: of :data:`BASELINES`.
-        fill: ``prefill`` or ``random``: random keys and values in place of the prompt's.
+        name: key of :data:`BASELINES`.
+        fill: ``prefill``, or ``random`` for random keys and values instead of a prefill.
+        seed: seed of the random keys and values.
 
     Returns:
-        ``prefill_s`` (None for random keys), ``step_s`` of each step, ``peak`` by phase, ``tokens`` of the first row.
+        ``prefill_s`` (None with random keys), ``step_s`` (seconds of each step), ``peak`` (bytes by phase) and
+        ``tokens`` (of the first row, warm-up steps included).
     """
     batch, width = ids.shape
     warm_ups = 6 if name.endswith("compiled") else 2
@@ -126,12 +132,12 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
 
 
 def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
-    """Return the figures of one point with a cache of transformers, under the keys that :class:`Meter` uses.
+    """Measure one point with a cache of transformers; return figures under the keys that :class:`Meter` uses.
 
     Args:
-        name: of :data:`BASELINES`.
-        ids: the prompts ``[B, T]``.
-        how: settings of the point.
+        name: key of :data:`BASELINES`.
+        ids: the prompts, ``[B, T]``.
+        how: settings of the measurement.
     """
     batch, width = ids.shape
     prefills = []
@@ -181,5 +187,5 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
 
 
 def compiled_anew() -> None:
-    """Forget what was compiled for another shape."""
+    """Discard what torch.compile has compiled for other shapes."""
     torch._dynamo.reset()
