@@ -30,7 +30,7 @@ def test_a_file_by_task_or_name(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert score.main([str(file), "--task", "qasper"]) == 0
     assert "25.00" in capsys.readouterr().out
     assert score.main([str(file)]) == 1
-    assert "'outputs' is no task" in capsys.readouterr().err
+    assert "'outputs' is not a task" in capsys.readouterr().err
     assert score.main([str(file), "--task", "qaspr"]) == 1
     assert "--task qasper" in capsys.readouterr().err
 
@@ -94,7 +94,7 @@ def test_tasks_that_longbench_e_lacks_and_missing_classes_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert score.main([str(write(tmp_path / "narrativeqa_e.jsonl", ROWS))]) == 1
-    assert "'narrativeqa_e' is no task" in capsys.readouterr().err
+    assert "'narrativeqa_e' is not a task" in capsys.readouterr().err
     for classes in (None, []):
         file = write(tmp_path / "trec.jsonl", [{**ROWS[0], "all_classes": classes}])
         assert score.main([str(file)]) == 1

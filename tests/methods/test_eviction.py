@@ -329,7 +329,7 @@ def test_column_sums_are_made_in_blocks(monkeypatch):
     [
         ("streamingllm", {"sinks": -1}, "method.sinks=-1"),
         ("streamingllm", {"budget": 4}, "method.budget=4: must hold the sinks"),
-        ("streamingllm", {"budget": 1.5}, "method.budget=1.5: is no share"),
+        ("streamingllm", {"budget": 1.5}, "method.budget=1.5: is not a share"),
         ("streamingllm", {"position": "new"}, "method.position=new"),
         ("streamingllm", {"quantizer": "int2"}, "does not take this quantizer"),
         ("snapkv", {"kernel": 4}, "method.kernel=4: must be odd"),
