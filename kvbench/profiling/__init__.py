@@ -1,1 +1,1 @@
-"""Measuring memory and time. Knows torch and nothing of caches, methods or tasks."""
+"""Measurement and prediction of memory and time; depends on torch, but not on caches, methods or tasks."""

@@ -6,7 +6,10 @@ import torch
 
 
 def device_name(device: torch.device | str) -> str | None:
-    """Return a device's name, for example ``NVIDIA H200``; None for a CPU, whose name torch does not know."""
+    """Return a device's name, such as ``NVIDIA H200``; None for a CPU, whose name torch does not know.
+
+    For other types of device, the type (``mps``).
+    """
     device = torch.device(device)
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))

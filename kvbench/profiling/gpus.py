@@ -1,4 +1,4 @@
-"""GPUs by their data sheets, and what was measured of them: the two rates and the memory that a roofline needs."""
+"""GPUs with figures from data sheets and from measurements: the two rates and the memory that a roofline needs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from kvbench.errors import ConfigError, nearest
 
-#: share of the data sheet's bandwidth that reading reaches where nothing was measured. An H200 reaches 0.977 (4.69 of
-#: 4.8 TB/s); boards with GDDR6 and older HBM are known to stay somewhat below.
+#: share of the data sheet's bandwidth that reads are assumed to reach on GPUs that were not measured. An H200 reaches
+#: 0.977 (4.69 of 4.8 TB/s); boards with GDDR6 or older HBM are known to reach somewhat less.
 READ_SHARE = 0.92
-#: share of the data sheet's dense bf16 rate that a large matmul reaches, as measured on an H200 (718 of 989 TFLOP/s)
+#: share of the data sheet's dense bf16 rate that a large matmul is assumed to reach; measured on an H200 (718 of 989
+#: TFLOP/s)
 MATMUL_SHARE = 0.726
 
 
@@ -19,15 +20,16 @@ class Gpu:
     """One GPU.
 
     Args:
-        name: what it is called on the command line.
-        memory_gib: memory of the data sheet; a driver leaves programs 1% to 7% less (ECC on GDDR6 most of all).
-        bandwidth: of the data sheet, bytes/s.
-        flops: dense bf16 matmul rate of the data sheet (without sparsity), FLOP/s.
-        measured_read: largest rate at which a kernel was seen to read, bytes/s; None: not measured.
-        measured_matmul: rate of a large bf16 matmul, FLOP/s; None: not measured.
-        kernel_s: seconds that a kernel in a row of kernels takes beside its bytes, to fill the memory's pipeline and to
-            drain it. On an H200 reads of 17 to 268 MB take 2.2 to 2.6 us more than their bytes at the rate of 4 GB
-            (three runs: ``ceiling`` in results/h200/whole); taken for the others too.
+        name: name on the command line.
+        memory_gib: memory according to the data sheet, GiB; 1% to 7% of it are not available to programs (most on
+            GDDR6 with ECC).
+        bandwidth: memory bandwidth according to the data sheet, bytes/s.
+        flops: dense bf16 matmul rate (without sparsity) according to the data sheet, FLOP/s.
+        measured_read: highest measured rate of a kernel that only reads, bytes/s; None: not measured.
+        measured_matmul: measured rate of a large bf16 matmul, FLOP/s; None: not measured.
+        kernel_s: seconds that each of several consecutive kernels takes in addition to moving its bytes, to fill and
+            drain the memory pipeline. On an H200 reads of 17 to 268 MB take 2.2 to 2.6 us longer than at the bandwidth
+            of a 4 GB read (three runs: ``ceiling`` in results/h200/whole); assumed for the other GPUs too.
     """
 
     name: str
@@ -40,27 +42,30 @@ class Gpu:
 
     @property
     def read(self) -> float:
-        """Bytes/s that predictions divide by: measured, or :data:`READ_SHARE` of the data sheet."""
+        """Read bandwidth for predictions, bytes/s: measured, or :data:`READ_SHARE` of the data sheet's."""
         return self.measured_read or READ_SHARE * self.bandwidth
 
     @property
     def matmul(self) -> float:
-        """FLOP/s that predictions divide by: measured, or :data:`MATMUL_SHARE` of the data sheet."""
+        """Matmul rate for predictions, FLOP/s: measured, or :data:`MATMUL_SHARE` of the data sheet's."""
         return self.measured_matmul or MATMUL_SHARE * self.flops
 
     @property
     def memory(self) -> float:
-        """Memory in bytes."""
+        """Memory according to the data sheet, in bytes."""
         return self.memory_gib * 2**30
 
     @property
     def ridge(self) -> float:
-        """Ridge point of the data sheet, FLOP/byte (QuantSpec, sec. 3.1.2): work of less intensity is memory-bound."""
+        """Ridge point from the data sheet's rates, FLOP/byte; work of lower intensity is memory-bound.
+
+        Source: QuantSpec, sec. 3.1.2.
+        """
         return self.flops / self.bandwidth
 
 
 _T = 1e12
-#: NVIDIA's data sheets; where these print a rate "with sparsity", half of it. "48 GB" of a GPU are GiB.
+#: GPUs by name, with figures from NVIDIA's data sheets: half of rates "with sparsity"; "48 GB" there means GiB.
 GPUS = {
     gpu.name: gpu
     for gpu in (
@@ -79,9 +84,9 @@ GPUS = {
         Gpu("h200", 141, 4.8 * _T, 989.4 * _T, measured_read=4.69 * _T, measured_matmul=718 * _T),
     )
 }
-#: short names: the one of several that most systems have
+#: short names of GPUs that come in several variants -> the most common variant
 ALIASES = {"a100": "a100-80gb"}
-#: what `torch.cuda.get_device_name` says -> GPU; the first that matches
+#: patterns for the results of `torch.cuda.get_device_name` -> GPU; the first that matches counts
 _NAMES = (
     (r"RTX A6000", "a6000"),
     (r"L40S", "l40s"),
@@ -94,7 +99,7 @@ _NAMES = (
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """Return the GPU named by ``torch.cuda.get_device_name()`` (``"NVIDIA H200"``), None for an unknown one."""
+    """Return the GPU for a device name of torch (``"NVIDIA H200"``); None for unknown GPUs and MIG slices."""
     for pattern, name in _NAMES:
         if re.search(rf"\b{pattern}", device_name, re.IGNORECASE) and "MIG" not in device_name:
             return GPUS[name]
@@ -102,10 +107,10 @@ def gpu_of(device_name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return a GPU by its short name (``"h200"``) or by its device name.
+    """Return the GPU with a name as on the command line (``"h200"``) or as torch has it (``"NVIDIA H200"``).
 
     Raises:
-        ConfigError: it is not known.
+        ConfigError: no known GPU has this name.
     """
     gpu = GPUS.get(ALIASES.get(name.lower(), name.lower())) or gpu_of(name)
     if gpu is None:
@@ -122,6 +127,12 @@ def gpu_named(name: str) -> Gpu:
 
 
 def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "own") -> Gpu:
-    """Return a GPU of given numbers, which count as reached (no share of a data sheet); memory in GiB."""
+    """Return a GPU with the given figures, which predictions use unreduced, as if they were measured.
+
+    Args:
+        bandwidth_TBs: read bandwidth, TB/s.
+        tflops: rate of a large bf16 matmul, TFLOP/s.
+        memory_gb: memory, GiB.
+    """
     rate, flops = bandwidth_TBs * _T, tflops * _T
     return Gpu(name, memory_gb, rate, flops, measured_read=rate, measured_matmul=flops)

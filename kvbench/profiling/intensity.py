@@ -5,8 +5,8 @@ Table 1 (FLOPs, memory operations and intensity of prefill and decoding by linea
 and sec. 3.1.2 (ridge point); the speed-up is Leviathan et al., "Fast Inference from Transformers via Speculative
 Decoding" (2023), eq. 1 and theorem 3.8, with measured or predicted times in place of a cost ratio.
 
-The table's terms stand in ``O(.)``; here each has the factor 1, so that values tell regimes and orders of magnitude
-apart and are no seconds: those are in :mod:`kvbench.profiling.roofline`.
+The table gives its terms in ``O(.)``; here each has the factor 1. The values distinguish regimes and orders of
+magnitude, but do not predict times: :mod:`kvbench.profiling.roofline` does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Intensity:
 
     @property
     def value(self) -> float:
-        """Arithmetic intensity, FLOPs / MOPs (sec. 3.1)."""
+        """Arithmetic intensity: FLOPs per memory operation (sec. 3.1)."""
         return self.flops / self.mops
 
     def __add__(self, other: Intensity) -> Intensity:
@@ -42,14 +42,15 @@ class Intensity:
 
 
 def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> Intensity:
-    """Return QuantSpec's Table 1 in its own letters.
+    """Return a cell of QuantSpec's Table 1; the arguments have the table's notation.
 
     Args:
-        phase, part: row and column of the table.
+        phase: prefill or decode.
+        part: linear layers, attention, or ``aggregate`` for both together.
         B: batch size.
         S_L: sequence length.
         d: hidden dimension.
-        k: tokens generated (decode).
+        k: number of tokens generated (decode only).
     """
     if part == "aggregate":
         return table_1(phase, "linear", B, S_L, d, k) + table_1(phase, "attention", B, S_L, d, k)
@@ -63,7 +64,10 @@ def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> I
 
 
 def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
-    """Return the table's last rows: the limits of intensity, ``S_L`` far below `d` or (from `d` on) far above it."""
+    """Return the limit of the intensity, from the last rows of Table 1.
+
+    The limit for ``S_L`` far below `d` if ``S_L < d``, else the one for ``S_L`` far above `d`.
+    """
     short = d > S_L
     if phase == "decode":
         return {"linear": B, "attention": 1, "aggregate": B if short else 1}[part]
@@ -71,15 +75,15 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
-    """Return the bound of work on a GPU: intensity below the ridge point is memory-bound (sec. 3.1.2)."""
+    """Return what limits work on a GPU: ``memory`` if its intensity is below the ridge point (sec. 3.1.2)."""
     return "memory" if flops / moved_bytes < gpu.ridge else "compute"
 
 
 def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
     """Return what is worth quantizing for decoding (sec. 3.1.2, end).
 
-    Weights if linear layers load most, keys and values if attention does, both if neither loads twice as much as the
-    other.
+    ``weights`` if linear layers load more than twice as many bytes as attention, ``kv`` if attention loads more than
+    twice as many as they do, else ``both``.
     """
     if kv_bytes > 2 * linear_bytes:
         return "kv"
@@ -90,8 +94,8 @@ def accepted(acceptance: float, gamma: int) -> float:
     """Return E, the mean number of tokens per round: ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
 
     Args:
-        acceptance: a, probability that a drafted token is accepted, each independently of the others.
-        gamma: g, tokens drafted a round.
+        acceptance: a, probability that a drafted token is accepted, independently of the others.
+        gamma: g, number of tokens drafted per round.
     """
     if not 0.0 <= acceptance <= 1.0:
         raise ValueError(f"acceptance={acceptance} is not a probability; give one from 0 to 1")
@@ -103,8 +107,9 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 
     Args:
         acceptance, gamma: as :func:`accepted`.
-        t_ar: time of a step of the baseline.
-        t_draft, t_verify: of a drafted token, and of the target's pass over the drafted ones (one unit for all three).
+        t_ar: time of a step of plain decoding.
+        t_draft: time to draft one token, in the same unit.
+        t_verify: time of the target's pass over the drafted tokens, in the same unit.
     """
     return accepted(acceptance, gamma) * t_ar / (gamma * t_draft + t_verify)
 
@@ -112,7 +117,7 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
-    """Return the draft length with the largest :func:`speed_up`, the smaller of equal ones, and that speed-up."""
+    """Return the draft length with the largest :func:`speed_up`, and that speed-up; among equals the shortest."""
     speed_ups = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
     best = max(speed_ups, key=lambda gamma: (speed_ups[gamma], -gamma))
     return best, speed_ups[best]

@@ -1,4 +1,4 @@
-"""A ceiling on memory, so that a method can be shown to fit where another one does not."""
+"""A limit on this process's memory, to show that one method fits where another does not."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 @contextmanager
 def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool]:
-    """Limit the memory of this process to `limit_gb` GiB within the block; beyond it is an out-of-memory error.
+    """Limit the memory of this process to `limit_gb` GiB within the block; exceeding it is an out-of-memory error.
 
-    On CUDA the limit is on torch's allocator of `device`; the context (about half a GiB) is not in it. On a CPU (Linux)
-    it is on what comes on top of what the process holds already, since an interpreter with torch takes some GiB of
-    address space to begin with.
+    On CUDA the limit applies to torch's allocator on `device`, without the CUDA context (about half a GiB). On a CPU
+    (Linux) it applies to what is allocated in addition to the memory already mapped, since an interpreter with torch
+    maps several GiB at the start.
 
     Yields:
-        Whether a limit could be set: False where none was asked for, or the platform has none.
+        True if the limit is set; False if `limit_gb` is None, or the platform cannot limit the memory.
     """
     device = torch.device(device)
     if limit_gb is None:
@@ -46,7 +46,10 @@ def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool
 
 
 def _data_bytes() -> int | None:
-    """Return the private writable memory mapped by this process (as RLIMIT_DATA counts it), None where unknown."""
+    """Return the bytes of private writable memory that this process has mapped, as RLIMIT_DATA counts them.
+
+    None if the platform does not tell.
+    """
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as handle:
             for line in handle:

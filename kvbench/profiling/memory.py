@@ -1,8 +1,9 @@
-"""Peak memory of prefill and of decode, and a census of live tensors.
+"""Peak memory of prefill and decode, and a census of live tensors.
 
-On CUDA the peaks are the allocator's (reset at each phase). A CPU has no such allocator, so the storages of live
-tensors are counted as they are made and freed: slower, hence done on one sample, and without what a kernel takes for
-itself while it runs. The kind of figure always stands beside it.
+On CUDA the peaks come from the allocator, whose peak is reset at each phase. A CPU has no such statistics, so the
+storages of live tensors are counted as they are created and freed; this is slow, so it is done in one generation only,
+and it misses the memory that a kernel allocates for itself while it runs. Results state which of the two kinds a peak
+is (:attr:`PhasePeaks.kind`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PREFILL, DECODE, END = "prefill", "decode", "end"
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """One storage that is alive, with the shape and type of a tensor that looks into it."""
+    """A live storage, with the shape and dtype of a tensor that views it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,10 +33,14 @@ class LiveTensor:
 
 
 def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[LiveTensor]:
-    """Return the storages that Python objects hold at this moment, each once, largest first.
+    """Return the storages that Python's tensors hold at this moment, each once, largest first.
 
-    Finds what the garbage collector tracks (parameters, buffers, cached tensors); a tensor that only C++ holds is not
-    seen, which is why :class:`TensorCensus` follows storages from their birth where that matters.
+    Finds the tensors that the garbage collector tracks (parameters, buffers, cached tensors), but none that only C++
+    references; where those matter, :class:`TensorCensus` tracks storages from their creation.
+
+    Args:
+        device_type: only storages on devices of this type, such as ``cpu``; None: on all devices.
+        min_bytes: only storages of at least this size.
     """
     storages: dict[int, LiveTensor] = {}
     for tensor in _tracked_tensors():
@@ -51,9 +56,9 @@ def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[
 
 
 class TensorCensus(TorchDispatchMode):
-    """Counts the bytes of live tensor storages while it is active, and keeps the peak of each phase.
+    """Counter of the bytes of live CPU storages while it is active (a context manager), with the peak of each phase.
 
-    Storages that were alive when it began (weights) count from the start. A storage leaves the count when it is freed.
+    Storages that are alive at the start (weights) are counted; a storage that is freed is subtracted.
     """
 
     def __init__(self) -> None:
@@ -78,12 +83,12 @@ class TensorCensus(TorchDispatchMode):
         self._finalizers.clear()
 
     def phase(self, name: str) -> None:
-        """Begin a phase, which counts storages that are alive at its beginning; ``end`` begins none."""
+        """Begin a phase, whose peak includes the storages alive at its beginning; ``end`` only ends the last phase."""
         self._phase = "" if name == END else name
         self._note()
 
     def live(self) -> list[LiveTensor]:
-        """Return all storages that are alive, largest first."""
+        """Return all live storages, largest first."""
         return sorted(self._live.values(), key=lambda item: -item.nbytes)
 
     def __torch_dispatch__(
@@ -126,11 +131,11 @@ class TensorCensus(TorchDispatchMode):
 
 
 class PhasePeaks:
-    """Peak bytes per phase of one generation; pass it to `generate` as the observer and run that inside :meth:`run`.
+    """Peak bytes per phase of one generation: pass it to `generate` as the observer, called inside :meth:`run`.
 
     Args:
-        device: where the model runs.
-        census: count live tensors on a CPU (slow); without it a CPU only has its peak RSS.
+        device: device of the model.
+        census: on a CPU, count live tensors (slow); without it only the peak RSS is known there.
     """
 
     def __init__(self, device: torch.device | str, *, census: bool = False) -> None:
@@ -141,18 +146,18 @@ class PhasePeaks:
 
     @property
     def kind(self) -> str | None:
-        """``cuda_allocator``, ``cpu_live_tensors``, or None where only the RSS is known."""
+        """Source of the peaks: ``cuda_allocator``, ``cpu_live_tensors``, or None if only the RSS is known."""
         if self.device.type == "cuda":
             return "cuda_allocator"
         return "cpu_live_tensors" if self._census else None
 
     def run(self) -> AbstractContextManager[Any]:
-        """Return the context in which the generation is measured."""
+        """Reset the peak RSS and return the context manager to run the generation in."""
         reset_peak_rss()
         return self._census if self._census is not None else nullcontext()
 
     def phase(self, name: str) -> None:
-        """Begin the phase ``prefill``, ``decode`` or ``end``."""
+        """Begin the phase ``prefill`` or ``decode``; ``end`` ends the last one."""
         if self._census is not None:
             self._census.phase(name)
             self.peaks = self._census.peaks
@@ -163,7 +168,7 @@ class PhasePeaks:
             self._phase = "" if name == END else name
 
     def row(self) -> dict[str, Any]:
-        """Return ``{prefill, decode, kind, rss}`` in bytes; decode is None for an answer of one token."""
+        """Return ``{prefill, decode, kind, rss}``, bytes except for `kind`; a phase that did not occur is None."""
         return {
             PREFILL: self.peaks.get(PREFILL),
             DECODE: self.peaks.get(DECODE),
@@ -173,19 +178,25 @@ class PhasePeaks:
 
 
 def cuda_peak() -> int:
-    """Return the peak of allocated bytes since the last reset, summed over the visible devices (exact with one)."""
+    """Return the peak of allocated bytes since the last reset, summed over visible devices.
+
+    With more than one device an upper bound, as their peaks need not coincide.
+    """
     return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
 
 
 def cuda_reset_peak() -> None:
-    """Start a new peak on every device."""
+    """Reset the peak of allocated bytes on every visible device."""
     torch.cuda.init()  # before the first allocation there are no statistics to reset
     for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
 
 
 def peak_rss() -> int | None:
-    """Return the peak of resident bytes: since :func:`reset_peak_rss` on Linux, else since the process began."""
+    """Return the process's peak resident set size in bytes; None on platforms that do not tell.
+
+    On Linux since :func:`reset_peak_rss`, elsewhere since the process began.
+    """
     try:
         with open("/proc/self/status", encoding="ascii") as handle:
             for line in handle:
@@ -202,7 +213,7 @@ def peak_rss() -> int | None:
 
 
 def reset_peak_rss() -> None:
-    """Forget the peak so far, so that a run in a sweep does not inherit its predecessor's (Linux only)."""
+    """Reset the peak RSS, so that a run in a sweep does not inherit that of the previous run (Linux only)."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
             handle.write("5")
@@ -211,7 +222,7 @@ def reset_peak_rss() -> None:
 
 
 def release(device: torch.device | str) -> None:
-    """Give freed memory back after a run, above all after it ran out of it."""
+    """Collect garbage and return cached CUDA memory to the device, for example after running out of memory."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""torch leaves oneDNN for good when memory ends inside it: what is measured afterwards would be of another library."""
+"""A guard against torch's silent switch from oneDNN to another library after an out-of-memory error inside oneDNN."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 @contextmanager
 def kept(*, strict: bool) -> Iterator[None]:
-    """Restore oneDNN after the block if it was in use before.
+    """Turn oneDNN back on after the block if torch turned it off within.
 
-    Where a product on a CPU finds no memory inside oneDNN, torch warns, takes another library, and stays with it until
-    the process ends: bfloat16 prompts then took ten times as long.
+    If a matrix product on a CPU runs out of memory inside oneDNN, torch only warns, and uses another library until the
+    process ends; bfloat16 prompts then took ten times as long.
 
     Args:
-        strict: memory that ended there is an error, as it is anywhere else: the block's times are of both libraries.
+        strict: raise an error in this case, as the block's times come from both libraries.
 
     Raises:
-        MemoryError: it ended there, and nothing else was raised.
+        MemoryError: `strict`, torch turned oneDNN off within the block, and the block raised nothing itself.
     """
     before = torch.backends.mkldnn.enabled
     left = False

@@ -1,10 +1,11 @@
 """Roofline model of a decoder: TTFT, TPOT and memory from bytes, FLOPs and two rates of a GPU.
 
-A step reads every weight (of the embedding table one row a sequence, which is left out) and every stored key and value
-once; it cannot be faster than these bytes at the rate at which the GPU reads, nor than its FLOPs at the rate of a large
-matmul (Williams et al., "Roofline", 2009). Linear layers and attention follow one another, so their times add up.
-That is a floor. What is expected of a captured step (:attr:`Prediction.expected_tpot_s`) also counts the kernels of a
-layer, each of which takes a moment beside its bytes; launches by the host and synchronisation are in neither.
+A step reads every weight and every stored key and value once (of an untied embedding table only one row per sequence,
+which is neglected). It takes at least the time to read these bytes at the GPU's read bandwidth, and at least the time
+of its FLOPs at the rate of a large matmul (Williams et al., "Roofline", 2009). Linear layers and attention run one
+after the other, so their times add up to a lower bound. The expected time of a captured step
+(:attr:`Prediction.expected_tpot_s`) adds a fixed time per kernel. Neither includes launches by the host or
+synchronisation.
 """
 
 from __future__ import annotations
@@ -17,31 +18,32 @@ from kvbench.errors import ConfigError
 from kvbench.profiling.gpus import Gpu
 
 Bound = Literal["memory", "compute"]
-#: tokens of a slice of the feed-forward layer; ``auto``: 8192 in passes of more than 16384 (``runtime.mlp_chunk``)
+#: tokens per slice of the feed-forward layer; None: no slices; ``auto``: 8192 in passes of more than 16384 tokens
+#: (``runtime.mlp_chunk``)
 Slice = int | Literal["auto"] | None
 SLICE, LONG = 8192, 16384
-#: prompts that are run together; ``auto``: as many as make 16384 tokens (``runtime.prefill_rows``)
+#: prompts per forward pass; None: all; ``auto``: as many as make 16384 tokens (``runtime.prefill_rows``)
 Rows = int | Literal["auto"] | None
 TOGETHER = 16384
-#: kernels of a decoder layer in a captured step whose layers are compiled: four products, attention, the append, and
-#: five between them (two norms with the residual, RoPE, the gated activation, the residual behind it)
+#: kernels per decoder layer in a captured step with compiled layers: four matrix products, attention, the append to the
+#: cache, and five between them (two norms with the residual, RoPE, the gated activation, the residual after it)
 KERNELS = 11
-#: keys of models (with experts, with latent keys and values) that read and hold other bytes than a :class:`Shape` has
+#: configuration keys of models that :class:`Shape` does not describe: mixtures of experts, latent keys and values
 OTHERS = ("num_local_experts", "num_experts", "n_routed_experts", "kv_lora_rank")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Numbers of a decoder (Llama, Mistral, Qwen2, Phi-3: gated feed-forward, RMSNorm).
+    """Dimensions of a decoder with gated feed-forward layers and RMSNorm (Llama, Mistral, Qwen2, Phi-3).
 
     Args:
         hidden, intermediate: channels of the residual stream and of the feed-forward layer.
-        layers: of the decoder.
+        layers: number of decoder layers.
         query_heads, heads, channels: Hq, H (KV heads) and D of attention.
-        vocabulary: tokens that lm_head scores.
-        tied: lm_head is the embedding table.
-        qkv_bias: queries, keys and values have biases (Qwen2).
-        windows: for each layer its sliding window, or None; None: no layer has one.
+        vocabulary: number of tokens that lm_head scores.
+        tied: lm_head and the embedding table share their weights.
+        qkv_bias: the projections to queries, keys and values have biases (Qwen2).
+        windows: sliding window of each layer, in tokens (None: the layer has none); None: no layer has one.
     """
 
     hidden: int
@@ -57,11 +59,14 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """From anything with transformers' names: a model's ``config``, a ``config.json`` as a dict, or the
-        ``architecture`` of a model's YAML (:class:`kvbench.models.spec.Architecture`).
+        """Return the shape of a model, read from a configuration with transformers' names.
+
+        Args:
+            config: a model's ``config``, a ``config.json`` as a dict, or the ``architecture`` of a model's YAML
+                (:class:`kvbench.models.spec.Architecture`).
 
         Raises:
-            ConfigError: a number is missing, or the model is of a kind whose bytes and FLOPs are others.
+            ConfigError: a number is missing, or the model has experts or latent keys and values (:data:`OTHERS`).
         """
         numbers = config if isinstance(config, Mapping) else None
 
@@ -91,50 +96,63 @@ class Shape:
 
     @property
     def linear_elements(self) -> int:
-        """Weights of the linear layers of the whole decoder, lm_head left out."""
+        """Number of weights in the linear layers of all decoder layers, without lm_head."""
         attention = self.hidden * self.channels * (2 * self.query_heads + 2 * self.heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def head_elements(self) -> int:
-        """Weights of lm_head, and of the embedding table."""
+        """Number of weights of lm_head, which is also that of the embedding table."""
         return self.vocabulary * self.hidden
 
     @property
     def other_elements(self) -> int:
-        """Norms, and biases where there are."""
+        """Number of parameters of the norms, and of the biases if the model has them."""
         bias = (self.query_heads + 2 * self.heads) * self.channels if self.qkv_bias else 0
         return self.layers * (2 * self.hidden + bias) + self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Number of all parameters; a tied embedding table counts once."""
         return self.linear_elements + self.other_elements + self.head_elements * (1 if self.tied else 2)
 
     def weight_bytes(self, bits: int = 16, group: int | None = None) -> int:
-        """Return the bytes of all weights on the device; `bits` below 16 hold for linear layers and lm_head.
+        """Return the bytes of all weights on the device.
 
         Args:
-            bits: of a weight; other widths than 16 have a scale and a minimum (4 bytes) for each group.
-            group: weights of a group; None: no groups (16 bits).
+            bits: bits per weight of the linear layers and of an untied lm_head; all other weights have 16 bits.
+            group: weights that share a scale and a minimum (4 bytes together), for `bits` below 16; None: no scales.
         """
         linear = self.linear_elements + (0 if self.tied else self.head_elements)
         packed = linear * bits // 8 + (4 * linear // group if group else 0)
         return packed + 2 * (self.other_elements + self.head_elements)
 
     def bytes_read(self, weight_bytes: float, width: int = 2) -> float:
-        """Return the part of `weight_bytes` that a step reads: all but an embedding table apart from lm_head."""
+        """Return how many of the model's `weight_bytes` a step reads: all except those of an untied embedding table.
+
+        Args:
+            width: bytes per element of the embedding table.
+        """
         return weight_bytes - (0 if self.tied else width * self.head_elements)
 
     def kv_bytes(self, tokens: int, width: int = 2) -> int:
-        """Return the bytes of so many exact keys and values of all layers, visible ones alone of sliding windows."""
+        """Return the bytes of the keys and values of `tokens` tokens in all layers, in full precision.
+
+        Layers with a sliding window hold only the tokens that it still shows.
+
+        Args:
+            width: bytes of an element.
+        """
         windows = self.windows or (None,) * self.layers
         visible = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
         return 2 * self.heads * self.channels * visible * width
 
 
 def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
-    """Return the sliding windows of the layers; ``config.json`` of older models names the layers by a rule."""
+    """Return the sliding window of each layer, or None if no layer has one.
+
+    Newer models list the kind of each layer (``layer_types``); for older ones a rule per model family decides.
+    """
     window, layers = get("sliding_window"), get("num_hidden_layers")
     if not window or get("use_sliding_window", True) is False:
         return None
@@ -156,16 +174,16 @@ class Prediction:
     """Times and memory that the roofline predicts for one setting.
 
     Args:
-        ttft_s: seconds of the prefill of the whole batch.
-        tpot_s: seconds of a decode step of the whole batch, at the least.
-        expected_tpot_s: the same with what :data:`KERNELS` kernels a layer take beside their bytes, or with the
-            overhead that was given, where that is more.
-        decode_peak_bytes: weights, stored keys and values, logits.
-        prefill_peak_bytes: weights, stored keys and values, one layer's activations over the whole prompt.
-        bound: what bounds the larger part of a decode step.
-        prefill_bound: what bounds the larger part of the prefill.
-        kv_share: attention's share of a decode step's time.
-        tokens_per_s: of a decode step, all sequences together.
+        ttft_s: seconds of the prefill of the whole batch, at least.
+        tpot_s: seconds of a decode step of the whole batch, at least.
+        expected_tpot_s: the same plus the fixed time of :data:`KERNELS` kernels per layer (``Gpu.kernel_s`` each), or
+            plus the given overhead if that is more.
+        decode_peak_bytes: weights, stored keys and values, and logits.
+        prefill_peak_bytes: weights, stored keys and values, and the activations of one layer in the largest pass.
+        bound: limit (memory or compute) of the slower part of a decode step: linear layers or attention.
+        prefill_bound: the same for the prefill.
+        kv_share: share of attention in the time of a decode step.
+        tokens_per_s: throughput of decode steps, all sequences together.
     """
 
     ttft_s: float
@@ -180,11 +198,11 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> int:
-        """The larger of both peaks."""
+        """Larger of the peaks of prefill and decode, bytes."""
         return max(self.decode_peak_bytes, self.prefill_peak_bytes)
 
     def throughput(self, batch: int, new_tokens: int) -> float:
-        """Return tokens/s of a whole generation of `new_tokens` per sequence, prefill included."""
+        """Return the tokens/s of generating `new_tokens` tokens for each of `batch` sequences, prefill included."""
         return batch * new_tokens / (self.ttft_s + (new_tokens - 1) * self.tpot_s)
 
 
@@ -205,24 +223,26 @@ def predict(
     mlp_chunk: Slice = "auto",
     width: int = 2,
 ) -> Prediction:
-    """Predict TTFT, TPOT and memory of one model, cache, batch, context and GPU.
+    """Predict TTFT, TPOT and memory for one model, cache, batch, context and GPU.
 
     Args:
-        shape: the model (``Shape.of(model.config)``).
-        kv_bytes_per_step: bytes of keys and values that a step reads, whole batch and all layers
-            (``cache.bill().used.total``; less where a draft reads the upper nibbles alone).
-        weight_bytes: bytes of all parameters as loaded, the embedding table included; what a step reads of them is
-            found here (:meth:`Shape.bytes_read`).
-        batch: sequences.
-        context: tokens of each before the step; the prompt of the prefill.
-        gpu: :func:`kvbench.profiling.gpus.gpu_named`, or ``gpu_of(torch.cuda.get_device_name())`` where not None.
-        kv_stored_bytes: what the cache holds, where that is more than a step reads.
-        attended: tokens that a query sees, where a method drops some; None: `context`.
-        q_len: new tokens of a step (more than 1 to verify a draft's).
-        overhead_s_per_layer: time of a layer beside its bytes and FLOPs (launches, small kernels); 0: pure roofline.
-        prefill_chunk: tokens of a prompt that are read at once; None: the whole prompt.
-        prefill_rows: prompts that are read at once; None: all of them (stock transformers).
-        mlp_chunk: tokens of a slice of the feed-forward layer in the prefill; None: no slices (stock transformers).
+        shape: dimensions of the model (``Shape.of(model.config)``).
+        kv_bytes_per_step: bytes of keys and values that a step reads, over the whole batch and all layers
+            (``cache.bill().used.total``; less if a draft reads only the upper nibbles).
+        weight_bytes: bytes of all parameters as loaded, including the embedding table; the part that a step reads is
+            computed from it (:meth:`Shape.bytes_read`).
+        batch: number of sequences.
+        context: tokens per sequence before the step; also the length of the prompts in the prefill.
+        gpu: from :func:`kvbench.profiling.gpus.gpu_named`, or from ``gpu_of(torch.cuda.get_device_name())`` unless that
+            returns None.
+        kv_stored_bytes: bytes that the cache holds, if more than a step reads; None: `kv_bytes_per_step`.
+        attended: tokens that a query attends to, if the method drops some; None: `context`.
+        q_len: new tokens per sequence in a step (more than 1 when drafted tokens are verified).
+        overhead_s_per_layer: time per layer in addition to its bytes and FLOPs (launches, small kernels); 0: a pure
+            roofline.
+        prefill_chunk: prompt tokens per forward pass of each sequence; None: the whole prompt.
+        prefill_rows: prompts per forward pass; None: all of them (stock transformers).
+        mlp_chunk: tokens per slice of the feed-forward layer in the prefill; None: no slices (stock transformers).
         width: bytes of an element in full precision.
     """
     stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
@@ -270,13 +290,13 @@ def max_batch(
     mlp_chunk: Slice = "auto",
     reserve_gib: float = 1.0,
 ) -> int:
-    """Return the most sequences that fit into the GPU's memory; 0 if not even one does.
+    """Return the largest number of sequences that fits into the GPU's memory; 0 if not even one does.
 
     Args:
         shape, weight_bytes, context, gpu, prefill_chunk, prefill_rows, mlp_chunk: as :func:`predict`.
-        kv_bytes_per_sequence: keys and values that the cache holds of each.
-        prefill: their prompts have to be read; False: decoding alone has to fit.
-        reserve_gib: GiB that are not to be had: the CUDA context, the driver, fragments of the allocator.
+        kv_bytes_per_sequence: bytes of keys and values that the cache holds for each sequence.
+        prefill: the prefill has to fit too; False: only decoding has to.
+        reserve_gib: memory that is not available, GiB: CUDA context, driver, fragmentation of the allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
     tokens = min(context, prefill_chunk or context) if prefill else 0
@@ -287,7 +307,7 @@ def max_batch(
         return batch * kv_bytes_per_sequence + max(logits, alive) <= room
 
     most = max(0, int(room // kv_bytes_per_sequence))
-    # slices begin beyond LONG and make less alive there, so each side has a largest batch of its own
+    # passes of more than LONG tokens are sliced and need less memory: search above and below this border separately
     border = min(most, LONG // tokens) if tokens else 0
     for low, high in ((border, most), (0, border)):
         least = low
@@ -300,7 +320,10 @@ def max_batch(
 
 
 def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None, prefill_rows: Rows = "auto") -> int:
-    """Return the prompt tokens that the model reads at once; chunks of all prompts are read together."""
+    """Return the prompt tokens in the largest forward pass of a prefill, over all sequences.
+
+    A chunked prefill runs the chunks of all prompts together, whatever `prefill_rows` says.
+    """
     if prefill_chunk is not None and prefill_chunk < context:
         return batch * prefill_chunk
     rows = max(1, TOGETHER // context) if prefill_rows == "auto" else prefill_rows or batch
@@ -308,12 +331,12 @@ def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None,
 
 
 def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
-    """Return the most elements alive at once during a prefill of `tokens` (of all sequences).
+    """Return the largest number of elements alive at once in a forward pass over `tokens` tokens of all sequences.
 
-    In the feed-forward layer the gate, the up projection and their product stand beside four residual streams; in
-    attention queries, keys and values before and after RoPE and the output stand beside two. For Llama-2-7B with stock
-    transformers this gives 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k; 15.0, 31.6, 50.6 and 88.7 were
-    measured.
+    The feed-forward layer holds the gate, the up projection and their product, and four residual streams; attention
+    holds queries, keys and values before and after RoPE, the output, and two residual streams. For Llama-2-7B with
+    stock transformers the predicted peaks are 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k tokens; measured
+    were 15.0, 31.6, 50.6 and 88.7.
     """
     size = (SLICE if tokens > LONG else None) if mlp_chunk == "auto" else mlp_chunk
     feed_forward = 3 * shape.intermediate * min(tokens, size or tokens) + 4 * shape.hidden * tokens
@@ -322,14 +345,14 @@ def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
 
 
 def _linear_activations(shape: Shape) -> int:
-    """Return the elements per token that the linear layers of a decoder layer read and write."""
+    """Return the number of elements per token that the linear layers of one decoder layer read and write."""
     attention = 2 * shape.hidden + shape.channels * (2 * shape.query_heads + 2 * shape.heads)
     return attention + 2 * shape.hidden + 3 * shape.intermediate
 
 
 @dataclass(frozen=True)
 class _Time:
-    """Seconds of some work, and what bounds it."""
+    """Seconds of some work, and what limits it: memory bandwidth or compute."""
 
     seconds: float
     bound: Bound
@@ -341,5 +364,5 @@ class _Time:
 
 
 def _bound(*parts: _Time) -> Bound:
-    """Return the bound of the part that takes the most time."""
+    """Return what limits the part that takes the most time."""
     return max(parts, key=lambda part: part.seconds).bound

@@ -1,4 +1,4 @@
-"""Clocks for code that runs asynchronously on a device, and the figures that are reported from them."""
+"""Clocks for code that runs asynchronously on a device, and percentiles of the times."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until the device has done what was asked of it; nothing on a CPU."""
+    """Wait until a CUDA device has finished all queued work; return at once for other devices."""
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device | str = "cpu") -> float:
-    """Return seconds on a monotonic clock, after the device has finished."""
+    """Wait for the device to finish, and return the time on a monotonic clock, in seconds."""
     synchronize(device)
     return time.perf_counter()
 
 
 @dataclass
 class Elapsed:
-    """Filled when the block of :func:`timed` ends."""
+    """Seconds of the block of :func:`timed`; NaN until the block ends."""
 
     seconds: float = math.nan
 
 
 @contextmanager
 def timed(device: torch.device | str = "cpu") -> Iterator[Elapsed]:
-    """Time a block, with the device drained before and after it."""
+    """Time a block; the device finishes its queued work before each reading of the clock."""
     elapsed = Elapsed()
     start = now(device)
     yield elapsed
@@ -46,12 +46,17 @@ def median(values: Sequence[float]) -> float:
 
 
 def p99(values: Sequence[float]) -> float:
-    """99th percentile; NaN for no values."""
+    """Return the 99th percentile; NaN for no values."""
     return percentile(values, 99)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Return a percentile with linear interpolation between the neighbours (numpy's default); NaN for no values."""
+    """Return the `q`-th percentile, linearly interpolated between neighbours (numpy's default); NaN for no values.
+
+    Args:
+        values: the values, in any order.
+        q: 0 to 100.
+    """
     if not values:
         return math.nan
     ordered = sorted(values)
