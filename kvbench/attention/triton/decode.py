@@ -1,12 +1,13 @@
-"""Decode attention in Triton over every tier of a layer: what the host does.
+"""Decode attention in Triton over all tiers of a layer: the host's part.
 
     attend(query, work, scaling)   # Tensor [B, q, Hq, Dv]
-    refuses(query, work)           # why not, or None
+    refuses(query, work)           # the reason why it cannot serve the step, or None
 
-The kernel is :mod:`kvbench.attention.triton.kernel`; it is compiled once for a list of formats and shape of the query,
-and launched once for all phases (twice where many partial results are merged). Importing this module needs triton.
+The kernel is in :mod:`kvbench.attention.triton.kernel`. It is compiled once for each list of formats and shape of the
+query, and one launch serves all phases (a second one merges where there are many partial results). Importing this
+module requires triton.
 Sources of the ideas: KIVI (Liu et al. 2024, sec. 4: scales folded into the products), flash decoding (Dao et al. 2023:
-split keys and values, merge by log-sum-exp), Marlin (Frantar et al. 2024: codes unpacked by logic operations).
+split keys and values, merge by log-sum-exp), Marlin (Frantar et al. 2024: unpack codes with logic operations).
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from kvbench.attention.triton.kernel import decode, part
 from kvbench.attention.triton.merge import merge
 from kvbench.attention.triton.tuning import Tuning, costs, tuning
 
-#: channels of a head that the kernel is written for
+#: head dimensions that the kernel supports
 HEAD_DIMS = (64, 128)
-#: most query rows of a KV head (query heads of the group x tokens of the step)
+#: largest number of query rows of a KV head (query heads per KV head x new tokens of the step)
 ROWS = 128
-#: most (sequence, KV head) pairs: CUDA's limit on the third dimension of a grid
+#: largest number of (sequence, KV head) pairs: CUDA's limit on the third dimension of a grid
 LINES = 65535
-#: Triton's interpreter runs kernels on the CPU and knows no PTX
+#: whether Triton's interpreter is on: it runs kernels on the CPU and cannot execute PTX
 INTERPRETED = triton.knobs.runtime.interpret
 #: 32-bit registers of a multiprocessor (compute capability 7.0 to 10.0)
 REGISTERS = 65536
 LOG2E = math.log2(math.e)
-#: programs that run at once (:func:`together`), by compiled kernel
+#: number of programs that a GPU runs at once (:func:`together`), for each compiled kernel
 TOGETHER: dict[Any, int] = {}
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Return the reason why this kernel cannot serve a step, for the result row; None where it can.
+    """Return the reason why this kernel cannot serve a step, for the result row; None if it can.
 
     Args:
         query: ``[B, Hq, q, D]``. work: the layer's phases.
@@ -72,8 +73,9 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
     """Return the attention of the newest tokens to everything in a layer.
 
     Args:
-        query: ``[B, Hq, q, D]``, any strides with contiguous channels; token i sees all but the newest q - 1 - i slots.
-        work: the layer's phases (:func:`refuses` has no objection to them).
+        query: ``[B, Hq, q, D]``, with any strides; copied if its channels are not contiguous. Token i sees all but the
+            newest q - 1 - i slots.
+        work: the layer's phases, for which :func:`refuses` returns None.
         scaling: factor on the scores.
 
     Returns:
@@ -124,12 +126,15 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
 
 
 def pointers(side: Part) -> tuple[Tensor, ...]:
-    """Return the buffers of one side of a phase, as the kernel takes them."""
+    """Return the buffers of a phase's keys or values in the order in which the kernel takes them."""
     return (side.buffer,) if side.buffer is not None else (*side.words, *side.params)
 
 
 def extent(side: Part) -> tuple[int, int]:
-    """Return the tiles (or exact tokens) that a buffer has room for, and the rows of its per-channel parameters."""
+    """Return for how many tiles (packed) or tokens (exact) a head's buffer has room, and the rows of its parameters.
+
+    The second number matters only for per-channel parameters, which have one row per group; it is 0 if exact.
+    """
     if side.buffer is not None:
         return side.buffer.shape[2], 0
     return side.words[0].shape[2], side.params[0].shape[2]
@@ -137,7 +142,16 @@ def extent(side: Part) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
-    """Return formats as numbers, of keys and of values, and costs of whole tiles and of parts, for each phase."""
+    """Return what the kernel is compiled for: formats encoded as integers, and relative costs.
+
+    Args:
+        forms: formats of the keys and of the values of each phase.
+        full_step: tokens per iteration where keys and values are exact.
+
+    Returns:
+        (formats of keys, formats of values) and (costs of a whole tile, costs of a part of a tile), with one entry per
+        phase in each.
+    """
     keys, values = (
         [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
     )
@@ -147,7 +161,7 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
 
 
 def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
-    """Return how many programs of a compiled kernel a GPU runs at once, by its registers and shared memory."""
+    """Return how many programs of a compiled kernel the GPU can run at once, given its registers and shared memory."""
     kernel._init_handles()
     about = torch.cuda.get_device_properties(device)
     registers = -(-kernel.n_regs // 8) * 8 * 32 * warps
@@ -157,19 +171,22 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
 
 
 def split(steps: int, programs: int, at_once: int) -> int:
-    """Return into how many parts the work of a block of query rows is cut: as many as run at once, never a few more.
+    """Return the number of parts into which to divide the tiles of each block of query rows.
 
-    A wave of programs that is nearly empty costs as much as a full one.
+    Every part is one program. The number fills whole waves of programs, since a nearly empty wave takes as long as a
+    full one.
 
     Args:
-        steps: tiles of the longest row. programs: blocks of query rows. at_once: programs that the GPU runs at once.
+        steps: tiles of the longest row.
+        programs: blocks of query rows, over all sequences and KV heads.
+        at_once: programs that the GPU runs at once.
     """
     best, least = 1, float("inf")
     for waves in range(1, 9):
         parts = min(at_once * waves // programs, steps)
         if parts < 1:
             continue
-        # a program costs about two tiles before its first: table, query, first copies
+        # starting a program costs about as much as two tiles: table, query, first copies
         cost = -(-parts * programs // at_once) * (-(-steps // parts) + 2)
         if cost < least:
             best, least = parts, cost
@@ -178,12 +195,19 @@ def split(steps: int, programs: int, at_once: int) -> int:
 
 @lru_cache(maxsize=64)
 def counters(device: torch.device, cells: int) -> Tensor:
-    """Return zeroed counters; every merge leaves them zeroed."""
+    """Return zeroed counters, int32 ``[cells]``, shared by all calls: every merge resets the ones that it used."""
     return torch.zeros(cells, dtype=torch.int32, device=device)
 
 
 def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return room for partial results, and counters."""
+    """Return buffers for partial results (maxima and sums, weighted values), and the counters for merging them.
+
+    Args:
+        parts: number of partial results, over all blocks of query rows.
+        rows: query rows of a program.
+        channels: channels of a value.
+        cells: number of merges: one for each block of query rows.
+    """
     stats = torch.empty(parts * 2 * rows, dtype=torch.float32, device=device)
     sums = torch.empty(parts * rows * channels, dtype=torch.float32, device=device)
     return stats, sums, counters(device, triton.next_power_of_2(cells))

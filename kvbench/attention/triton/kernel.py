@@ -1,13 +1,13 @@
 """Decode attention over all phases of a layer in one Triton launch.
 
-The grid is fixed by the host: (blocks of query rows, parts of the work, sequences x KV heads). The table of the phases
-lies in device memory. Each program adds up what every phase costs, takes the interval of that sum that is its own, and
-walks the tiles whose beginning lies in it, whatever their phases: softmax does not mind the order, so one running
-maximum, sum and accumulator serve all formats. Partial results are merged by the last program to finish, or by
-:mod:`kvbench.attention.triton.merge`.
+The host fixes the grid: (blocks of query rows, parts of the work, sequences x KV heads). The table of phases is in
+device memory. Each program adds up the costs of all phases, takes its own equal share of that sum, an interval, and
+processes the tiles that begin in the interval, in whatever phases. Softmax does not depend on the order of tokens, so
+one running maximum, sum and accumulator serve all formats. Partial results are merged by the last program to finish, or
+by a second kernel, :func:`kvbench.attention.triton.merge.merge`.
 
 Shapes, here and in the modules that this one calls: D channels of a key (``KEY_DIM``), Dv of a value (``VALUE_DIM``), R
-query rows of a program (``BLOCK_ROWS``). Query rows of a KV head are its query heads times the new tokens of the step.
+query rows of a program (``BLOCK_ROWS``). A KV head has one query row for each of its query heads and new tokens.
 docs/kernels.md explains tiles, phases and the algebra of scales.
 """
 
@@ -24,7 +24,7 @@ from kvbench.attention.triton.walk import load_query, walk
 
 @triton.constexpr_function
 def whole(key, value):
-    """Return True if tiles are walked whole: both sides packed, with equally many tokens in a field.
+    """Return True if whole tiles can be processed at once: keys and values packed, with equally wide fields.
 
     Args:
         key, value: formats of the phase (:func:`kvbench.attention.triton.codes.number`).
@@ -34,11 +34,13 @@ def whole(key, value):
 
 @triton.constexpr_function
 def part(key, value, full):
-    """Return the tokens of a step where tiles are not walked whole: inside one field of every packed side.
+    """Return the number of tokens of a part of a tile, for tiles that are not processed at once.
+
+    A part lies inside a single field of the packed keys and of the packed values.
 
     Args:
         key, value: formats of the phase.
-        full: tokens of a step where both are exact.
+        full: the number to return if both are exact.
     """
     sizes = [rows(form) for form in (key, value) if kind(form) != 0]
     return min(sizes) if sizes else full
@@ -46,19 +48,19 @@ def part(key, value, full):
 
 @triton.jit
 def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, groups, tile):
-    """Return the pointers of one (sequence, KV head), moved to its `tile` where packed.
+    """Return the pointers to the keys or the values of one (sequence, KV head), starting at `tile` if packed.
 
-    Groups of a window are found by a token's number, so their parameters stay where they are, and the number of the
-    tile's first token goes with them, as the last of the tuple.
+    Where groups cross tile boundaries, their number follows from a token's number in the segment. The pointers to their
+    parameters are then not moved to the tile; the number of the tile's first token is appended to the tuple instead.
 
     Args:
-        PARTS: pointers of one side of a phase: words (one or two planes), scales and minima; or one buffer.
-        FORM: its format.
-        CHANNELS: of a head, on this side.
+        PARTS: pointers of a phase's keys or values: words (one or two planes), scales and minima; or one exact buffer.
+        FORM: their format.
+        CHANNELS: channels of a key or of a value.
         cell: number of the (sequence, KV head), int64.
-        extent: tiles of a packed buffer, tokens of an exact one.
+        extent: room of a head's buffer: in tiles if packed, in tokens if exact.
         groups: rows of per-channel parameters.
-        tile: the tile that the phase begins in.
+        tile: the tile in which the phase begins.
     """
     # `cell` is 64 bits wide: a batch of long sequences passes 2**31 elements
     if kind(FORM) == FULL:
@@ -82,24 +84,24 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
 
 @triton.jit
 def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Return what a row of the table says of a phase, and how it is cut into whole tiles and parts of tiles.
+    """Return a phase's line of the table, and how its tokens are divided into whole tiles and parts of tiles.
 
     Args:
-        table_ptr: at the phase's line: first key token, first value token, tokens.
+        table_ptr: pointer to the line: first key token, first value token, number of tokens.
         KEY, VALUE: formats of the phase.
         PART_TOKENS: tokens of a part of a tile (:func:`part`).
 
     Returns:
         key_first, value_first, count: the line itself.
-        lead: tokens of the phase's first tile that are not of the phase.
-        tile, tiles: first whole tile, counted from that tile, and how many are walked whole.
-        begin, before: first part of a tile, and how many lie before the whole tiles.
-        behind, pieces: first part behind the whole tiles, and parts in all.
+        lead: number of tokens in the phase's first tile that precede the phase.
+        tile, tiles: number of the first whole tile, counted from the phase's first tile, and number of whole tiles.
+        begin, before: number of the first part, and how many parts precede the whole tiles.
+        behind, pieces: number of the first part after the whole tiles, and how many parts there are in all.
     """
     key_first = tl.load(table_ptr)
     value_first = tl.load(table_ptr + 1)
     count = tl.load(table_ptr + 2)
-    # a phase may begin inside a tile; where both sides are packed they agree on the place (phases.lines)
+    # a phase may begin inside a tile; if keys and values are both packed, at the same place in it (phases.lines)
     if kind(KEY) != FULL:
         lead = key_first % 128
     elif kind(VALUE) != FULL:
@@ -107,7 +109,7 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
     else:
         lead = key_first * 0  # a zero that is a tensor on either branch
     end = lead + count
-    # whole tiles in the middle; what is ragged at either end is walked in parts, as is everything next to exact tokens
+    # whole tiles in the middle, parts at both ends; parts only if whole tiles cannot be processed at once
     if whole(KEY, VALUE):
         tile = (lead + 127) // 128
         tiles = tl.maximum(end // 128 - tile, 0)
@@ -123,22 +125,22 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
 @triton.jit
 def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
-    """Return the cost of a phase: its whole tiles and its parts of tiles."""
+    """Return the cost of a phase: the sum over its whole tiles and its parts of tiles."""
     _, _, _, _, _, tiles, _, _, _, pieces = SPAN
     return tiles * WHOLE_COST + pieces * PART_COST
 
 
 @triton.jit
 def share(low, high, at, steps, cost: tl.constexpr):
-    """Return the steps of a run that begin in the interval ``[low, high)`` of costs: first, and one past the last.
+    """Return which iterations of a run begin in a program's interval of costs: the first, and one past the last.
 
     Args:
-        low, high: the program's interval.
+        low, high: the interval ``[low, high)``.
         at: cost at which the run begins.
-        steps: steps of the run.
-        cost: of one step.
+        steps: number of iterations of the run.
+        cost: cost of one iteration.
     """
-    # a step belongs to the program in whose interval it begins, so none is walked twice and none left out
+    # an iteration belongs to the program in whose interval it begins, so none is done twice and none is left out
     first = tl.minimum(tl.maximum((low - at + cost - 1) // cost, 0), steps)
     last = tl.minimum(tl.maximum((high - at + cost - 1) // cost, 0), steps)
     return first, last
@@ -177,42 +179,44 @@ def phase(
     cap,
     CAPPED: tl.constexpr,
 ):
-    """Walk the tiles and parts of tiles of a phase that begin in the interval ``[low, high)`` of costs.
+    """Process the tiles and parts of tiles of a phase that begin in a program's interval of costs.
 
-    The new state is returned.
+    Returns the new running maximum, sum of weights and weighted values. Scores are base-2 logarithms of weights (in
+    bits).
 
     Args:
         state: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[Dv, R]``.
         q_ptr: the query. row_at: offset of each query row ``[R]``.
-        valid: query rows that exist ``[R]``.
-        normal: power of two that normalises each query row. factor: what takes a score of it back to bits.
-        seen: tokens of the phase that each query row sees ``[R]``.
-        KEYS, VALUES: pointers of the phase's two sides (:func:`located`).
-        EXTENT: room of the keys in tiles or tokens, their rows of parameters; the same of the values.
-        SPAN: what :func:`span` returned.
+        valid: which query rows exist, ``[R]``.
+        normal: power of two that normalises each query row, ``[R]``.
+        factor: factor that converts a score of the normalised query to bits, ``[R]``.
+        seen: number of tokens of the phase that each query row sees, ``[R]``.
+        KEYS, VALUES: pointers of the phase's keys and values, as :func:`located` takes them.
+        EXTENT: room of the keys' buffer (tiles or tokens), rows of the keys' parameters; the same for the values.
+        SPAN: the result of :func:`span`.
         cell: number of the (sequence, KV head), int64.
-        low, high: the program's interval of costs. at: cost at which the phase begins.
+        low, high: the program's interval ``[low, high)``. at: cost at which the phase begins.
         KEY, VALUE: formats of the phase.
-        WHOLE_COST, PART_COST: cost of a whole tile, and of a part of one.
+        WHOLE_COST, PART_COST: cost of a whole tile, and of a part of a tile.
         PART_TOKENS: tokens of a part of a tile.
-        CAUSAL: query rows see different numbers of tokens (the last phase of a step of several tokens).
+        CAUSAL: query rows see different numbers of tokens (in the last phase of a step with several new tokens).
         ROWS: query rows of the KV head.
         KEY_DIM, VALUE_DIM, BLOCK_ROWS: D, Dv and R.
-        STAGES, PART_STAGES: stages of the loop over whole tiles, and over parts.
-        ASM: inline PTX, or plain operations (the interpreter).
-        cap: largest score in bits, where scores are capped. CAPPED: they are.
+        STAGES, PART_STAGES: pipeline stages of the loop over whole tiles, and over parts.
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        CAPPED: whether scores have a softcap. cap: the softcap in bits.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(KEY, KEY_DIM)
-    # with one query row, biases are sums over a vector: the product's seven other columns need none
+    # with one query row, biases are sums over a vector: the seven padding columns of the product need none
     ONE_ROW: tl.constexpr = ROWS == 1 and kind(KEY) != FULL and axis(KEY) == CHANNEL
-    # codes are fp16 whatever the model's dtype; exact keys are multiplied in their own
+    # codes are fp16 in any model; exact keys are multiplied in their own dtype
     dtype: tl.constexpr = KEYS[0].dtype.element_ty if kind(KEY) == FULL else tl.float16
     top, total, acc = state
     key_first, value_first, count, lead, tile, tiles, begin, before, behind, pieces = SPAN
     key_room, key_groups, value_room, value_groups = EXTENT
     keys = located(KEYS, KEY, KEY_DIM, cell, key_room, key_groups, (key_first - lead) // 128)
     values = located(VALUES, VALUE, VALUE_DIM, cell, value_room, value_groups, (value_first - lead) // 128)
-    # the whole tiles come first in the order of costs, then the parts; a program may have some of either, or none
+    # in the order of costs, whole tiles come before parts; a program may have some of both, of either, or none
     if whole(KEY, VALUE):
         first, last = share(low, high, at, tiles, WHOLE_COST)
         at += tiles * WHOLE_COST
@@ -223,7 +227,7 @@ def phase(
                 0, 0, lead, count, key_first, value_first, seen,
                 KEY_DIM, VALUE_DIM, BLOCK_ROWS, True, PART_TOKENS, STAGES, False, ONE_ROW, ASM, cap, CAPPED,
             )  # fmt: skip
-    # before and behind the whole tiles; only these need a mask
+    # the parts before and after the whole tiles; only these need a mask
     first, last = share(low, high, at, pieces, PART_COST)
     if first < last:
         query, sums = load_query(q_ptr, row_at, valid, normal, KEY_DIM, CHANNEL_GROUPS, dtype, ONE_ROW)
@@ -271,33 +275,33 @@ def decode(
     SINKS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Attention of `NEW_TOKENS` query tokens of `GROUP` query heads a KV head to every token of the phases.
+    """Compute the attention of the new tokens of a step to every token of all phases.
 
     Grid: (blocks of R query rows, parts of the work, sequences x KV heads).
 
     Args:
         q_ptr: queries ``[B, Hq, q, D]``. out_ptr: the output ``[B, q, Hq, Dv]``.
         table_ptr: int32 ``[B, phases, 3]`` (:class:`kvbench.attention.phases.Work`).
-        KEYS, VALUES: for each phase the pointers of its parts: words and two parameters, or a buffer.
-        EXTENTS: for each phase the extents that :func:`located` takes, of keys and of values.
+        KEYS, VALUES: for each phase, pointers to words and two parameters, or to one exact buffer.
+        EXTENTS: for each phase, the `extent` and `groups` that :func:`located` takes, for keys and for values.
         stat_ptr, acc_ptr: partial results (:func:`write_part`). arrived_ptr: a zeroed counter for each merge.
-        sinks_ptr: one more logit for each query head (`SINKS`).
+        sinks_ptr: one extra logit for each query head; read if `SINKS`.
         q_batch, q_head, q_token: strides of the query, in elements.
-        heads: KV heads.
-        scaling: factor on the scores times log2(e), or, where they are capped, on their doubles over the cap.
-        cap: largest score, times log2(e).
-        fused: up to so many partial results are merged by the last program to finish; more are left to `merge`.
-        KEY_FORMS, VALUE_FORMS: :func:`kvbench.attention.triton.codes.number` for each phase.
-        WHOLE_COSTS, PART_COSTS: for each phase the cost of a whole tile and of a part of one.
+        heads: number of KV heads.
+        scaling: ``scaling * log2(e)``; with a softcap, ``2 * scaling * log2(e) / softcap``.
+        cap: ``softcap * log2(e)``; 0 without a softcap.
+        fused: the last program to finish merges up to this many partial results; more are left to `merge`.
+        KEY_FORMS, VALUE_FORMS: formats of each phase (:func:`kvbench.attention.triton.codes.number`).
+        WHOLE_COSTS, PART_COSTS: for each phase, the cost of a whole tile and of a part of a tile.
         KEY_DIM, VALUE_DIM: channels of a key and of a value, D and Dv.
-        GROUP: query heads of a KV head.
+        GROUP: query heads per KV head.
         NEW_TOKENS: new tokens of the step, q.
-        BLOCK_ROWS: query rows of a program, R: a power of two, 8 at least.
-        FULL_STEP: tokens of a step where keys and values are exact.
-        STAGES, PART_STAGES: stages of the loop over whole tiles, and over parts of tiles.
+        BLOCK_ROWS: query rows of a program, R: a power of two, at least 8.
+        FULL_STEP: tokens per iteration where keys and values are exact.
+        STAGES, PART_STAGES: pipeline stages of the loop over whole tiles, and over parts of tiles.
         LIMIT: largest number of the output's dtype.
         CAPPED: scores have a softcap. SINKS: the model has sinks.
-        ASM: inline PTX, or plain operations (the interpreter).
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
     """
     block = tl.program_id(0)  # fastest: programs that read the same tiles run side by side
     index = tl.program_id(1)
@@ -305,13 +309,13 @@ def decode(
     cell = tl.program_id(2)
     sequence = cell // heads
     head = cell % heads
-    # rows of one query head are its new tokens, one after another
+    # the rows of one query head are its new tokens in order
     row = block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     ROWS: tl.constexpr = GROUP * NEW_TOKENS
     valid = row < ROWS
     row_at = sequence.to(tl.int64) * q_batch + (head * GROUP + row // NEW_TOKENS) * q_head + row % NEW_TOKENS * q_token
 
-    # Cut all phases into equal shares of cost: every program does this sum by itself, from the table.
+    # Divide all phases into shares of equal cost: every program computes the sum itself, from the table.
     PHASES: tl.constexpr = len(KEY_FORMS)
     spans = ()
     cost = sequence * 0
@@ -328,7 +332,7 @@ def decode(
     low = (cost.to(tl.int64) * index // parts).to(tl.int32)
     high = (cost.to(tl.int64) * (index + 1) // parts).to(tl.int32)
 
-    # A query row is brought to a largest magnitude in [0.5, 1): times any fp16 scale it stays in fp16.
+    # Each query row is scaled to a largest magnitude in [0.5, 1), so that times any fp16 scale it stays within fp16.
     d = tl.arange(0, KEY_DIM)
     largest = tl.load(q_ptr + row_at[None, :] + d[:, None], mask=valid[None, :], other=0.0).to(tl.float32)
     exponent = tl.max(tl.abs(largest), 0).to(tl.int32, bitcast=True) >> 23
@@ -337,7 +341,7 @@ def decode(
     normal = ((253 - exponent) << 23).to(tl.float32, bitcast=True)
     factor = ((exponent + 1) << 23).to(tl.float32, bitcast=True) * scaling
 
-    # running maximum, sum of weights, weighted values; a program whose share is empty leaves them so, which merges well
+    # running maximum, sum of weights, weighted values; with an empty share they stay like this and merge as nothing
     state = (
         tl.full((BLOCK_ROWS,), NOTHING, tl.float32),
         tl.zeros((BLOCK_ROWS,), tl.float32),
@@ -346,7 +350,7 @@ def decode(
     at = low * 0
     for i in tl.static_range(PHASES):
         _, _, count, _, _, _, _, _, _, _ = spans[i]
-        seen = count - NEW_TOKENS + 1 + row % NEW_TOKENS  # of the last phase the newest tokens, each one more
+        seen = count - NEW_TOKENS + 1 + row % NEW_TOKENS  # in the last phase, each new token sees one token more
         state = phase(
             state, q_ptr, row_at, valid, normal, factor, seen, KEYS[i], VALUES[i], EXTENTS[i], spans[i],
             cell.to(tl.int64), low, high, at, KEY_FORMS[i], VALUE_FORMS[i], WHOLE_COSTS[i], PART_COSTS[i],
@@ -357,7 +361,7 @@ def decode(
     top, total, acc = state
 
     if parts == 1:
-        # nothing to merge: the sink is one more term of the sum, without a value
+        # nothing to merge: the sink only adds a term to the sum of weights, as it has no value
         if SINKS:
             total += tl.exp2(sink_of(sinks_ptr, head, row, valid, GROUP, NEW_TOKENS, SINKS) - top)
         out = rounded(acc / total[None, :], LIMIT).to(out_ptr.dtype.element_ty)
@@ -371,7 +375,7 @@ def decode(
             # all threads must have written before one of them counts the program as arrived
             tl.debug_barrier()
             if tl.atomic_add(arrived_ptr + place, 1, sem="acq_rel") == parts - 1:
-                tl.store(arrived_ptr + place, 0)  # ready for the next step: a captured graph zeroes nothing
+                tl.store(arrived_ptr + place, 0)  # reset for the next step, as a captured graph does not zero it
                 for r in tl.range(0, tl.minimum(ROWS - block * BLOCK_ROWS, BLOCK_ROWS)):
                     sink = sink_of(sinks_ptr, head, block * BLOCK_ROWS + r, r >= 0, GROUP, NEW_TOKENS, SINKS)
                     merged = merge_row(stat_ptr, acc_ptr, first, parts, r, sink, BLOCK_ROWS, VALUE_DIM, 16, SINKS)

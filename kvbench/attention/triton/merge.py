@@ -1,7 +1,7 @@
-"""Partial attention results: written, and merged by their log-sum-exp (flash decoding's second step).
+"""Writing partial attention results and merging them by log-sum-exp (flash decoding's second step).
 
-A program leaves, for each query row, the largest score ``top``, the sum ``total`` of weights 2**(score - top), and the
-weighted values ``acc``. Shapes: R query rows of a program (``BLOCK_ROWS``), Dv channels of a value (``VALUE_DIM``).
+A program writes, for each query row, the largest score ``top``, the sum ``total`` of the weights 2**(score - top), and
+the weighted values ``acc``. Shapes: R query rows of a program (``BLOCK_ROWS``), Dv channels of a value (``VALUE_DIM``).
 """
 
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: maximum of what has seen no token: finite, so that the difference of two of them is 0 and not NaN
+#: maximum before any token: finite, so that the difference of two such maxima is 0 and not NaN
 NOTHING = tl.constexpr(-1e30)
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -19,14 +19,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def place_of(
     out_ptr, sequence, head, row, heads, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, VALUE_DIM: tl.constexpr
 ):
-    """Return the pointer to where a query row's output begins, in a tensor ``[B, q, Hq, Dv]``.
+    """Return a pointer to the start of a query row's output in a tensor ``[B, q, Hq, Dv]``.
 
     Args:
         out_ptr: the output.
-        sequence, head: row of the batch and KV head.
-        row: query row of the KV head: ``query head of the group * NEW_TOKENS + new token``.
-        heads: KV heads.
-        GROUP: query heads of a KV head.
+        sequence, head: row of the batch, and KV head.
+        row: query row of the KV head: ``query head within the group * NEW_TOKENS + new token``.
+        heads: number of KV heads.
+        GROUP: query heads per KV head.
         NEW_TOKENS: new tokens of the step, q.
         VALUE_DIM: channels of a value, Dv.
     """
@@ -39,7 +39,7 @@ def place_of(
 
 @triton.jit
 def rounded(x, LIMIT: tl.constexpr):
-    """Return `x` clamped to what the output's dtype holds (`LIMIT`, its largest number)."""
+    """Return `x` clamped to the range of the output's dtype, whose largest number is `LIMIT`."""
     return tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
 
 
@@ -48,11 +48,11 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
     """Store one program's running maximum and sum ``[R]`` and weighted values ``[Dv, R]`` (unnormalised, fp32).
 
     Args:
-        stat_ptr: room for maxima, then sums, ``[parts of all cells, 2, R]`` fp32.
-        acc_ptr: room for weighted values ``[parts of all cells, R, Dv]`` fp32.
-        index: number of the part among those of all cells.
-        top, total, acc: the program's state.
-        valid: query rows that exist, ``[R]``.
+        stat_ptr: buffer for maxima, then sums: fp32 ``[all partial results, 2, R]``.
+        acc_ptr: buffer for weighted values: fp32 ``[all partial results, R, Dv]``.
+        index: number of this partial result in these buffers.
+        top, total, acc: the values to store.
+        valid: which query rows exist, ``[R]``.
         BLOCK_ROWS, VALUE_DIM: R and Dv.
     """
     # sums stay unnormalised: the division is done once, after the merge
@@ -66,13 +66,13 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
 
 @triton.jit
 def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, SINKS: tl.constexpr):
-    """Return the sinks of query rows of a KV head, in bits; 0 where the model has none.
+    """Return the sinks of query rows of a KV head, times log2(e); 0 if the model has none.
 
     Args:
         sinks_ptr: one logit for each query head.
         head: KV head.
         row: query rows, a vector or a scalar.
-        valid: those of them that exist.
+        valid: which of them exist.
         GROUP, NEW_TOKENS: as for :func:`place_of`.
         SINKS: the model has sinks.
     """
@@ -88,17 +88,17 @@ def merge_row(
     stat_ptr, acc_ptr, index, parts, row, sink, BLOCK_ROWS: tl.constexpr, VALUE_DIM: tl.constexpr, CHUNK: tl.constexpr,
     SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Return the output ``[Dv]`` of one query row from its partial results, `CHUNK` of them at a time.
+    """Return the output ``[Dv]`` of one query row, merged from its partial results.
 
     Args:
         stat_ptr, acc_ptr: as written by :func:`write_part`.
-        index: number of the row's first part.
-        parts: how many there are.
+        index: number of the row's first partial result in these buffers.
+        parts: how many partial results it has.
         row: the row within its block of R.
-        sink: the model's sink for this row, in bits.
+        sink: the sink of this row (:func:`sink_of`).
         BLOCK_ROWS, VALUE_DIM: R and Dv.
-        CHUNK: parts that are loaded together.
-        SINKS: the sink counts.
+        CHUNK: number of partial results to load at a time.
+        SINKS: whether the model has sinks; `sink` is ignored if not.
     """
     top = NOTHING
     total = 0.0
@@ -108,19 +108,19 @@ def merge_row(
         part = first + tl.arange(0, CHUNK)
         here = part < parts
         stat = stat_ptr + (index + part) * (2 * BLOCK_ROWS) + row
-        # .cg: past L1, which may hold what another multiprocessor has overwritten
+        # .cg: bypass L1, which may hold stale copies of what other multiprocessors wrote
         tops = tl.load(stat, mask=here, other=NOTHING, cache_modifier=".cg")
         sums = tl.load(stat + BLOCK_ROWS, mask=here, other=0.0, cache_modifier=".cg")
         at = ((index + part) * BLOCK_ROWS + row)[:, None] * VALUE_DIM + d[None, :]
         values = tl.load(acc_ptr + at, mask=here[:, None], other=0.0, cache_modifier=".cg")
-        # a part that saw nothing has top = NOTHING and weighs 2**(NOTHING - top) = 0
+        # a part without tokens has top = NOTHING and so the weight 2**(NOTHING - top) = 0
         new_top = tl.maximum(top, tl.max(tops, 0))
         shrink = tl.exp2(top - new_top)
         weights = tl.exp2(tops - new_top)
         total = total * shrink + tl.sum(weights * sums, 0)
         acc = acc * shrink + tl.sum(values * weights[:, None], 0)
         top = new_top
-    # the sink is counted here, once, and not by each part
+    # the sink is added here, once, and not by each part
     if SINKS:
         total += tl.exp2(sink - top)
     return acc / total
@@ -143,20 +143,22 @@ def merge(
     LIMIT: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Merge all query rows; grid: (query rows of a KV head, sequences x KV heads).
+    """Merge the partial results of all query rows into the output.
+
+    Grid: (query rows of a KV head, sequences x KV heads).
 
     Args:
         stat_ptr, acc_ptr: as written by :func:`write_part`.
         out_ptr: the output ``[B, q, Hq, Dv]``.
-        sinks_ptr: one logit for each query head (`SINKS`).
-        parts: partial results of each block of query rows.
-        heads: KV heads.
+        sinks_ptr: one logit for each query head; read if `SINKS`.
+        parts: number of partial results of each block of query rows.
+        heads: number of KV heads.
         ROWS: query rows of a KV head: ``GROUP * NEW_TOKENS``.
-        GROUP: query heads of a KV head.
+        GROUP: query heads per KV head.
         NEW_TOKENS: new tokens of the step, q.
         BLOCK_ROWS: query rows of a program of the decode kernel, R.
         VALUE_DIM: channels of a value, Dv.
-        CHUNK: partial results that are loaded together.
+        CHUNK: number of partial results to load at a time.
         LIMIT: largest number of the output's dtype.
         SINKS: the model has sinks.
     """

@@ -1,20 +1,21 @@
-"""One step of decode attention inside a Triton kernel: scores of a block of tokens, and their weighted values.
+"""One iteration of decode attention inside a Triton kernel: the scores of a block of tokens, and their weighted values.
 
-Tokens are the rows of the products and the query rows their columns, so that 8 columns are padded and not 16. Scales
-never touch a code: those of keys go into the query (per channel) or the score (per token), those of values into the
-weights; minima become a bias of the score and a sum over the weights. A block of tokens is accumulated into a fresh
-fragment, which is then added in fp32: a long chain of matrix instructions into one accumulator truncates, always
-downwards, since codes are never negative.
+Tokens are the rows of the products and query rows the columns, so a few query rows are padded to 8 columns rather than
+to 16 rows. Codes are never multiplied by scales: the scales of keys go into the query (per channel) or the score (per
+token), those of values into the weights; minima become a bias of the score and a sum over the weights. Each block of
+tokens is accumulated separately and then added in fp32, because a long chain of matrix instructions into one
+accumulator truncates, and always downwards, as codes are never negative.
 
 Parameters of most functions:
-    PARTS: pointers of one side, moved to the phase's first tile (:func:`kvbench.attention.triton.kernel.located`).
-    FORM: the side's format (:func:`kvbench.attention.triton.codes.number`).
+    PARTS: pointers of keys or of values, moved to the phase's first tile
+        (:func:`kvbench.attention.triton.kernel.located`).
+    FORM: their format (:func:`kvbench.attention.triton.codes.number`).
     KEY_DIM, VALUE_DIM: channels of a key, D, and of a value, Dv. R query rows are the columns of all products.
-    stored: parameters of the step's tokens, loaded a step ahead (:func:`readied`); empty where they are per channel.
+    stored: parameters of the iteration's tokens, loaded one iteration ahead (:func:`readied`); empty if per channel.
     query, sums: normalised query, a tuple of ``[D / groups, R]`` for the groups of channels, and their sums ``[R]``.
-    factor: what takes a score of the normalised query back to bits, ``[R]``.
-    ONE_ROW: the query has one row, which then is in `sums`.
-    ASM: inline PTX, or plain operations (the interpreter).
+    factor: factor that converts a score of the normalised query to bits (a base-2 logarithm), ``[R]``.
+    ONE_ROW: the query has one row; `sums` then holds that row instead.
+    ASM: True: inline PTX; False: plain operations (in the interpreter).
 """
 
 # mypy: ignore-errors
@@ -52,7 +53,7 @@ TINY = tl.constexpr(2.0**-24)
 
 @triton.jit
 def exact_dot(a, b, ASM: tl.constexpr):
-    """Return the matrix product of exact tokens; the interpreter (``ASM=False``) multiplies no bf16."""
+    """Return a matrix product of exact tokens; in fp32 where ``ASM=False``: the interpreter cannot multiply bf16."""
     if ASM:
         c = tl.dot(a, b)
     else:
@@ -62,8 +63,8 @@ def exact_dot(a, b, ASM: tl.constexpr):
 
 @triton.jit
 def words_of(PARTS, FORM: tl.constexpr, base, at):
-    """Return the words at offsets `at` from a scalar `base`: a tuple, a block for each plane."""
-    # one scalar base and constant offsets: loads of a tile then share their address arithmetic
+    """Load the words at offsets `at` from a scalar `base`; return a tuple with one block per plane."""
+    # with a scalar base and constant offsets, the loads of a tile share their address arithmetic
     words = (tl.load(PARTS[0] + base + at),)
     if planes(FORM) == 2:
         words = words + (tl.load(PARTS[1] + base + at),)
@@ -72,14 +73,14 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
 
 @triton.jit
 def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: tl.constexpr, COUNT: tl.constexpr):
-    """Load the parameters of runs of tokens where they belong to tokens (axis ``token``); else return an empty tuple.
+    """Return the loaded parameters of runs of tokens, one entry per run; an empty tuple if they are not per token.
 
     Args:
-        PARTS, FORM: pointers and format of the side.
-        CHANNELS: of a head, on this side.
+        PARTS, FORM: pointers and format of keys or of values.
+        CHANNELS: channels of a key or of a value.
         start: first token of the first run.
         N: tokens of a run.
-        COUNT: runs, one after another.
+        COUNT: number of consecutive runs.
     """
     stored = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
@@ -91,7 +92,7 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
 
 @triton.jit
 def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
-    """Return what :func:`parameters_of` loaded in the form that a loop carries (:func:`ready`)."""
+    """Return what :func:`parameters_of` loaded in the form that is carried to the next iteration (:func:`ready`)."""
     in_fp32 = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         for i in tl.static_range(COUNT):
@@ -112,11 +113,11 @@ def tile_scores(
     ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return the scores of a whole tile of packed keys in bits: a tuple, for each field ``[tokens of a field, R]``.
+    """Return the scores of a whole tile of packed keys, in bits: a tuple of ``[tokens of a field, R]``, one per field.
 
     Args:
-        tile: number of the tile, counted from where `PARTS` stand.
-        PARTS, ...: as the module says.
+        tile: number of the tile, counted from the one that `PARTS` point to.
+        PARTS, ...: see the module's docstring.
     """
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
@@ -126,7 +127,7 @@ def tile_scores(
     if window(FORM):
         words = words_of(PARTS, FORM, base, at)
         first = PARTS[planes(FORM) + 2] + tile * 128
-        # one query row, and a column for each group of the tile: one product a field in place of two
+        # one query row, and a column for each group of the tile: one product per field instead of two
         ALONE: tl.constexpr = ONE_ROW and meeting(FORM) <= query[0].shape[1]
         if ALONE:
             g, _ = group_at(FORM, first)
@@ -156,7 +157,7 @@ def tile_scores(
     elif axis(FORM) == CHANNEL:
         words = words_of(PARTS, FORM, base, at)
         RUN: tl.constexpr = run(FORM)
-        # all queries are scaled before the first product: they pass through shared memory behind one barrier
+        # all queries are scaled before the first product, so that one barrier suffices for their way via shared memory
         scaled = ()
         biases = ()
         for g in tl.static_range(fields(FORM) // RUN):
@@ -164,7 +165,7 @@ def tile_scores(
             query_of_group, bias = channel_parameters(PARTS, FORM, KEY_DIM, number, query[0], sums[0], ONE_ROW)
             scaled = scaled + (query_of_group,)
             biases = biases + (bias * factor,)
-        # (q * s_g) . c + q . m_g: a product a field, and its group's bias
+        # (q * s_g) . c + q . m_g: one product per field, plus its group's bias
         for i in tl.static_range(fields(FORM)):
             score = tl.dot(field(words, FORM, i, ASM), scaled[i // RUN])
             scores = scores + (score * (factor * lift(FORM, i))[None, :] + biases[i // RUN][None, :],)
@@ -188,7 +189,7 @@ def tile_scores(
 
 @triton.jit
 def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Return the first word row of `PART_TOKENS` tokens from `start` on, which lie inside one field."""
+    """Return the word row of token `start`, the first of `PART_TOKENS` tokens inside one field."""
     # a part is never longer than a field, and fields begin at multiples of it
     if PART_TOKENS == WORD_ROWS:
         at = 0
@@ -213,13 +214,13 @@ def part_scores(
     ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return the scores ``[PART_TOKENS, R]`` of a part of a tile, as a tuple of one.
+    """Return the scores ``[PART_TOKENS, R]`` of a part of a tile, in bits, as a tuple with one entry.
 
     Args:
-        start: first token of packed ones, counted from the phase's first tile; all lie inside one field.
-        tokens: exact tokens, by their place in the buffer.
+        start: if packed: the first token, counted from the phase's first tile; all tokens are inside one field.
+        tokens: if exact: indices of the tokens in the buffer.
         PART_TOKENS: tokens of the part.
-        PARTS, ...: as the module says.
+        PARTS, ...: see the module's docstring.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
     if kind(FORM) == FULL:
@@ -256,17 +257,17 @@ def part_scores(
 
 @triton.jit
 def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
-    """Return the power of two that brings weight * scale just under the largest fp16 number, and its inverse.
+    """Return a power of two by which to multiply weight * scale so that it uses the range of fp16, and its inverse.
 
-    A weight is at most 1. Without it small weights times small scales would be fp16 subnormals, and lose bits.
+    Weights are at most 1. Without the factor, small weights times small scales would be fp16 subnormals and lose bits.
 
     Args:
-        stored: parameters of the step's tokens.
+        stored: parameters of the iteration's tokens.
         FORM: format of the values.
         CHANNEL_GROUPS: groups of channels of a token.
         COUNT: runs of tokens in `stored`.
     """
-    # the largest scale of the step's tokens bounds every product weight * scale
+    # the largest scale of these tokens bounds every product weight * scale
     for i in tl.static_range(COUNT):
         for c in tl.static_range(CHANNEL_GROUPS):
             step, _ = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
@@ -284,14 +285,14 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
     """Return the weighted codes of a whole tile of packed values.
 
     Args:
-        tile: number of the tile, counted from where `PARTS` stand.
+        tile: number of the tile, counted from the one that `PARTS` point to.
         weights: for each field ``[tokens of a field, R]``, at most 1.
         biases: for each group of channels the sums of weight * minimum so far, ``[tokens of a field, R]``.
-        PARTS, ...: as the module says.
+        PARTS, ...: see the module's docstring.
 
     Returns:
-        for each group of channels ``[Dv / groups, R]``; by what power of two these are too large, and its inverse; the
-        biases with this tile's added.
+        For each group of channels, the weighted codes ``[Dv / groups, R]``, too large by a power of two; that power;
+        its inverse; and the biases with this tile's share added.
     """
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
@@ -307,12 +308,12 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         for i in tl.static_range(fields(FORM)):
             step, least = group_of(stored[i], FORM, CHANNEL_GROUPS, c)
             bias += weights[i] * least[:, None]  # p_t m_tb: the same for all channels of the group
-            # lift() is 2**24 and less: what it lacks for fields that lie higher is taken off the weight here
+            # lift() is 2**24 or, for fields in higher bits, less: the weight is reduced accordingly here
             scaled = scaled + ((weights[i] * (step * (lifted * (lift(FORM, i) * TINY)))[:, None]).to(tl.float16),)
         sums = sums + (bias,)
     for c in tl.static_range(CHANNEL_GROUPS):
         words = words_of(PARTS, FORM, base + c * (VALUE_DIM // CHANNEL_GROUPS * WORD_ROWS), at)
-        # a fresh accumulator for the tile, added to the rest in fp32 by the caller
+        # an accumulator for this tile only; the caller adds it to the rest in fp32
         total = tl.dot(field(words, FORM, 0, ASM), scaled[c * fields(FORM)])
         for i in tl.static_range(1, fields(FORM)):
             total = tl.dot(field(words, FORM, i, ASM), scaled[c * fields(FORM) + i], total)
@@ -333,14 +334,14 @@ def part_values(
     PART_TOKENS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return :func:`tile_values` of a part of a tile.
+    """Return the weighted values of a part of a tile, packed or exact, in the form of :func:`tile_values`.
 
     Args:
-        start: first token of packed ones, counted from the phase's first tile; all lie inside one field.
-        tokens: exact tokens, by their place in the buffer.
+        start: if packed: the first token, counted from the phase's first tile; all tokens are inside one field.
+        tokens: if exact: indices of the tokens in the buffer.
         weights, biases: as for :func:`tile_values`, ``[PART_TOKENS, R]``.
         PART_TOKENS: tokens of the part.
-        PARTS, ...: as the module says.
+        PARTS, ...: see the module's docstring.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
     totals = ()
@@ -351,7 +352,7 @@ def part_values(
         lifted = weights[0] * 32768.0
         high = lifted.to(values.dtype)
         total = exact_dot(tl.trans(values), high, ASM)
-        if values.dtype == tl.bfloat16:  # 8 bits of a weight are too few: the rest of them in a second product
+        if values.dtype == tl.bfloat16:  # 8 bits of a weight are too few: a second product adds the rest
             total += exact_dot(tl.trans(values), (lifted - high.to(tl.float32)).to(values.dtype), ASM)
         totals = (total,)
         lifted = 32768.0
