@@ -1,4 +1,4 @@
-"""Views of a run elsewhere: a CSV file, Weights & Biases. `results/` is the truth, so no logger can lose a run."""
+"""Loggers, which copy runs to a CSV file or Weights & Biases. `results/` has everything, so a logger may fail."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: C
 
     Args:
         logger: the checked `logger` group: an object with `name` and the fields of its kind.
-        run_id: the run's id, which is W&B's too.
+        run_id: the run's id, also used as the id in W&B.
         config: the resolved configuration.
-        label: method and quantizer in words.
-        say: takes one line for the user.
+        label: display name of the method and quantizer.
+        say: called with a line for the user.
     """
     if logger.name == "csv":
         from kvbench.loggers.csv import CsvLogger

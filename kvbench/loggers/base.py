@@ -1,4 +1,4 @@
-"""The interface of a logger, and the wrapper that keeps its failures away from the run."""
+"""The interface of loggers, and a wrapper that keeps their failures from ending the run."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 
 class Logger:
-    """Does nothing; the base of all loggers and the logger `none`.
+    """Base class of loggers, which does nothing; also the logger `none`.
 
     Attributes:
-        failed: whether something did not arrive.
+        failed: True if something could not be logged.
     """
 
     failed = False
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take the rows of earlier sessions, in the order of `samples.jsonl`; called before any other method."""
+        """Receive the rows that are already stored, in the order of `samples.jsonl`; called once, before the others."""
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """Take a row that was written to `samples.jsonl`."""
+        """Log a row that has just been written to `samples.jsonl`."""
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Take `metrics.json` after it was written; the last call."""
+        """Log the content of `metrics.json` after it was written; called last."""
 
     def destination(self) -> str | None:
-        """Return a name of the place that the run goes to; it is sent there again only when it has changed.
+        """Return a name of the place that the run is sent to; an unchanged run is not sent there again.
 
-        None: the logger looks by itself whether the run is there.
+        None means that the logger checks itself whether it already has the run.
         """
         return None
 
 
 class Safe(Logger):
-    """Passes everything on; after the first failure it says so once and passes nothing on any more.
+    """Wrapper that forwards calls to a logger until the first failure, which it reports.
 
-    A logger may fail in any way (network, disk, a service that went away), hence the wide except: the run's results
-    are on disk already and must not be lost to it.
+    A logger may fail in any way (network, disk, an unavailable service). All exceptions are caught, because the results
+    are already on disk and the run must not end.
     """
 
     def __init__(self, inner: Logger, name: str, say: Callable[[str], None]) -> None:

@@ -17,44 +17,44 @@ from kvbench.loggers.base import Logger
 from kvbench.results.tables import UNSAID
 from kvbench.util import atomic
 
-#: columns that say when a row was written, and what fp16 gave by then: a row that differs in these alone is there
+#: columns that are ignored when rows are compared: the time of writing, and differences to fp16, which come later
 _LATER = re.compile(r"time$|.*[._]vs_fp16(\.|$)")
 
-#: seconds that another run may take to append its row
+#: maximum wait in seconds for another process that is writing to the file
 LOCK_SECONDS = 60
 
 
 class CsvLogger(Logger):
-    """One row per run in the file `path`; a run that brings new columns (other tasks) rewrites it, atomically.
+    """A CSV file with a row per run. If a run has new columns (other tasks), the file is rewritten, atomically.
 
-    A run whose latest row in the file says the same gets no other. A last line that a killed writer cut off is moved to
-    ``<path>.damaged``: its run sends its row again.
+    A run whose latest row in the file is the same is not written again. An incomplete last line, from a writer that was
+    killed, is moved to ``<path>.damaged``; its run writes its row again when it is repeated.
 
     Args:
-        path: for example ``results/runs.csv``.
+        path: the file, for example ``results/runs.csv``.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Append the run's row. Raises OSError; the file then holds what it held."""
+        """Append the run's row. Raises OSError, with the file unchanged, and filelock.Timeout."""
         row = flat_row(metrics)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
-        lock.touch()  # where no file can be made, this says so; the lock would wait for it for ever
+        lock.touch()  # raises an error if the folder is not writable; the lock would wait for ever
         with FileLock(lock, timeout=LOCK_SECONDS):
             columns, rows, whole = self._read()
             if rows and _same([old for old in rows if old.get("run_id") == row["run_id"]][-1:], row):
                 return
-            wanted = columns + [key for key in row if key not in columns]  # a row begins with what identifies it
+            wanted = columns + [key for key in row if key not in columns]  # existing columns keep their order
             if columns == wanted and whole:
                 self._append(_text([row], wanted, header=False))
             else:
                 atomic.write(self.path, _text([*rows, row], wanted, header=True).encode())
 
     def _read(self) -> tuple[list[str], list[dict[str, str]], bool]:
-        """Return columns, rows, and True if the file ends with a whole line."""
+        """Return the columns, the rows, and True if the last line is complete; set an incomplete one aside."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -82,9 +82,10 @@ class CsvLogger(Logger):
 
 
 def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `metrics.json` as one flat row: dotted keys, hyper-parameters as ``method.residual``, scores as
-    ``scores.needle@2048.score``, points as ``scores.efficiency@4096.b8.tpot_s.median``; lists and
-    tracebacks left out."""
+    """Return `metrics.json` as a flat row with dotted keys, without lists and tracebacks.
+
+    Examples of keys: ``method.residual``, ``scores.needle@2048.score``, ``scores.efficiency@4096.b8.tpot_s.median``.
+    """
     config = metrics["config"]
     row: dict[str, Any] = {
         "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -113,7 +114,7 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return nested mappings as one with dotted keys, without lists; None stays, so that columns stay the same."""
+    """Return nested mappings as one dict with dotted keys, without lists. Keys whose value is None are kept."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}.{key}"
@@ -132,7 +133,7 @@ def _score(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(latest: list[dict[str, str]], row: Mapping[str, Any]) -> bool:
-    """Return True if the run's latest row (none, or one) equals `row` in what counts."""
+    """Return True if `latest` (a run's last row in the file, or empty) equals `row` but for times and differences."""
     now = {key: "" if value is None else str(value) for key, value in row.items() if not _LATER.match(key)}
     return any(all(written.get(key, "") == value for key, value in now.items()) for written in latest)
 

@@ -1,6 +1,6 @@
-"""Weights & Biases as a view of a run: config, one history row per sample, scores, bill and timings as the summary.
+"""Logging to Weights & Biases: the configuration, a history row per sample, and scores, bytes and timings as summary.
 
-The only importer of wandb, and only when the first sample or the end of a run is there.
+This is the only module that imports wandb, and it does so only when the first row or the end of a run is logged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvbench.loggers.base import Logger
 from kvbench.loggers.csv import flatten
 from kvbench.results.store import DONE
 
-#: seconds to wait for the service where nobody asked for it by name
+#: seconds to wait for the service unless logger.mode=online
 _PATIENCE_S = 20.0
 
 _TABLE = (
@@ -34,14 +34,14 @@ _TABLE = (
 
 
 class WandbLogger(Logger):
-    """Logger of one run; its W&B id is the run id, so that a resumed run goes on where it was.
+    """Logger of one run. The run id is also the id in W&B, so that a resumed run continues the same W&B run.
 
     Args:
         settings: the checked `logger` group (project, entity, group, tags, mode, dir).
         run_id: the run's id.
         config: the resolved configuration.
-        label: method and quantizer in words: the run's display name.
-        say: takes one line for the user.
+        label: name of the method and quantizer, the beginning of the display name in W&B.
+        say: called with a line for the user.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WandbLogger(Logger):
         self._rows: list[Mapping[str, Any]] = []
 
     def destination(self) -> str | None:
-        """Return the service and project, or the folder of an offline run."""
+        """Return a name made of the mode, service and project, or of the folder if the mode is offline."""
         mode = self._mode()
         if mode == "offline":
             return f"wandb offline {Path(self.settings.dir).absolute()}"
@@ -61,24 +61,24 @@ class WandbLogger(Logger):
         return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Take the rows of earlier sessions; the service gets those that it lacks with the next one, or at the end."""
+        """Receive the stored rows; those that W&B does not have yet are sent before the next row, or at the end."""
         self._rows = list(rows)
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """Log one history row; the whole row goes into the table at the end."""
+        """Log a row as a history step; its texts follow in a table at the end."""
         run = self._start()
         self._rows.append(row)
         run.log(_history(row), step=len(self._rows) - 1)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Log the table of all samples, and the summary: every number of `metrics.json` under its dotted name."""
+        """Log a table of all samples, and the figures of `metrics.json` as the summary (``scores/needle/score``)."""
         import wandb
 
         run = self._start()
         if self._rows:
             data = [[*(row.get(name) for name in _TABLE), row["scores"].get("score")] for row in self._rows]
             table = wandb.Table(columns=[*_TABLE, "score"], data=data)
-            run.log({"samples": table}, step=len(self._rows) - 1)  # a step of its own would stand in the next row's way
+            run.log({"samples": table}, step=len(self._rows) - 1)  # its own step would take the next row's number
         for name in ("scores", "mean", "samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention", "env"):
             for key, value in flatten(metrics[name], name).items():
                 if value is not None:
@@ -104,7 +104,7 @@ class WandbLogger(Logger):
                 self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so offline")
                 self._went = "offline"
                 self._run = self._init(wandb, "offline")
-            # a run that goes on at the service begins behind the steps that are there; an offline file holds all
+            # a resumed online run continues after its last step; an offline run starts with step 0
             for step, row in enumerate(self._rows):
                 if step >= self._run.step:
                     self._run.log(_history(row), step=step)
@@ -155,7 +155,7 @@ def _history(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_key() -> bool:
-    """Return True if W&B finds a key by itself, so that it does not ask for one in the middle of a run."""
+    """Return True if W&B finds credentials (environment or netrc) and will not prompt for them during a run."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
@@ -166,7 +166,7 @@ def has_key() -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return nested plain data."""
+    """Return `value` with nested mappings as dicts and sequences as lists."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

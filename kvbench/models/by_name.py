@@ -1,8 +1,8 @@
-"""Any model by name: the `model` group of a preset, of a repository of the hub, or of a folder with a checkpoint.
+"""Models by name: the `model` group for a preset, a repository on the hub, or a folder with a checkpoint.
 
-A repository or folder needs no YAML: its context, dtype, chat template and kind of attention are read from its own
-files, and its rows carry its own name. The presets of ``conf/model`` stay for the models of the papers, whose rules
-(prompt limits, chat wrappers) are no part of a checkpoint.
+Repositories and folders need no YAML: context length, dtype, chat template and kind of attention are read from the
+checkpoint's files, and rows have the checkpoint's name. The presets in ``conf/model`` are for the models of the papers,
+whose prompt limits and chat wrappers are not part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.models.spec import is_repository, local_folder, without_secrets
 from kvbench.util.confdir import options
 from kvbench.util.requirements import exists
 
-#: the `model` group of a checkpoint without a preset; what is empty here comes from the checkpoint's own files
+#: the `model` group for a checkpoint without a preset; :func:`described` fills in values from the checkpoint
 PLAIN: Mapping[str, Any] = {
     "name": "",
     "hub_id": None,
@@ -40,14 +40,14 @@ PLAIN: Mapping[str, Any] = {
     "note": "",
     "architecture": None,
 }
-#: a full commit of the hub, as the folders of its cache are named
+#: a full commit hash, the name of a snapshot's folder in the hub's cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def source_key(name: str) -> Literal["path", "hub_id"] | None:
-    """Return the key of the `model` group that `name` stands for; None: neither a folder nor a repository.
+    """Return the key of the `model` group that `name` is a value of; None if it is neither a folder nor a repository.
 
-    A folder with a ``config.json`` comes before a repository of the same name, as in transformers.
+    A folder with a ``config.json`` takes precedence over a repository of the same name, as in transformers.
 
     Raises:
         ConfigError: the name cannot be looked up as a path.
@@ -64,13 +64,13 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
 
 
 def check(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
-    """Raise ConfigError for a name that is neither a preset, nor has the form of a repository or a folder.
+    """Raise ConfigError unless `name` is a preset, or has the form of a repository or folder.
 
     Args:
-        name: as typed.
+        name: the name as typed.
         presets: names of the presets.
-        listing: command that lists them.
-        key: of the refusal, for example ``--model``.
+        listing: command that lists them, for the message.
+        key: the key or option in the message, for example ``--model``.
     """
     if isinstance(name, str) and (name in presets or source_key(name)):
         return
@@ -88,21 +88,21 @@ def check(name: Any, presets: Collection[str], listing: str = "", key: str = "mo
 def described(
     name: str, model: Mapping[str, Any], given: Collection[str], presets: Collection[str], key: str = "model"
 ) -> dict[str, Any]:
-    """Return the `model` group of a repository or folder, filled from its own files.
+    """Return the `model` group for a repository or folder, with values from the checkpoint's files.
 
-    A repository's revision is pinned to the commit that the hub's cache has, so that weights of another commit are
-    another run.
+    The revision of a repository is set to the commit in the hub's cache, so that runs with the weights of different
+    commits have different ids.
 
     Args:
-        name: a repository or folder, as :func:`check` lets pass.
-        model: :data:`PLAIN` with what a person changed.
-        given: keys of the group that a person set; a ``path`` or ``hub_id`` among them wins over `name`.
-        presets: names of the presets; a folder of such a name is called by its parent's name too.
-        key: of a refusal, for example ``--model``.
+        name: a repository or folder that passes :func:`check`.
+        model: :data:`PLAIN` with the user's changes.
+        given: keys of the group that the user set; ``path`` or ``hub_id`` among them take precedence over `name`.
+        presets: names of the presets; if a folder has the same name as one, its parent is included in the model's name.
+        key: the key or option in messages, for example ``--model``.
 
     Raises:
-        ConfigError: there is no such folder, the repository is neither on this machine nor to be fetched, or its
-            ``config.json`` cannot be read or does not say how long a text may be.
+        ConfigError: there is no such folder, the repository is neither on this machine nor available on the hub, or its
+            ``config.json`` cannot be read or does not give the longest sequence.
     """
     own, group = set(given), dict(model)
     if not any(group.get(source) for source in ("path", "hub_id") if source in own):
@@ -121,15 +121,15 @@ def described(
 
 
 def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model") -> dict[str, Any]:
-    """Return the `model` group of a preset, repository or folder, as plain data.
+    """Return the `model` group for a preset, repository or folder, as plain data.
 
     Args:
-        name: as after ``model=`` on the command line.
-        changes: keys of the group that a person set.
-        key: of a refusal, for example ``--model``.
+        name: the name as after ``model=`` on the command line.
+        changes: keys of the group that the user set, with their values.
+        key: the key or option in messages, for example ``--model``.
 
     Raises:
-        ConfigError: there is no such model, or its files do not describe it.
+        ConfigError: there is no such model, or its files cannot be read or lack necessary values.
     """
     presets, changes = options("model"), dict(changes or {})
     check(name, presets, key=key)
@@ -140,7 +140,7 @@ def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model
 
 
 def _folder(name: str, source: str, revision: str | None, presets: Collection[str], key: str) -> Path:
-    """Return the folder with the checkpoint's small files, fetched where they are not on this machine."""
+    """Return a folder with the checkpoint's small files; fetch them from the hub if necessary. Raises ConfigError."""
     if source == "path":
         folder = local_folder(name)
         assert folder is not None
@@ -163,7 +163,7 @@ def _folder(name: str, source: str, revision: str | None, presets: Collection[st
 
 
 def _near(name: str, presets: Collection[str], count: int = 3) -> list[str]:
-    """Return the presets whose names come nearest to the last part of `name`."""
+    """Return up to `count` presets whose names are most similar to the last part of `name`."""
     last, others = name.rstrip("/").rpartition("/")[2].lower(), list(presets)
     ranking: list[str] = []
     while len(ranking) < count and (near := nearest(last, others)):
@@ -173,5 +173,5 @@ def _near(name: str, presets: Collection[str], count: int = 3) -> list[str]:
 
 
 def _typed(key: str, name: str) -> str:
-    """Return `name` as a person types it after `key`: ``model=x``, ``--model x``."""
+    """Return `key` and `name` as they are typed on a command line: ``model=x`` or ``--model x``."""
     return f"{key} {name}" if key.startswith("--") else f"{key}={name}"

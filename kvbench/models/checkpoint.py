@@ -1,7 +1,7 @@
-"""The files of a checkpoint, read without torch: sizes of the model, and damage.
+"""Reading and checking of a checkpoint's files without torch.
 
-Everything here reads headers and small files, so that a damaged checkpoint is refused by the file's name before a
-weight is loaded. Sources: the safetensors format (eight bytes of length, a JSON header, the data), and the files that
+Only small files and headers are read, so that an error about a damaged checkpoint names the file and comes before any
+weights are loaded. Sources: the safetensors format (eight bytes of length, a JSON header, the data), and the files that
 ``save_pretrained`` of transformers writes.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from kvbench.errors import ModelError
 from kvbench.util.schema import MOST_TOKENS
 
-#: files that loading reads besides the weights; each is one JSON object
+#: files other than the weights that loading reads; each contains a JSON object
 OBJECTS = (
     "config.json",
     "generation_config.json",
@@ -29,9 +29,9 @@ OBJECTS = (
     "vocab.json",
     "chat_template.json",
 )
-#: names by which architectures give the longest sequence, in the order in which they are believed
+#: keys of config.json for the longest sequence, in order of precedence
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "max_seq_len", "seq_length")
-#: numbers of a decoder, and the largest of each that is taken for real
+#: sizes in config.json, and the largest plausible value of each
 LIMITS = {
     "hidden_size": 2**20,
     "num_hidden_layers": 4096,
@@ -43,20 +43,20 @@ LIMITS = {
     "sliding_window": 2**40,
     **dict.fromkeys(LENGTHS, 2**40),
 }
-#: bits of an element, by safetensors' name of its type; others are left to the library
+#: bits per element of the types of safetensors; the sizes of other types are not checked
 BITS = {
     **{"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16},
     **{"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8},
 }
-#: bytes of a safetensors header that the library itself takes
+#: largest header in bytes that the safetensors library accepts
 HEADER_LIMIT = 100_000_000
-#: most bytes of a JSON file; the largest vocabularies have some tens of MB
+#: largest JSON file in bytes; the largest vocabularies have tens of MB
 JSON_LIMIT = 1 << 30
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 class DamagedFile(ModelError):
-    """A file of a checkpoint that cannot be read, or that holds impossible values."""
+    """A checkpoint's file cannot be read or contains impossible values."""
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:
         self.file, self.problem, self.hint = file, problem, hint
@@ -64,10 +64,10 @@ class DamagedFile(ModelError):
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the JSON object of a file.
+    """Return the JSON object in a file.
 
     Raises:
-        DamagedFile: it cannot be read, is not JSON, or holds something else.
+        DamagedFile: the file cannot be read, is larger than 1 GiB, or is not a JSON object.
     """
     try:
         if file.stat().st_size > JSON_LIMIT:
@@ -83,10 +83,10 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's ``config.json``; of a multimodal model with the ``text_config`` on top.
+    """Return the content of ``config.json``; for multimodal models, the keys of its ``text_config`` take precedence.
 
     Raises:
-        DamagedFile: it cannot be read, or holds an impossible size.
+        DamagedFile: the file cannot be read, or contains an impossible size.
     """
     file = folder / "config.json"
     data = read_object(file)
@@ -97,10 +97,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile for a size that is not a whole number, not positive, or implausibly large."""
+    """Raise DamagedFile if a size in config.json is not a plausible positive integer, or heads do not divide evenly."""
     for name, most in LIMITS.items():
         value = numbers.get(name)
-        if value is None or isinstance(value, list):  # a list: one number for each layer, as few architectures have it
+        if value is None or isinstance(value, list):  # a list has one number per layer, in a few architectures
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise DamagedFile(file, f"says {name}={str(value)[:40]}, {_kind(value)}, not a whole number", _MEND)
@@ -119,13 +119,13 @@ _MEND = "the config.json that came with these weights"
 
 
 def longest(numbers: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a model takes by its ``config.json``; None where it does not say."""
+    """Return the longest sequence in tokens that a ``config.json`` gives; None if it gives none."""
     length = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
     return None if length is None else int(length)
 
 
 def context(folder: Path) -> int | None:
-    """Return the tokens that a checkpoint takes by its ``config.json``, else by its tokenizer; None: neither says.
+    """Return a checkpoint's longest sequence in tokens, from ``config.json`` or else the tokenizer; None if unknown.
 
     Raises:
         DamagedFile: one of the files cannot be read.
@@ -134,7 +134,7 @@ def context(folder: Path) -> int | None:
     file = folder / "tokenizer_config.json"
     if length is not None or not file.is_file():
         return length
-    length = read_object(file).get("model_max_length")  # 1e30 where the tokenizer knows no limit
+    length = read_object(file).get("model_max_length")  # 1e30 means no limit
     return length if type(length) is int and 0 < length <= MOST_TOKENS else None
 
 
@@ -147,11 +147,11 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Check the small files and the headers of all files that loading will read.
+    """Check the small files, and the headers of the weights, that loading will read.
 
     Raises:
-        DamagedFile: a file cannot be read, the index names missing files, or the weights have fewer layers than
-            ``config.json`` says.
+        DamagedFile: a file cannot be read or contains impossible values, the index names missing files, or the weights
+            have fewer layers than ``config.json`` says.
     """
     for name in OBJECTS:
         if (folder / name).is_dir():
@@ -169,7 +169,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile for end-of-sequence tokens outside the vocabulary."""
+    """Raise DamagedFile if an end-of-sequence token in ``generation_config.json`` is outside the vocabulary."""
     ends, vocabulary = generation.get("eos_token_id"), numbers.get("vocab_size")
     for token in ends if isinstance(ends, list) else [ends]:
         if token is None:
@@ -182,10 +182,10 @@ def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: 
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that weights will be read from: one, or those that the index names.
+    """Yield the files that weights will be read from: a single file, or those that the index names.
 
     Raises:
-        DamagedFile: the index cannot be read, or names missing files.
+        DamagedFile: the index cannot be read, or names files that are missing or in other folders.
     """
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
@@ -212,10 +212,10 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Return the names of a safetensors file's tensors, from its header.
+    """Return the names of the tensors in a safetensors file, from its header.
 
     Raises:
-        DamagedFile: the header cannot be read, or does not cover the file.
+        DamagedFile: the header cannot be read, or does not agree with the size of the file or of a tensor.
     """
     try:
         size = file.stat().st_size
@@ -251,7 +251,7 @@ def tensor_names(file: Path) -> list[str]:
 
 
 def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> None:
-    """Raise DamagedFile if the weights have fewer layers than ``config.json``: the others would be random."""
+    """Raise DamagedFile if the weights have fewer layers than ``config.json`` says; the rest would be random."""
     count = numbers.get("num_hidden_layers")
     stored = {number for name in names if (number := layer_of(name)) is not None and "vision" not in name}
     if isinstance(count, int) and stored and max(stored) + 1 < count:
@@ -264,13 +264,13 @@ def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> 
 
 
 def layer_of(name: str) -> int | None:
-    """Return the layer that a tensor belongs to, by its name; None outside of layers."""
+    """Return the index of the layer in a tensor's name; None if the tensor is not part of a layer."""
     match = _LAYER.search(name)
     return None if match is None else int(match[1])
 
 
 def snapshot(hub_id: str, revision: str | None = None) -> Path | None:
-    """Return the folder of the hub's cache that holds a repository's ``config.json``, or None."""
+    """Return the folder in the hub's cache that contains a repository's ``config.json``; None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(hub_id, "config.json", revision=revision)
@@ -278,7 +278,7 @@ def snapshot(hub_id: str, revision: str | None = None) -> Path | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line without its full stop, or its type if the message is empty."""
+    """Return the first line of an error's message without its full stop, or the error's type if it is empty."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:300] if lines else type(error).__name__
 

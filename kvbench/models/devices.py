@@ -1,4 +1,4 @@
-"""Devices of a model: one, several of this process, or one for each process of a team."""
+"""The devices of a model: one, several in this process, or one per process of a tensor-parallel team."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """Fields of the `runtime` group that loading reads (of `kvbench.config.run_config.RuntimeConfig`)."""
+    """Protocol of the `runtime` fields that loading reads (see `kvbench.config.run_config.RuntimeConfig`)."""
 
     @property
     def device(self) -> str: ...
@@ -26,7 +26,7 @@ class Runtime(Protocol):
 
 
 def joined(runtime: Runtime) -> Team | None:
-    """Return the team of processes that share the model; None if this process holds all of it.
+    """Join and return the team of processes that share the model; None without ``runtime.tensor_parallel``.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.
@@ -39,10 +39,10 @@ def joined(runtime: Runtime) -> Team | None:
 
 
 def homes(runtime: Runtime) -> list[torch.device]:
-    """Return this process's devices for the model; inputs go to the first.
+    """Return the devices of this process that the model is loaded onto; inputs go to the first.
 
     Raises:
-        ConfigError: this machine has no such device; ``device_map`` without a GPU.
+        ConfigError: this machine has no such device, or has no GPU for ``device_map``.
     """
     import torch
 

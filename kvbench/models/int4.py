@@ -1,8 +1,9 @@
-"""Four-bit weights for a draft, rounded to nearest on the fly and kept next to the exact ones.
+"""Four-bit weights for drafting, rounded to nearest when they are attached and kept next to the exact weights.
 
-QuantSpec drafts with 4-bit weights and verifies with the exact ones, so both stay resident (Tiwari et al. 2025, sec. 4;
-the authors' code has them in the feed-forward layers only). The product is torch's own ``_weight_int4pack_mm``: no
-further library, asymmetric groups of 128 input channels (64 or 32 where 128 does not divide), ``w^ = (q - 8) s + z``.
+QuantSpec drafts with 4-bit weights and verifies with the exact ones, so both stay in memory (Tiwari et al. 2025,
+sec. 4; the authors' code has 4-bit weights in the feed-forward layers only). Products use torch's own
+``_weight_int4pack_mm``, without another library. Quantization is asymmetric, in groups of 128 input channels (64 or 32
+if 128 does not divide their number): ``w^ = (q - 8) s + z``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from kvbench.util.attachment import attached, attachment
 
 Which = Literal["ffn", "all"]
 
-#: input channels that share a scale, the first that divides is taken
+#: input channels that share a scale: the first that divides their number is used
 GROUPS = (128, 64, 32)
-#: k tiles that a CUDA lane reads at once (of 16 channels each), the first that divides is taken
+#: tiles of 16 input channels that a CUDA lane reads at once: the first possible number is used
 INNER_K_TILES = (8, 4, 2)
 
 
@@ -29,10 +30,10 @@ class Int4Linear(nn.Module):
     """A linear layer with 4-bit weights.
 
     Args:
-        linear: its weights ``[out, in]`` are rounded to nearest; its bias is shared.
+        linear: the layer whose weights ``[out, in]`` are rounded to nearest; its bias is shared, not copied.
 
     Raises:
-        ModelError: no group divides the input channels, or `out` is not a multiple of 16.
+        ModelError: `in` is not divisible by 32, or `out` not by 16.
     """
 
     packed: Tensor
@@ -49,7 +50,7 @@ class Int4Linear(nn.Module):
                 "  hint: method.draft_weights=same"
             )
         self.group, self.bias, self.on_cuda = group, linear.bias, linear.weight.is_cuda
-        # CUDA's product takes bf16 alone; the CPU's takes the model's own dtype.
+        # The product on CUDA accepts only bf16; on a CPU it accepts the model's dtype.
         self.dtype = torch.bfloat16 if self.on_cuda else linear.weight.dtype
         codes, scales = quantize(linear.weight.detach(), group, self.dtype)
         self.register_buffer("scales", scales, persistent=False)
@@ -71,14 +72,14 @@ class Int4Linear(nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codes and scales."""
+        """Size of the codes and scales in bytes."""
         return sum(t.numel() * t.element_size() for t in (self.packed, self.scales))
 
 
 def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return codes 0..15 (uint8 ``[out, in]``) and ``(scale, value of code 8)`` ``[in / group, out, 2]`` in `dtype`.
+    """Return codes 0..15, uint8 ``[out, in]``, and scales with zeros (the value of code 8), ``[in / group, out, 2]``.
 
-    Scale and zero are rounded to `dtype` before the codes are computed, so that codes and decoder agree.
+    Scales and zeros are in `dtype`; codes are computed from the rounded ones, which the product uses.
     """
     grouped = weight.float().unflatten(-1, (-1, group))
     low, high = torch.aminmax(grouped, dim=-1)
@@ -89,7 +90,7 @@ def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 class DraftLinear(nn.Module):
-    """An exact linear layer with its 4-bit form; the model's switch selects the one that runs."""
+    """A linear layer with exact and 4-bit weights; `switch` selects which of them :meth:`forward` uses."""
 
     def __init__(self, exact: nn.Linear, switch: Switch) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class DraftLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The exact weights (some models read their dtype)."""
+        """The exact weights, since some models read their dtype."""
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,14 +107,14 @@ class DraftLinear(nn.Module):
 
 
 class Switch:
-    """The switch that turns a model's 4-bit weights on for a draft."""
+    """A switch, shared by all layers of a model, between exact and 4-bit weights."""
 
     def __init__(self, which: Which) -> None:
         self.which, self.on = which, False
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Run with the 4-bit weights inside the block."""
+        """Use the 4-bit weights inside the block."""
         self.on = True
         try:
             yield
@@ -122,14 +123,15 @@ class Switch:
 
 
 def attach(model: nn.Module, which: Which) -> Switch:
-    """Add 4-bit weights to `model` and return their switch, or the switch of those that it has already.
+    """Add 4-bit weights to `model`, unless it has the same ones already, and return their switch.
 
     Args:
         model: causal language model with its decoder layers in ``model.model.layers``.
-        which: ``ffn``: linear layers outside attention; ``all``: those of attention too. The output head stays exact.
+        which: ``ffn`` for the linear layers outside attention, ``all`` for those in attention too. The output head is
+            never quantized.
 
     Raises:
-        ModelError: no decoder layers, or no linear layers in them (weights that are quantized already).
+        ModelError: the model has no decoder layers, or no linear layers in them (if it is already quantized).
     """
     switch: Switch | None = attachment(model).int4
     if switch is not None:
@@ -170,12 +172,12 @@ def detach(model: nn.Module) -> None:
 
 
 def nbytes(model: nn.Module) -> int:
-    """Return the bytes of a model's 4-bit weights."""
+    """Return the size of a model's 4-bit weights in bytes."""
     return sum(module.nbytes for module in model.modules() if isinstance(module, Int4Linear))
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the decoder layers of a causal language model."""
+    """Return the decoder layers of a causal language model; raise ModelError if it has no ``model.layers``."""
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(

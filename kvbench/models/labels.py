@@ -1,8 +1,8 @@
-"""Presets that load another checkpoint: their names, contexts and chat templates.
+"""The name, context length and chat template of a preset that loads another checkpoint.
 
-``model=llama2-7b model.path=DIR`` runs the checkpoint in DIR, so its name, context and chat template come from DIR.
-Values that a person sets win. If the checkpoint has the architecture that the preset describes, the preset's rules
-still hold: its prompt limit, its dtype, and its chat wrapper if both have one.
+``model=llama2-7b model.path=DIR`` runs the checkpoint in DIR, so its name, context length and chat template come from
+DIR. Values that the user sets take precedence. If the checkpoint has the architecture of the preset, the preset's
+prompt limit and dtype still apply, and so does its chat wrapper if the checkpoint also has a chat template.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.util.requirements import exists
 
 __all__ = ["is_repository", "labelled"]
 
-#: dimensions by which a checkpoint is recognised as the preset's, where both give them
+#: keys that must agree, where both have them, for a checkpoint to count as the preset's architecture
 SAME = (
     "model_type",
     "hidden_size",
@@ -30,7 +30,7 @@ SAME = (
     "num_key_value_heads",
     "vocab_size",
 )
-#: keys of a preset that are about its own checkpoint alone
+#: keys of a preset that apply only to its own checkpoint, and their values for others
 ABOUT = {"licence": "", "gated": None, "requires": None, "note": "", "revision": None}
 _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{7})[0-9a-f]*$")
 
@@ -39,22 +39,22 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
     """Return the `model` group with the name, context and chat of the checkpoint that will be loaded.
 
     Args:
-        model: the group as it was composed.
-        preset: the choice of ``conf/model`` that it was composed from.
-        given: keys of the group that a person set (``{"path", "max_length"}``); those that differ from the preset's
-            count as set too.
+        model: the group as composed.
+        preset: the preset of ``conf/model`` that it was composed from.
+        given: keys of the group that the user set, such as ``{"path", "max_length"}``. Keys whose values differ from
+            the preset's count as set, too.
 
     Returns:
-        `model` itself where it loads the preset's own checkpoint.
+        The changed group; a copy of `model` if it loads the preset's own checkpoint.
 
     Raises:
-        ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read, or does not say
-            how long a text may be.
+        ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read or does not give
+            the longest sequence; random weights are asked for and the ``config.json`` is unavailable.
     """
     group = dict(model)
     own = {*given, *(key for key in group if group[key] != preset.get(key))}
     if group.get("hub_id") != preset.get("hub_id") and "path" not in own:
-        group["path"] = None  # the preset's folder must not stand in place of the repository that was asked for
+        group["path"] = None  # the preset's folder must not replace the repository that the user named
     if isinstance(group.get("path"), str) and not group["path"].startswith(BUNDLED):
         exists(group["path"], "model.path")
     elsewhere = group.get("path") is not None and not _same_folder(group["path"], preset.get("path"))
@@ -78,7 +78,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
             "with random weights",
             hint="model.path=DIR with that config.json, or a preset: model=llama2-7b model.weights=random",
         )
-    if folder is None:  # not on this machine yet, or nowhere: loading says which
+    if folder is None:  # not on this machine: loading fetches it or reports an error
         return group
     if repository and random:
         group["path"] = str(folder)
@@ -112,7 +112,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 
 
 def _folder(model: Mapping[str, Any]) -> Path | None:
-    """Return the folder with the checkpoint's small files: `path`, or the hub's cache, into which they are fetched."""
+    """Return a folder with the checkpoint's small files (`path`, or the hub's cache, fetched if necessary), or None."""
     if model.get("path") is not None:
         folder = local_folder(str(model["path"]))
         return folder if folder is not None and (folder / "config.json").is_file() else None
@@ -130,7 +130,7 @@ def _same_folder(path: Any, other: Any) -> bool:
 
 
 def _folder_name(path: Any) -> str:
-    """Return a folder's own name; for a snapshot in the hub's cache the repository with the start of the commit."""
+    """Return the name of a folder; ``OWNER/NAME@COMMIT`` for a snapshot in the hub's cache."""
     text = str(path)
     if text.startswith(BUNDLED):
         return text.removeprefix(BUNDLED)
@@ -140,7 +140,7 @@ def _folder_name(path: Any) -> str:
 
 
 def _architecture(preset: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the dimensions of the preset's own checkpoint."""
+    """Return the sizes of the preset's own checkpoint, as in ``config.json``; empty if they are unknown."""
     if preset.get("architecture"):
         return dict(preset["architecture"])
     folder = local_folder(preset.get("path"))
@@ -148,6 +148,6 @@ def _architecture(preset: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _alike(numbers: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return True if a checkpoint has the dimensions that the preset gives."""
+    """Return True if two configurations agree in all keys of :data:`SAME` that both have, hidden_size included."""
     both = [key for key in SAME if numbers.get(key) is not None and other.get(key) is not None]
     return "hidden_size" in both and all(numbers[key] == other[key] for key in both)

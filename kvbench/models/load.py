@@ -1,4 +1,4 @@
-"""A model and its tokenizer, ready to run: from the hub, a folder, this package, or with random weights."""
+"""Loading of a model and its tokenizer: from the hub, a folder or this package, or with random weights."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class LoadedModel:
     Args:
         model: a transformers causal LM on `device`, in `dtype`.
         tokenizer: a fast tokenizer that pads on the left and has a pad token.
-        name: the configuration's name of the model.
+        name: name of the model in the configuration.
         dtype: dtype of the parameters.
-        device: where inputs go (with ``device_map`` the first of the devices, with ``tensor_parallel`` this rank's).
-        max_length: tokens that the model takes, prompt and answer together.
-        architecture: layers, heads and head size.
-        eos_token_ids: tokens that end an answer; empty for random weights, which would end by chance.
-        parameters: number of parameters.
-        random_weights: scores mean nothing, and without a folder the tokenizer is one of bytes.
-        devices: torch's names of all devices that hold the model, those of other ranks too.
+        device: device for inputs: with ``device_map`` the first one, with ``tensor_parallel`` that of this rank.
+        max_length: longest sequence in tokens, prompt and answer together.
+        architecture: the dimensions that a KV cache depends on.
+        eos_token_ids: tokens that end an answer; empty for random weights, which would emit them by chance.
+        parameters: number of parameters of the whole model.
+        random_weights: True if the weights are random; scores are then meaningless.
+        devices: torch's names of all devices that hold the model, including those of other ranks.
         layout: ``one device``, ``device_map`` or ``tensor_parallel``.
     """
 
@@ -72,15 +72,15 @@ class LoadedModel:
 
 
 def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
-    """Load what `model` names onto ``runtime.device``.
+    """Load a model and its tokenizer onto the devices that `runtime` names.
 
     Args:
-        model: the `model` group, checked.
+        model: the checked `model` group.
         runtime: the `runtime` group.
 
     Raises:
-        ModelError: the weights are unavailable (known within two seconds), transformers refuses them, or they cannot
-            be split over the processes.
+        ModelError: the weights are unavailable (reported within two seconds) or damaged, transformers cannot load them,
+            kvbench does not support the architecture, or it cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
     source = locate(model)
@@ -114,7 +114,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
     """Return the tokenizer that :func:`load` would load, without the weights.
 
     Raises:
-        ModelError: it is unavailable.
+        ModelError: the tokenizer or the weights are unavailable, or the tokenizer cannot be read.
     """
     source = locate(model)
     if source.name is None:
@@ -131,7 +131,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype of ``model.dtype``; ``auto`` is bfloat16 on a GPU, else float32 (halves are slow)."""
+    """Return the torch dtype for ``model.dtype``; ``auto`` is bfloat16 on a GPU, else float32, which is faster there."""
     import torch
 
     if name == "auto":
@@ -141,7 +141,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def shape_of(config: Any) -> Shape:
-    """Return the dimensions in a transformers config."""
+    """Return the dimensions of the decoder that a transformers config describes."""
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     return Shape(
@@ -156,7 +156,7 @@ def shape_of(config: Any) -> Shape:
 
 
 def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtime) -> Any:
-    """Return a model with random weights on `devices`; a rank draws all of them and keeps its slices."""
+    """Return a model with random weights on `devices`; each rank of a team draws all weights and keeps its slices."""
     config, dtype = hf_config(model), resolve_dtype(model.dtype, devices[0])
     if runtime.device_map:
         from kvbench.parallel.spread import random_spread
@@ -174,7 +174,7 @@ def _random(model: ModelConfig, devices: Sequence[torch.device], runtime: Runtim
 def _pretrained(
     model: ModelConfig, source: Source, devices: Sequence[torch.device], device_map: str | None, team: Team | None
 ) -> tuple[Any, Any]:
-    """Return the checkpoint on `devices`; the ranks of a team load one after the other, to hold it in memory once."""
+    """Return model and tokenizer; the ranks of a team load in turn, so that only one at a time holds all weights."""
     from transformers import AutoConfig
     from transformers.utils import logging
 
@@ -185,17 +185,17 @@ def _pretrained(
         "local_files_only": source.local,
         "trust_remote_code": model.trust_remote_code,
     }
-    # auto on a GPU is the checkpoint's own dtype
+    # except on a CPU, auto is the checkpoint's own dtype
     dtype = "auto" if model.dtype == "auto" and device.type != "cpu" else resolve_dtype(model.dtype, device)
     bars, loud = logging.is_progress_bar_enabled(), logging.get_verbosity()
     if source.local:
         logging.disable_progress_bar()
-    logging.set_verbosity_error()  # missing weights are refused below, by name
+    logging.set_verbosity_error()  # check_complete reports missing weights by name
     try:
         turn: AbstractContextManager[None] = team.turns() if team is not None else nullcontext()
         with turn:
             part = "config.json"
-            try:  # the small files first: seventy gigabytes are not read for a tokenizer that does not fit them
+            try:  # small files first, so that a wrong tokenizer is found before 70 GB of weights are read
                 config = AutoConfig.from_pretrained(source.name, **common)
                 part = "tokenizer"
                 tokenizer = _tokenizer(source.name, common)
@@ -223,12 +223,12 @@ def _pretrained(
 def _weights(
     name: str, devices: Sequence[torch.device], device_map: str | None, dtype: Any, common: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the model, and transformers' report of the parameters that the checkpoint lacks."""
+    """Return the model, and transformers' report of missing, unexpected and mismatched parameters."""
     from transformers import AutoModelForCausalLM
 
     from kvbench.parallel.spread import pretrained_spread
 
-    # tensors of another shape are reported too, by name: transformers itself would only say that there are some
+    # have tensors of other shapes reported by name, too; by default transformers only says that there are some
     arguments = {**common, "dtype": dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     if device_map:
         return pretrained_spread(name, devices, **arguments)
@@ -237,7 +237,7 @@ def _weights(
 
 
 def _random_tokenizer(model: ModelConfig) -> Any:
-    """Return the folder's own tokenizer if it has one, else one of bytes."""
+    """Return the tokenizer in the model's folder if it has one, else the byte tokenizer."""
     folder = model.folder()
     if folder is not None and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         try:

@@ -1,6 +1,6 @@
-"""The place of a model's weights, found in under two seconds and before torch is imported.
+"""Location of a model's weights, in under two seconds and without importing torch.
 
-Without this check an unreachable hub costs half a minute of retries per file. No weights are downloaded here.
+Without this check, an unreachable hub costs half a minute of retries per file. This module downloads no weights.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import options
 
-#: seconds that the one attempt to reach the hub may take, name resolution included
+#: time limit in seconds for the single attempt to reach the hub, including name resolution
 PROBE_SECONDS = 1.5
 
-#: files by which a repository's context and chat template are known
+#: files that contain a repository's context length and chat template
 DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True)
 class Source:
-    """The place to load from.
+    """The location to load a model from.
 
     Args:
         name: folder or repository; None for random weights.
-        local: loading needs no network.
-        revision: commit or tag of the repository.
+        local: True if loading needs no network.
+        revision: commit or tag of the repository; None: its main branch.
     """
 
     name: str | None
@@ -40,11 +40,11 @@ class Source:
 
 
 def locate(model: ModelConfig) -> Source:
-    """Find the weights of `model`: random, a folder, the hub's cache on this machine, or the hub itself.
+    """Return the location of the weights of `model`: random, a folder, the hub's cache on this machine, or the hub.
 
     Raises:
         ModelError: the weights are neither on this machine nor on the hub, the repository is gated, an extra package is
-            missing, or the folder has no weights. The message names the model and the overrides that help.
+            missing, or the folder has no weights or damaged ones. The message names the model and suggests overrides.
     """
     if model.weights == "random":
         return Source(None, local=True)
@@ -76,13 +76,13 @@ def _check_folder(model: ModelConfig, folder: Path) -> None:
             f"model {model.name}: {folder} has a config.json but no weights (*.safetensors).\n"
             "  hint: model.weights=random builds the architecture of that config.json with random weights"
         )
-    # a checkpoint with code of its own is refused for that first, when it is loaded
+    # for a checkpoint with its own code, loading reports that first
     if "auto_map" not in checkpoint.read_object(folder / "config.json"):
         checkpoint.check_files(folder)
 
 
 def is_cached(model: ModelConfig) -> bool:
-    """Return True if config and weights of the hub repository are complete in the hub's cache on this machine.
+    """Return True if the repository's config.json and all its weights are in the hub's cache on this machine.
 
     Raises:
         DamagedFile: one of the files is damaged.
@@ -104,7 +104,7 @@ def is_cached(model: ModelConfig) -> bool:
 
 
 def _ask_hub(model: ModelConfig) -> None:
-    """Ask for the repository's config.json, once and briefly; raise ModelError with the hub's answer."""
+    """Request the repository's config.json once, with a time limit; raise ModelError unless the hub has it."""
     assert model.hub_id is not None
     answer = _answer(model.hub_id, model.revision)
     if isinstance(answer, str):
@@ -123,14 +123,14 @@ def _ask_hub(model: ModelConfig) -> None:
 
 
 def _answer(hub_id: str, revision: str | None) -> int | str:
-    """Return the hub's HTTP status (below 500) for a repository's config.json, or why there is none."""
+    """Return the hub's HTTP status (below 500) for a repository's config.json, or a text that explains the failure."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     url = f"{constants.ENDPOINT}/{hub_id}/resolve/{revision or 'main'}/config.json"
     answers: list[int | str] = []
-    # A thread, because name resolution knows no timeout.
+    # A thread, because name resolution has no timeout.
     thread = threading.Thread(target=_probe, args=(url, answers), daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
@@ -141,18 +141,18 @@ def _answer(hub_id: str, revision: str | None) -> int | str:
 
 
 class Description(NamedTuple):
-    """The folder of the hub's cache with a repository's small files, or None and the reason."""
+    """The folder in the hub's cache with a repository's small files; or None, with the reason in `problem`."""
 
     folder: Path | None
     problem: str = ""
 
 
-@functools.cache  # one attempt a process: a sweep asks for every job
+@functools.cache  # one attempt per process: each job of a sweep asks
 def fetch_description(hub_id: str, revision: str | None) -> Description:
-    """Fetch the small files that give a repository's context and chat template into the hub's cache.
+    """Fetch the small files with a repository's context length and chat template into the hub's cache.
 
-    A run is named and identified by them before its weights are on this machine; without them its first call would have
-    another id than its second.
+    They determine the run id, so they must be known before the weights are downloaded: otherwise the first start of a
+    run would have another id than the second.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -168,7 +168,7 @@ def fetch_description(hub_id: str, revision: str | None) -> Description:
     for name in DESCRIPTION:
         try:
             file = hf_hub_download(hub_id, name, revision=revision, etag_timeout=PROBE_SECONDS)
-        except (HfHubHTTPError, OSError) as error:  # a repository need not have the files of a chat template
+        except (HfHubHTTPError, OSError) as error:  # repositories need not have files for a chat template
             problem = problem or f"its {name} cannot be downloaded ({checkpoint.first_line(error)})"
             continue
         folder = folder or (Path(file).parent if name == "config.json" else None)
@@ -180,7 +180,7 @@ def _probe(url: str, answers: list[int | str]) -> None:
         from huggingface_hub.utils import build_hf_headers, get_session
 
         answers.append(int(get_session().head(url, headers=build_hf_headers(), timeout=PROBE_SECONDS).status_code))
-    except Exception as error:  # whatever goes wrong on the way is the answer
+    except Exception as error:  # any failure becomes the answer
         answers.append(f"{type(error).__name__}: {error}")
 
 
@@ -193,7 +193,7 @@ def _no_weights(model: ModelConfig, reason: str) -> ModelError:
 
 
 def _typed(model: ModelConfig) -> str:
-    """Return the name by which the command line knows the model: its preset or its repository."""
+    """Return the name to type after ``model=``: the preset or the repository."""
     return model.name if model.name in options("model") else str(model.hub_id)
 
 

@@ -1,4 +1,4 @@
-"""Submodules of a model that compute a layer's keys (before RoPE) and values."""
+"""The submodules of attention layers that compute keys (before RoPE) and values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from transformers import PreTrainedModel
 
 from kvbench.errors import ModelError
 
-#: submodules whose outputs are keys before RoPE, the last one in a layer's order first (Qwen3 normalises after k_proj)
+#: submodules that output keys before RoPE, in order of precedence: Qwen3 applies k_norm after k_proj
 KEYS = ("k_norm", "k_proj")
-#: projections of queries, keys and values side by side (Phi-3)
+#: a single projection for queries, keys and values (Phi-3)
 FUSED = "qkv_proj"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Channels ``[start, stop)`` of a submodule's output."""
+    """The submodule that computes keys or values, and the channels ``[start, stop)`` of its output that hold them."""
 
     module: nn.Module
     name: str
@@ -25,17 +25,20 @@ class Source:
     stop: int | None = None
 
     def cut(self, out: Tensor, channels: int) -> Tensor:
-        """Return keys or values ``[B, H, q, D]`` from the submodule's output (``[B, q, C]`` or ``[B, q, H, D]``)."""
+        """Return the keys or values ``[B, H, q, D]`` in the submodule's output ``[B, q, C]`` or ``[B, q, H, D]``.
+
+        `channels` is D, the number of channels per head.
+        """
         if out.ndim == 4:
             return out.transpose(1, 2)
         return out[..., self.start : self.stop].unflatten(-1, (-1, channels)).transpose(1, 2)
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the attention modules of `model` by layer.
+    """Return the attention modules of `model`, one per layer.
 
     Raises:
-        ModelError: a layer has no attention module whose keys can be read before RoPE.
+        ModelError: a layer has no attention module with a key projection that can be hooked.
     """
     config = model.config.get_text_config(decoder=True)
     modules = {
@@ -71,19 +74,19 @@ def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
 
 
 def head_dim(model: PreTrainedModel) -> int:
-    """Return the channels of a head."""
+    """Return the number of channels per head."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def kv_heads(model: PreTrainedModel) -> int:
-    """Return the KV heads of a layer."""
+    """Return the number of KV heads per layer."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _borders(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Return the channels of a fused projection at which keys begin, values begin and values end."""
+    """Return the channel indices in a fused projection's output where keys begin, values begin and values end."""
     size, heads = head_dim(model), model.config.get_text_config(decoder=True).num_attention_heads
     keys = heads * size
     return keys, keys + kv_heads(model) * size, keys + 2 * kv_heads(model) * size

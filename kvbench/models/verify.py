@@ -1,4 +1,4 @@
-"""Checks of a checkpoint against its config.json, and the refusals where it does not fit."""
+"""Checks that a checkpoint agrees with its config.json, and errors for checkpoints that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvbench.util.progress import say
 
 
 def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
-    """Raise ModelError if kvbench cannot serve the model, or its tokenizer has tokens without an embedding."""
+    """Raise ModelError if kvbench does not support the model, or its tokenizer has tokens without an embedding."""
     reason = unserved(config)
     if reason:
         raise ModelError(f"model {model.name}: {reason}")
@@ -25,10 +25,15 @@ def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
 
 
 def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
-    """Raise ModelError if a tokenizer produces ids beyond the model's `words` embeddings.
+    """Raise ModelError if the tokenizer produces ids for which the model has no embedding.
 
-    Added tokens that no text produces by itself may lie beyond (Gemma 3's image tokens); the tokens for padding,
+    Added tokens that do not occur in text (Gemma 3's image tokens) may have such ids, but the tokens for padding,
     beginning and end may not.
+
+    Args:
+        name: name of the model, for the message.
+        tokenizer: the tokenizer.
+        words: number of embeddings, ``vocab_size``.
     """
     used = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
     added = set(tokenizer.get_added_vocab())
@@ -47,10 +52,14 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
 
 
 def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapping[str, Any]) -> None:
-    """Raise ModelError if the checkpoint leaves parameters of the model unset: they would be random.
+    """Raise ModelError if the checkpoint lacks parameters, or has other shapes or more layers than its config.json.
+
+    Missing parameters would be random. Other tensors that the model does not use are only reported to the user.
 
     Args:
-        report: transformers' loading info; weights that are tied to others are not in its ``missing_keys``.
+        model, source: for messages.
+        loaded: the model.
+        report: transformers' loading info; tied weights do not appear in its ``missing_keys``.
     """
     missing = sorted(report.get("missing_keys") or ())
     shapes = sorted(report.get("mismatched_keys") or ())
@@ -87,9 +96,11 @@ def _some(names: Sequence[str]) -> str:
 
 
 def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
-    """Return the error for a checkpoint that cannot be loaded: its damaged file, else the library's own message.
+    """Return an error for a checkpoint that cannot be loaded: it names a damaged file, or has the library's message.
 
     Args:
+        model, source: for messages.
+        error: the exception of the library that read the checkpoint.
         part: the part that was being read: ``config.json``, ``tokenizer`` or ``weights``.
     """
     message = " ".join(str(error).split())

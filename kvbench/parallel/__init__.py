@@ -1,1 +1,1 @@
-"""Tensor parallelism: several processes, one device each, that run one model together."""
+"""Models on several devices: tensor parallelism over processes, and layers spread over the GPUs of one process."""

@@ -1,4 +1,4 @@
-"""Rank and size of this process under torchrun; imports no torch, so that a configuration is checked in a moment."""
+"""Rank of this process and number of processes under torchrun. Does not import torch, so checks are fast."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def size() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process among them; rank 0 prints and writes for all."""
+    """Return the rank of this process, 0 without torchrun; only rank 0 prints and writes results."""
     return _number("RANK", 0) if launched() else 0
 
 
 def local_rank() -> int:
-    """Return the number of this process on its machine, which is also that of its device."""
+    """Return the rank of this process on its machine, which is also the index of its GPU."""
     return _number("LOCAL_RANK", 0) if launched() else 0
 
 
@@ -28,15 +28,15 @@ def local_size() -> int:
 
 
 def launched() -> bool:
-    """Return True if torchrun, or anything that sets the same variables, started this process."""
+    """Return True if torchrun, or another launcher that sets the same variables, started this process."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
 def _number(name: str, default: int) -> int:
-    """Return the number in the environment variable `name`.
+    """Return the number in the environment variable `name`, or `default` if it is not set.
 
     Raises:
-        ConfigError: it is set to something else.
+        ConfigError: the variable is not a whole number.
     """
     text = os.environ.get(name, str(default)).strip()
     if not (text.isascii() and text.isdecimal()):

@@ -1,10 +1,11 @@
-"""A model's weights split over the ranks of a team, by transformers' own plan for tensor parallelism.
+"""Splitting of a model's weights over the ranks of a team, by transformers' plan for tensor parallelism.
 
-The plan (``base_model_tp_plan`` of a config) names the linear layers: ``colwise`` ones keep a slice of their outputs
-(whole heads of queries, keys and values), ``rowwise`` ones a slice of their inputs, and their partial products are
-summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The layers are plain linear layers over plain
-tensors, which 4-bit drafts, captured steps and any version of transformers accept; transformers' own are DTensors,
-whose functions have changed with every release. Attention sees only the rank's own heads, and so does its cache.
+The plan (``base_model_tp_plan`` of a config) gives a style for each linear layer: ``colwise`` layers keep a slice of
+their outputs (whole heads of queries, keys and values), ``rowwise`` layers a slice of their inputs, and their partial
+products are summed over the ranks (Shoeybi et al., "Megatron-LM", 2019, sec. 3). The slices are ordinary linear layers
+with ordinary tensors, which work with 4-bit drafts, captured steps and every version of transformers; transformers
+itself uses DTensors, whose interface has changed with every release. Attention and its cache get only the heads of the
+rank.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from kvbench.errors import ModelError
 from kvbench.parallel.team import Team
 from kvbench.util.attachment import Placement, record_placement
 
-#: styles of layers that every rank keeps whole; the embedding is only looked up
+#: styles of layers that every rank keeps whole
 WHOLE = ("replicated_with_grad_allreduce", "replicate", "embedding_rowwise", "embedding_colwise", "local_params")
-#: styles of layers whose outputs are gathered over the ranks
+#: styles of layers whose outputs are gathered from all ranks
 GATHERED = ("colwise_gather_output", "colwise_rep")
-#: names of the layers whose outputs hold the keys
+#: names of the layers that compute keys
 KEYS = ("k_proj", "query_key_value", "qkv_proj")
 
 
 class Summed(nn.Module):
-    """A linear layer over a slice of its inputs, with the products summed over the ranks and the bias added once."""
+    """A linear layer split by inputs; the partial products are summed over the ranks, then the bias is added."""
 
     def __init__(self, local: nn.Linear, team: Team) -> None:
         super().__init__()
@@ -38,17 +39,17 @@ class Summed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The slice of the weights (some models read their dtype)."""
+        """This rank's slice of the weights, since some models read their dtype."""
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product ``[..., out]`` for `x` ``[..., in / ranks]``, equal on all ranks."""
+        """Return the product ``[..., out]``, equal on all ranks, for this rank's slice `x` ``[..., in / ranks]``."""
         out = self.team.sum(self.local(x))
         return out if self.bias is None else out + self.bias
 
 
 class Gathered(nn.Module):
-    """A linear layer over a slice of its outputs, with the slices concatenated over the ranks (logits)."""
+    """A linear layer split by outputs; the outputs of all ranks are concatenated (logits)."""
 
     def __init__(self, local: nn.Linear, width: int, team: Team) -> None:
         super().__init__()
@@ -57,23 +58,23 @@ class Gathered(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The slice of the weights."""
+        """This rank's slice of the weights."""
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product ``[..., out]`` for `x` ``[..., in]``, equal on all ranks to the last bit."""
+        """Return the product ``[..., out]``, bitwise equal on all ranks, for `x` ``[..., in]``."""
         return self.team.gather(self.local(x), -1)[..., : self.width]
 
 
 def shard(model: Any, team: Team) -> None:
-    """Replace the layers of `model` by this rank's slices, on its device.
+    """Replace the linear layers of `model` by this rank's slices, and move the model to this rank's device.
 
     Args:
         model: a causal LM of transformers with all its weights, on any device.
+        team: the ranks.
 
     Raises:
-        ModelError: transformers has no plan for it, the plan does not split keys and values by heads, or the heads do
-            not divide.
+        ModelError: as :func:`check`.
     """
     plan = check(model, team.size)
     record_placement(model, Placement(team, sum(p.numel() for p in model.parameters())))
@@ -87,7 +88,7 @@ def shard(model: Any, team: Team) -> None:
 
 
 def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
-    """Return the rank's slice of one linear layer, on its device."""
+    """Return this rank's slice of a linear layer, on this rank's device; `style` is that of the plan."""
     if style == "rowwise":
         first, last = bounds(module.in_features, team.size, team.rank)
         _keep(module, module.weight[:, first:last], module.bias, team.device)
@@ -97,7 +98,7 @@ def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
         first, last = bounds(rows, team.size, team.rank)
         _keep(module, module.weight[first:last], None if module.bias is None else module.bias[first:last], team.device)
         return module
-    height = -(-rows // team.size)  # gathered slices have one size; the last one is padded
+    height = -(-rows // team.size)  # slices to be gathered must have equal sizes, so the last ones are padded
     first, last = min(team.rank * height, rows), min((team.rank + 1) * height, rows)
     short = height - (last - first)
     weight = nn.functional.pad(module.weight[first:last], (0, 0, 0, short))
@@ -107,7 +108,7 @@ def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
 
 
 def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.device) -> None:
-    """Replace the parameters by copies of the slices, so that the whole tensor is freed."""
+    """Replace the parameters of `module` by copies of slices on `device`, so that the whole tensors can be freed."""
     module.weight = nn.Parameter(weight.detach().to(device, copy=True).contiguous(), requires_grad=False)
     if bias is not None:
         module.bias = nn.Parameter(bias.detach().to(device, copy=True), requires_grad=False)
@@ -115,20 +116,21 @@ def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
-    """Return the slice ``[first, last)`` of `count` for `rank`; slices differ by one at most."""
+    """Return the slice ``[first, last)`` of `count` items for `rank`; the sizes of slices differ by at most one."""
     return count * rank // size, count * (rank + 1) // size
 
 
 def generic(name: str) -> str:
-    """Return a module's name with ``*`` for its numbers, as plans write it."""
+    """Return a module's name with ``*`` in place of layer numbers, as in plans: ``model.layers.*.mlp.up_proj``."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def check(model: Any, size: int) -> dict[str, str]:
-    """Return the plan of `model`, after a check that each rank can have a cache of its own.
+    """Return the plan of `model` (module name with ``*`` -> style) if `size` ranks can split it and its cache by heads.
 
     Raises:
-        ModelError: there is no such plan, or the ranks cannot share the heads.
+        ModelError: transformers has no plan for the model, `size` does not divide the heads, or the plan does not split
+            the keys or has a style that kvbench does not support.
     """
     name = type(model).__name__
     plan: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})

@@ -1,9 +1,9 @@
-"""A model's layers spread over several GPUs of one process, one after the other.
+"""Spreading of a model's layers over several GPUs of one process, which then run one after the other.
 
-Equal numbers of layers for each device, so that the cache, whose layers lie where the model's are, is spread as evenly
-as the weights. Hidden states move where one device's layers end; the other inputs of all layers (mask, rotary angles)
-are copied once per pass and device, not once per layer. accelerate only loads checkpoints onto the devices: its own
-hooks copy before every linear layer.
+Each device gets the same number of consecutive layers, so that the cache, whose layers are on the devices of the
+model's, is spread as evenly as the weights. Hidden states are copied from one device to the next; the other inputs of
+the layers (mask, rotary angles) are copied once per forward pass and device, not once per layer. accelerate is used
+only to load checkpoints onto the devices, because its hooks would copy inputs before every linear layer.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kvbench.util.attachment import Placement, record_placement
 
 
 def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
-    """Return the device of each part of `model`, with equally many consecutive decoder layers on each.
+    """Return a device for each part of `model`, with equally many consecutive decoder layers on each device.
 
     Parts before the layers (embedding, rotary angles) go to the first device, parts after them (norm, head) to the
-    last; a head that shares the embedding's weights goes with it.
+    last. A head that shares the embedding's weights is on the first device.
 
     Args:
-        model: a causal LM, its parameters on any device (``meta`` too).
-        devices: one or more.
+        model: a causal LM with its parameters on any device, ``meta`` included.
+        devices: one or more devices.
 
     Returns:
-        Names of modules that cover the whole model, with their devices.
+        Names of modules, which together cover the whole model, with their devices.
 
     Raises:
-        ModelError: no list of decoder layers is found.
+        ModelError: the model has no list of decoder layers.
     """
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
@@ -58,7 +58,7 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
 
 
 def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the module `layers` and the siblings of it and of its parents, in the model's order."""
+    """Yield, in the model's order, the list of decoder layers (named `layers`) and the modules outside it."""
     for child_name, child in module.named_children():
         path = f"{name}.{child_name}" if name else child_name
         if layers.startswith(path + "."):
@@ -68,11 +68,12 @@ def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.
 
 
 def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
-    """Return a causal LM with random parameters, drawn module by module on the first device and moved to their own.
+    """Return a causal LM with random parameters on several devices.
 
-    No device ever holds more than its part and the largest module. The numbers depend on the seed and the type of the
-    first device, not on the number of devices; they differ from those of a model on one device, where torch's own
-    initialisation draws numbers in between.
+    Each module is initialised on the first device and moved to its own, so no device ever holds more than its part and
+    the largest module. The parameters depend on the seed and the type of the first device, not on the number of
+    devices. They differ from those of :func:`kvbench.models.random_weights.random_model`, for which torch draws
+    additional random numbers.
     """
     from transformers import AutoModelForCausalLM
 
@@ -104,7 +105,7 @@ def _move(module: nn.Module, device: torch.device) -> None:
 
 
 def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
-    """Return the device of a module: that of its nearest parent in `where`."""
+    """Return the device of the module `name`: that of itself or its nearest parent in `where`."""
     while name:
         if name in where:
             return where[name]
@@ -113,10 +114,10 @@ def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
 
 
 def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: Any) -> Any:
-    """Return ``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its parts loaded onto their devices.
+    """Load ``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its layers spread over `devices`.
 
     Returns:
-        The model; with ``output_loading_info=True`` also transformers' report of missing parameters.
+        The model; with ``output_loading_info=True``, the pair of the model and transformers' loading report.
 
     Raises:
         OSError, ValueError, KeyError, ImportError: as transformers raises them.
@@ -139,7 +140,7 @@ def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: A
 
 
 def connect(model: Any, where: Mapping[str, torch.device]) -> None:
-    """Register hooks that move the inputs of each part to its device, and the logits back to the first."""
+    """Register hooks that copy the inputs of each part to its device, and the logits to the first device."""
     first = next(iter(where.values()))
     model.hf_device_map = {name: str(device) for name, device in where.items()}
     devices = tuple(dict.fromkeys(where.values()))
@@ -154,18 +155,18 @@ def connect(model: Any, where: Mapping[str, torch.device]) -> None:
 
 
 class Carrier:
-    """Copies of tensors between devices, made once per pass."""
+    """Hooks that copy tensors between devices; keyword arguments are copied once per forward pass and device."""
 
     def __init__(self) -> None:
-        # the original stays alive with its copy: its id must not be reused while it is a key
+        # originals are kept with their copies, so that their ids, which are keys, are not reused
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Forget the copies of the last pass."""
+        """Drop the copies of the previous forward pass."""
         self._copies.clear()
 
     def to(self, device: torch.device) -> Any:
-        """Return a hook that moves a module's arguments to `device`."""
+        """Return a forward pre-hook that copies a module's arguments to `device`."""
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
             hidden = tuple(self._moved(x, device, keep=False) for x in args)
@@ -174,7 +175,7 @@ class Carrier:
         return hook
 
     def back(self, output: Any, device: torch.device) -> Any:
-        """Move the logits to the device that the tokens came from."""
+        """Return `output` with its logits on `device`, that of the input tokens; drop the copies of this pass."""
         self._copies.clear()
         if isinstance(getattr(output, "logits", None), Tensor):
             output.logits = output.logits.to(device)

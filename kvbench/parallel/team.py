@@ -1,9 +1,9 @@
-"""The processes of a tensor-parallel run: their collectives on tensors, their agreement, and their failures.
+"""The processes of a tensor-parallel run: collectives on tensors, exchange of results, and handling of failures.
 
 Tensors go through torch.distributed (NCCL on GPUs, gloo on CPUs). Samples, rows and errors, on which the ranks have to
-agree, go through torchrun's key-value store and never through a collective, because a rank that has run out of memory
-cannot take part in one: it reports this in the store, and a watching thread ends each other process, whose main thread
-may be waiting for that collective for ever.
+agree, go through torchrun's key-value store, not through collectives, because a rank that has run out of memory cannot
+take part in a collective. It reports its failure in the store; a watching thread in each of the other processes then
+ends that process, whose main thread may be waiting in a collective.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from kvbench.errors import ConfigError, KvbenchError
 from kvbench.parallel import launch
 from kvbench.util.failures import is_out_of_memory
 
-#: a collective that waits longer than this for another rank is an error
+#: maximum time that a collective waits for another rank
 TIMEOUT = timedelta(minutes=10)
-#: seconds that a failed rank waits for the others to fail too, before it ends them
+#: seconds that a failed rank waits for the others to report their results, before it has them ended
 GRACE_S = 10.0
-#: seconds that the watching thread gives its main thread to notice another rank's failure
+#: seconds for which the watching thread lets the main thread react to another rank's failure
 NOTICE_S = 3.0
-#: seconds that recording another rank's failure may take (a logger can hang) before this process ends all the same
+#: maximum time in seconds for recording another rank's failure (a logger may hang) before this process ends
 RECORD_S = 60.0
 
 
@@ -45,18 +45,22 @@ class PeerOutOfMemoryError(PeerError, MemoryError):
 
 
 class Team:
-    """All ranks of a run, seen from one of them.
+    """The team of all ranks, as seen by this rank.
 
     Args:
-        rank: number of this process among `size`.
-        device: its device.
-        store: torchrun's key-value store, for this class alone.
+        rank: rank of this process.
+        size: number of ranks.
+        device: device of this rank.
+        store: torchrun's key-value store, with a prefix for this class.
         watched: the same store over a second connection, for the watching thread.
 
     Attributes:
-        calls: collectives so far; after an error, the ranks can go on together only if they agree.
-        broken: the ranks cannot go on together.
-        on_failure: called with ``{rank, kind, message}`` before this process is ended for another's failure.
+        calls: number of collectives so far; after an error, the ranks can continue only if their numbers agree.
+        broken: True if the ranks cannot continue together.
+        on_failure: called with ``{rank, kind, message, oom}`` before the watching thread ends this process because
+            another rank failed.
+        shared: the last error that all ranks know of, or None.
+        announced: True once rank 0 has published the plan of the run.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device, store: dist.Store, watched: dist.Store) -> None:
@@ -75,13 +79,13 @@ class Team:
     # -- tensors ----------------------------------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, in place."""
+        """Sum `x` over the ranks, in place, and return it."""
         self.calls += 1
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the ranks' tensors, all of one shape, concatenated along `dim`."""
+        """Return the tensors of all ranks, which must have the same shape, concatenated along `dim`."""
         self.calls += 1
         whole = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
@@ -91,10 +95,11 @@ class Team:
     # -- agreement --------------------------------------------------------------------------------------------------
 
     def exchange(self, value: Any, patience_s: float | None = None) -> list[Any] | None:
-        """Return the values (JSON data) of all ranks; every rank calls this in the same order.
+        """Return the values of all ranks, by rank; all ranks have to make the same calls in the same order.
 
         Args:
-            patience_s: give up after so many seconds and return None.
+            value: this rank's value, JSON data.
+            patience_s: time limit in seconds, after which None is returned; None: no limit.
 
         Raises:
             PeerError: another rank has failed.
@@ -107,21 +112,22 @@ class Team:
         return [json.loads(self._store.get(key)) for key in keys]
 
     def settle(self, value: Any, error: Exception | None, grace_s: float | None = None) -> list[Any]:
-        """Return the results of all ranks' work, or raise the error of any rank on all of them.
+        """Return the results of all ranks; if any rank failed, raise an error on all of them.
 
         Args:
             value: this rank's result, JSON data.
-            error: the error that this rank raised instead.
-            grace_s: seconds that others may take to fail too; None: GRACE_S.
+            error: the exception, if this rank failed.
+            grace_s: seconds that a failed rank waits for the others' results before it has them ended; None:
+                :data:`GRACE_S`.
 
         Raises:
-            PeerError: another rank failed; :class:`PeerOutOfMemoryError` where memory ran out.
-            Exception: `error` itself.
+            PeerError: another rank failed (:class:`PeerOutOfMemoryError` if it ran out of memory).
+            Exception: `error`, unless another rank ran out of memory and this one did not.
         """
         own = None if error is None else _described(error)
         mine = {"value": value, "error": own, "calls": self.calls}
         everyone = self.exchange(mine, None if error is None else GRACE_S if grace_s is None else grace_s)
-        if everyone is None:  # the others wait for this rank inside a collective
+        if everyone is None:  # the others are waiting for this rank in a collective
             assert error is not None
             self.fail(error)
             raise error
@@ -130,7 +136,7 @@ class Team:
             return [answer["value"] for answer in everyone]
         if len({answer["calls"] for answer in everyone}) > 1:
             self.broken = True
-        failed.sort(key=lambda failure: not failure[1]["oom"])  # memory first: it is a result
+        failed.sort(key=lambda failure: not failure[1]["oom"])  # out of memory first, because it is a result
         rank, first = failed[0]
         if error is None or (first["oom"] and own is not None and not own["oom"]):
             error = self._peer(rank, first)
@@ -139,7 +145,7 @@ class Team:
 
     @contextmanager
     def turns(self) -> Iterator[None]:
-        """Let the ranks run the block one after the other."""
+        """Run the block on one rank after the other, in the order of ranks."""
         number, self._turns = self._turns, self._turns + 1
         if self.rank:
             self._wait([f"turn/{number}/{self.rank - 1}"])
@@ -151,41 +157,41 @@ class Team:
     # -- the plan of rank 0 -----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin a run."""
+        """Start a run: reset the plan and the last error; raise KvbenchError if a rank failed in an earlier run."""
         if self.broken:
             raise KvbenchError("a rank failed before: the processes cannot go on together; start the command again")
         self.announced, self._plans = False, self._plans + 1
         self.on_failure = self.shared = None
 
     def tell(self, plan: Any) -> None:
-        """Publish this run's plan (JSON data) from rank 0; later calls do nothing."""
+        """Publish the plan of this run (JSON data) on rank 0; further calls in the same run do nothing."""
         if not self.announced:
             self.announced = True
             self._store.set(f"plan/{self._plans}", json.dumps(plan))
 
     def hear(self) -> Any:
-        """Return the plan of rank 0, on the other ranks."""
+        """Wait for the plan that rank 0 publishes and return it; for the other ranks."""
         self._wait([f"plan/{self._plans}"])
         return json.loads(self._store.get(f"plan/{self._plans}"))
 
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Report that this rank cannot go on, so that the others stop too."""
+        """Report in the store that this rank cannot continue, so that the others end too."""
         self.broken = True
-        with suppress(Exception):  # the store is gone when all others are
+        with suppress(Exception):  # the store disappears with the other processes
             if not self._store.check(["failed"]):
                 self._store.set("failed", json.dumps({"rank": self.rank, **_described(error)}))
 
     def close(self) -> None:
-        """Leave the team, the watching thread first: a process that ends while it asks the store is aborted."""
+        """Leave the team; stop the watching thread first, because a process that exits during its query would abort."""
         self._left.set()
         self._watcher.join(2.0)
         if not self.broken and dist.is_initialized():
             dist.destroy_process_group()
 
     def _wait(self, keys: Sequence[str], patience_s: float | None = None) -> bool:
-        """Return True once `keys` are in the store, False after `patience_s`; poll, to notice Ctrl-C and failures."""
+        """Return True once all `keys` are in the store, False after `patience_s`; raise if another rank failed."""
         began, pause = time.monotonic(), 0.0005
         while not self._store.check(list(keys)):
             self._look()
@@ -210,13 +216,13 @@ class Team:
         return kind(f"rank {rank}: {failure['kind']}: {failure['message']}")
 
     def _watch(self) -> None:
-        """End this process if another rank has failed and the main thread does not notice."""
+        """End this process if another rank has failed and the main thread does not react (the watching thread)."""
         while not self._left.wait(0.2):
             try:
                 if not self._watched.check(["failed"]):
                     continue
                 failure = json.loads(self._watched.get("failed"))
-            except Exception:  # the store has gone with the processes that held it
+            except Exception:  # the store disappears with its process
                 return
             if failure["rank"] == self.rank:
                 return
@@ -245,10 +251,10 @@ def current() -> Team | None:
 
 
 def join(device: str = "auto") -> Team:
-    """Join the processes that torchrun started; a second call returns the same team.
+    """Join the processes that torchrun started and return the team; later calls return the same team.
 
     Args:
-        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``; each rank takes the GPU of its local number.
+        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``; each rank uses the GPU with its local rank's index.
 
     Raises:
         ConfigError: torchrun did not start this process, or started more processes than there are GPUs.
@@ -300,7 +306,7 @@ def join(device: str = "auto") -> Team:
 
 
 def leave() -> None:
-    """Leave the team, at the end of this process."""
+    """Leave the team, if this process has joined one, before it ends."""
     if _team:
         _team.pop().close()
 
