@@ -1,1 +1,1 @@
-"""Benchmarks of the kernels alone and predictions: ``python -m kvbench.bench`` (torch and triton, no Hydra)."""
+"""Benchmarks of kernels and of whole models, and predictions: ``python -m kvbench.bench`` (without Hydra)."""

@@ -1,4 +1,7 @@
-"""``python -m kvbench.bench kernel | quantize | products | tpot | prefill | memory``, and ``predict`` without a GPU."""
+"""Command line: ``python -m kvbench.bench kernel | quantize | products | tpot | prefill | memory | predict``.
+
+``predict`` needs no GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from kvbench.bench.choices import number, tokens
 
 
 def point(text: str) -> str:
-    """Return `text` if it is a point (:func:`kvbench.bench.shapes.point`)."""
+    """Return `text` unchanged if it names a point (``7b:1:32k``); an argparse type.
+
+    Raises:
+        argparse.ArgumentTypeError: :func:`kvbench.bench.shapes.point` cannot parse it.
+    """
     from kvbench.bench import shapes
 
     try:
@@ -24,7 +31,11 @@ def point(text: str) -> str:
 
 
 def parser(measuring: bool = True) -> argparse.ArgumentParser:
-    """Return the parser of the command line; without the commands that measure it needs no torch."""
+    """Return the parser of the command line.
+
+    Args:
+        measuring: add kernel, quantize and products, whose choices need torch; False keeps the import of torch away.
+    """
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",
         description="Times kvbench on this GPU, kernels of one layer and whole models, or predicts times on any.",
@@ -38,7 +49,10 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
 
 
 def measured(commands: Any) -> None:
-    """Add the commands that measure, whose choices need torch."""
+    """Add the commands that measure single operations: kernel, quantize and products.
+
+    Their argparse choices come from a module that imports torch, hence the late import.
+    """
     from kvbench.bench.shapes import FORMATS, MODELS
 
     kernel = commands.add_parser("kernel", help="decode attention over packed keys and values")
@@ -84,7 +98,7 @@ def measured(commands: Any) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a benchmark; the exit status is 1 where a row failed."""
+    """Run a command and return the exit status: 1 if a row failed, 2 without a usable GPU or for a wrong argument."""
     given = sys.argv[1:] if argv is None else argv
     args = parser(measuring=given[:1] != ["predict"]).parse_args(given)
     args.argv = given

@@ -1,4 +1,4 @@
-"""torch's own attention in 16 bits, every back end that takes a shape: what a packed layer must be faster than."""
+"""Baselines of packed attention: torch's SDPA over 16-bit keys and values, with every back end that takes the shape."""
 
 from __future__ import annotations
 
@@ -20,11 +20,15 @@ BACKENDS = {
 
 
 def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool) -> Tensor:
-    """Run one decode step; without a mask, which is exact for one new token and the same work for a few.
+    """Run the attention of one decode step with one back end of SDPA, and return its output.
+
+    No mask is applied: for one new token none is needed, and for a few the amount of work is the same.
 
     Args:
-        query: ``[B, Hq, q, D]``. keys, values: ``[B, H, T, D]``.
-        packed: query heads of a KV head as rows of one head (so that its keys are read once).
+        query: ``[B, Hq, q, D]``.
+        keys, values: ``[B, H, T, D]``.
+        backend: key of :data:`BACKENDS`.
+        packed: pass the query heads of a KV head as query rows of one head, so that its keys are read only once.
     """
     batch, heads, channels = query.shape[0], keys.shape[1], query.shape[3]
     if packed:
@@ -34,7 +38,7 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
 
 
 def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
-    """Time of each back end at a point, or why it did not run."""
+    """Return the time of each back end at a point, or the reason why it did not run."""
     model = MODELS[at.model]
     shape = (at.batch, model.heads, at.context, model.channels)
     size = 4 * at.batch * model.heads * at.context * model.channels
@@ -57,7 +61,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
 
 
 def best(found: dict[str, Time | str]) -> tuple[str, float] | None:
-    """Return the fastest back end and its microseconds."""
+    """Return the fastest back end and its microseconds; None if none ran."""
     times = [(time.us, name) for name, time in found.items() if isinstance(time, Time)]
     if not times:
         return None

@@ -8,16 +8,16 @@ import torch
 
 from kvbench.bench.clock import copies, replayed
 
-#: MiB that are read for the floor of smaller operations; the last one is the ceiling
+#: sizes of the timed reads, MiB: the small ones give lower bounds for small operations, the largest the ceiling
 SIZES = (4, 16, 64, 256, 1024, 4096)
 
 
 class Ceiling:
-    """Times of plain reads by size.
+    """Times of plain reads of several sizes.
 
     Args:
-        points: (bytes, microseconds), by size.
-        kernel: what read: ``triton`` or ``torch.sum``.
+        points: (bytes, microseconds) of each read, smallest first.
+        kernel: kernel that did the reads: ``triton`` or ``torch.sum``.
     """
 
     def __init__(self, points: list[tuple[int, float]], kernel: str) -> None:
@@ -25,30 +25,34 @@ class Ceiling:
 
     @property
     def rate(self) -> float:
-        """GB/s of the largest read."""
+        """Bandwidth of the largest read, GB/s: the ceiling."""
         size, us = self.points[-1]
         return size / us / 1e3
 
     def floor(self, size: int) -> float:
-        """Return the microseconds in which `size` bytes can be read, interpolated between the measured sizes."""
+        """Return the microseconds that a plain read of `size` bytes takes, interpolated between measured sizes."""
         below, above = self.points[0], self.points[-1]
         if size >= above[0]:
             return above[1] * size / above[0]
         if size <= below[0]:
-            return below[1]  # a small read costs what a launch costs
+            return below[1]  # the time of a small read is that of its launch
         for low, high in zip(self.points, self.points[1:], strict=False):
             if low[0] <= size <= high[0]:
                 return low[1] + (high[1] - low[1]) * (size - low[0]) / (high[0] - low[0])
         raise AssertionError
 
     def as_dict(self) -> dict[str, object]:
-        """Return the reads as data for the JSON file."""
+        """Return the ceiling and the reads as plain data for the JSON file."""
         rows = [{"bytes": size, "us": round(us, 3), "GB_s": round(size / us / 1e3, 1)} for size, us in self.points]
         return {"GB_s": round(self.rate, 1), "kernel": self.kernel, "reads": rows}
 
 
 def measure(seconds: float = 0.2) -> Ceiling:
-    """Read buffers of :data:`SIZES`, as many as the memory has room for."""
+    """Time plain reads of :data:`SIZES` and return them; sizes beyond the free memory are left out.
+
+    Args:
+        seconds: measuring time per size.
+    """
     free = torch.cuda.mem_get_info()[0]
     points, name = [], "torch.sum"
     for mib in SIZES:
@@ -63,7 +67,7 @@ def measure(seconds: float = 0.2) -> Ceiling:
 
 
 def reader(device: torch.device):  # type: ignore[no-untyped-def]
-    """Return name and function of the fastest plain read available."""
+    """Return name and function of the fastest plain read available: a Triton kernel, or torch.sum without Triton."""
     try:
         from kvbench.bench.read_kernel import read
     except ImportError:

@@ -21,10 +21,10 @@ from kvbench.util.schema import MOST, MOST_TOKENS
 
 
 def token_count(text: str) -> int:
-    """Return a number of tokens: ``"32k"`` is 32768, ``"4096"`` is 4096.
+    """Parse a number of tokens: ``"32k"`` is 32768, ``"4096"`` is 4096.
 
     Raises:
-        ValueError: it is not a number of tokens.
+        ValueError: `text` is not a number of tokens, or a larger one than any model takes.
     """
     match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
     if not match or len(match[1]) > 12 or not int(match[1]):
@@ -36,7 +36,7 @@ def token_count(text: str) -> int:
 
 
 def tokens(text: str) -> int:
-    """:func:`token_count`, refused in its words."""
+    """Parse a number of tokens with :func:`token_count`; an argparse type, whose errors keep that message."""
     try:
         return token_count(text)
     except ValueError as error:
@@ -44,17 +44,17 @@ def tokens(text: str) -> int:
 
 
 def number(text: str) -> int:
-    """Return a whole number of at least 1."""
+    """Parse a whole number of at least 1; an argparse type, like the functions below."""
     return _whole(text, 1)
 
 
 def several(text: str) -> int:
-    """Return a whole number of at least 2: the prompt gives the first new token, a step the second."""
+    """Parse a whole number of at least 2: the prefill yields the first new token, a decode step the second."""
     return _whole(text, 2)
 
 
 def count(text: str) -> int:
-    """Return a whole number of at least 0."""
+    """Parse a whole number of at least 0."""
     return _whole(text, 0)
 
 
@@ -67,21 +67,21 @@ def _whole(text: str, least: int) -> int:
 
 
 def device(text: str) -> str:
-    """Return a device: ``cpu``, ``cuda`` or ``cuda:N``."""
+    """Return `text` unchanged if it is a device: ``cpu``, ``cuda`` or ``cuda:N``."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a device: cuda, cuda:N or cpu")
     return text
 
 
 def rows(text: str) -> int | Literal["auto"] | None:
-    """Return ``auto``, None for ``all``, or a number of prompts."""
+    """Parse prompts per forward pass: ``auto`` stays ``auto``, ``all`` becomes None, else a number of at least 1."""
     if text in ("auto", "all"):
         return "auto" if text == "auto" else None
     return number(text)
 
 
 def duration(text: str) -> float:
-    """Return a finite number of at least 0."""
+    """Parse a finite number of at least 0."""
     try:
         value = float(text)
     except ValueError:
@@ -92,7 +92,7 @@ def duration(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """Return a finite number above 0."""
+    """Parse a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -103,7 +103,7 @@ def positive(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Return a number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -114,10 +114,14 @@ def share(text: str) -> float:
 
 
 def shape_of(name: str) -> Shape:
-    """Return the shape of a model: of a preset, a YAML like those, a repository of the hub or a folder.
+    """Return the dimensions of a model, read from its configuration.
+
+    Args:
+        name: a preset, a YAML file in the form of the presets, a repository of the hub (``OWNER/NAME``), a folder with
+            a config.json, or a config.json itself.
 
     Raises:
-        ConfigError: there is none, or it does not say its architecture.
+        ConfigError: there is no such model, or its architecture is not given.
     """
     exists(name, "model")
     path = Path(name).expanduser()
@@ -127,7 +131,7 @@ def shape_of(name: str) -> Shape:
         group = read(path)
         if path.name == "config.json":
             return Shape.of(group)
-    else:  # a length, so that none is asked for: a shape has none
+    else:  # any max_length will do: a Shape does not use it, but a preset may require one
         group = by_name.group(name, {"weights": "random", "max_length": 16}, "--model")
     if group.get("architecture"):
         return Shape.of(group["architecture"])
@@ -140,10 +144,10 @@ def shape_of(name: str) -> Shape:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the keys of a YAML or JSON file.
+    """Return the mapping that a YAML or JSON file holds.
 
     Raises:
-        ConfigError: it is damaged, or holds something else.
+        ConfigError: the file cannot be read, or holds something other than a mapping.
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
@@ -156,9 +160,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def method_of(text: str) -> Method:
-    """Return the method of a setting (:mod:`kvbench.config.setting`).
+    """Return the method that a setting such as ``kivi:int4:residual=64`` describes (:mod:`kvbench.config.setting`).
 
     Raises:
-        ConfigError: an unknown name or key, or a value that the method refuses.
+        ConfigError: the setting has an unknown name or key, or a value that the method refuses.
     """
     return parse(text).load()

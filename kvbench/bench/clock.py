@@ -1,4 +1,4 @@
-"""Times on the device: medians of replayed CUDA graphs over buffers that do not fit the L2 cache."""
+"""Times on the GPU: medians over replays of CUDA graphs, with buffers that do not fit into the L2 cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from kvbench.profiling.timing import median, percentile
 
-#: bytes that one round over all copies of the buffers reads at least: three times the L2 of an H200
+#: smallest number of bytes that one round over all copies of the buffers reads: three times the L2 cache of an H200
 ROUND = 180 << 20
 
 
 @dataclass(frozen=True)
 class Time:
-    """Microseconds of one call: median, 10th and 90th percentile over rounds, and how many rounds there were."""
+    """Microseconds of one call: median (`us`), 10th and 90th percentile over rounds, and the number of rounds."""
 
     us: float
     p10: float
@@ -24,26 +24,33 @@ class Time:
 
     @property
     def spread(self) -> float:
-        """(p90 - p10) / median."""
+        """Relative spread: (p90 - p10) / median."""
         return (self.p90 - self.p10) / self.us if self.us else float("nan")
 
 
 def copies(size: int) -> int:
-    """Return how many copies of buffers of `size` bytes exceed the cache, so that none is read from it; at most 64."""
+    """Return how many copies of buffers of `size` bytes exceed the L2 cache, so that every read is from memory.
+
+    At least 1 and at most 64.
+    """
     return max(1, min(64, -(-ROUND // max(size, 1))))
 
 
 def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Time:
-    """Time of a call: `calls` do the same on buffers of their own and are captured into one graph, back to back.
+    """Return the time of one of several equivalent calls, captured back to back in one CUDA graph that is replayed.
 
-    A graph of several calls also hides the launches; a call in a decode step is part of a graph too.
+    As in a captured decode step, the graph hides the time of the launches.
+
+    Args:
+        calls: functions that do the same, each on its own buffers.
+        seconds: measuring time.
     """
     calls = list(calls) * -(-8 // len(calls)) if len(calls) < 8 else list(calls)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls[:3]:
-            call()  # compiles, allocates
+            call()  # compile and allocate before the capture
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -54,7 +61,14 @@ def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Ti
 
 
 def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
-    """Run until `seconds` have been measured; the time of a round is shared by the `per_round` calls in it."""
+    """Time rounds on the GPU until their times add up to `seconds`, and return the time of one call.
+
+    Measures 7 to 400 rounds.
+
+    Args:
+        run: launches one round.
+        per_round: number of calls in a round, among which its time is divided.
+    """
     for _ in range(2):
         run()
     torch.cuda.synchronize()
@@ -73,5 +87,5 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
 
 
 def eager(run: Callable[[], object], seconds: float = 0.25) -> Time:
-    """Time of a call as Python makes it, launches included."""
+    """Return the time of a call without a graph, launches from Python included."""
     return rounds(run, 1, seconds)

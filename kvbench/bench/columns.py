@@ -9,7 +9,7 @@ from kvbench.bench.shapes import short
 from kvbench.util.table import table
 
 Row = Mapping[str, Any]
-#: takes a row and stock transformers' row at the same point (empty where there is none)
+#: function of a row, and of stock transformers' row at the same point (empty if there is none), that returns the cell
 Column = Callable[[Row, Row], Any]
 
 NOTES = {
@@ -24,7 +24,7 @@ NOTES = {
 
 
 def _value(row: Row, *keys: str, factor: float | None = None) -> Any:
-    """Return a nested value, multiplied where a factor is given; None where it is missing."""
+    """Return a nested value of a row, multiplied by `factor` if given; None if a key is missing."""
     node: Any = row
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
@@ -57,7 +57,7 @@ def _over_stock(row: Row, stock: Row) -> float | None:
 
 
 def _above(row: Row, stock: Row) -> float | None:
-    """Return the GiB of the prefill's peak above weights and buffers of the cache."""
+    """Return the GiB by which the prefill's peak exceeds the weights and the buffers of the cache."""
     peak, reserved = _value(row, "peak", "prefill"), _value(row, "kv_reserved", "total")
     return None if peak is None or reserved is None else (peak - row["weights"] - reserved) / 2**30
 
@@ -108,12 +108,14 @@ HEAD = ("setting", "prompt", "B", "new")
 
 
 def line(row: Row, command: str, rows: Sequence[Row]) -> list[object]:
-    """Return the cells of a point: those of :data:`HEAD`, then the command's; a failed point has its reason at the end.
+    """Return the cells of a point: the columns of :data:`HEAD`, then the command's.
+
+    For a failed point the last cell is the reason, and the others of the command's columns are None.
 
     Args:
-        row: the point.
+        row: record of the point.
         command: ``tpot``, ``prefill`` or ``memory``.
-        rows: all points so far; stock transformers' stand among them.
+        rows: all records so far; those of stock transformers, for comparison, are among them.
     """
     start: list[object] = [row["setting"], short(row["prompt"]), row["batch"], row["new_tokens"]]
     columns = COLUMNS[command]
@@ -134,7 +136,7 @@ def failure(row: Row) -> str:
 
 
 def table_of(rows: Sequence[Row], command: str) -> str:
-    """Return the table of all points: by prompt and batch, or as measured where the batch grew until memory ended."""
+    """Return the table of all points, sorted by prompt and batch; for ``memory`` in the order of measurement."""
     grown = command == "memory"
     ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
     return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered])

@@ -1,7 +1,7 @@
-"""The command line of the benches of whole models; imports no torch.
+"""The command line of the benches of whole models: ``tpot``, ``prefill`` and ``memory``. Imports no torch.
 
-``tpot``, ``prefill`` and ``memory`` measure the same points with the same options; they differ in their defaults (the
-presets ``conf/dataset/efficiency/NAME.yaml``) and in the columns of their tables.
+All three measure the same points with the same options; they differ in their defaults (the presets
+``conf/dataset/efficiency/NAME.yaml``) and in the columns of their tables.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ COMMANDS = {
 
 
 def preset(command: str) -> dict[str, Any]:
-    """Return the keys of ``conf/dataset/efficiency/COMMAND.yaml``, without its class and name."""
+    """Return the settings in ``conf/dataset/efficiency/COMMAND.yaml``, without its class and name."""
     data = yaml.safe_load(options("dataset")[f"efficiency/{command}"].read_text(encoding="utf-8"))
     return {key: value for key, value in data.items() if key not in ("_target_", "name")}
 
 
 def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int]) -> None:
-    """Add the parsers of :data:`COMMANDS`.
+    """Add a parser for each of :data:`COMMANDS`.
 
     Args:
-        commands: of the bench's parser.
-        tokens, number: types of its arguments.
+        commands: the bench's subparsers, as ``add_subparsers`` returns them.
+        tokens, number: argparse types for numbers of tokens and for other counts.
     """
     for name, description in COMMANDS.items():
         parser = commands.add_parser(name, help=description)
@@ -92,7 +92,7 @@ def _add_points(
 
 
 def _add_steps(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of decode steps."""
+    """Add the options that concern decode steps."""
     add = parser.add_argument
     graphs = "never" if command == "prefill" else "always"
     add("--graphs", choices=["always", "never"], default=graphs, help=f"captured steps (default: {graphs})")
@@ -107,7 +107,7 @@ def _add_steps(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
-    """Add the options of model, settings and output."""
+    """Add the options that concern settings, model and output."""
     add = parser.add_argument
     add("--settings", nargs="+", default=["fp16"], metavar="SETTING", help=SYNTAX)
     add("--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)")
@@ -130,7 +130,10 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run one of :data:`COMMANDS`; return 2 for several processes, or without a GPU unless ``--device cpu``."""
+    """Run one of :data:`COMMANDS` and return the exit status.
+
+    2 under torchrun with several processes, and without a GPU unless ``--device cpu``.
+    """
     import torch
 
     if launch.size() > 1:

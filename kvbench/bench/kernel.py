@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench kernel``: decode attention over packed layers, beside torch's SDPA in the same run."""
+"""``python -m kvbench.bench kernel``: decode attention over packed layers, compared with torch's SDPA in one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvbench.util.table import table
 
 QUICK = ("7b:1:4k", "7b:1:32k", "7b:1:128k", "8b:1:32k", "8b:1:128k", "8b:1:128k:5", "tiny:1:4k")
 QUICK_FORMATS = ("int4_g128", "int4_g32", "int8", "int2_g128", "mix")
-#: seconds after which a quick run takes on no more rows
+#: seconds after which a quick run starts no more rows
 QUICK_SECONDS = 150
 HEAD = (
     "model",
@@ -47,7 +47,7 @@ HEAD = (
 
 
 def points(args: argparse.Namespace) -> list[Point]:
-    """Return the shapes that were asked for."""
+    """Return the points to measure: those of ``--points`` or ``--quick``, else the whole grid."""
     if args.quick or args.points:
         return [point(text) for text in args.points or QUICK]
     return [
@@ -60,7 +60,12 @@ def points(args: argparse.Namespace) -> list[Point]:
 
 
 def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
-    """Return a layer of random codes in a format."""
+    """Return the attention work of a layer with random contents in a format.
+
+    Args:
+        name: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        at: model, batch and tokens.
+    """
     model, layer = MODELS[at.model], FORMATS[name]
     sides = []
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
@@ -72,7 +77,7 @@ def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work
 
 
 def twin(work: Work) -> Work:
-    """Return the same layer in buffers of its own."""
+    """Return a copy of a layer with its own buffers."""
     copies: dict[int, Part] = {}
 
     def copied(held: Part) -> Part:
@@ -87,7 +92,12 @@ def twin(work: Work) -> Work:
 
 
 def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one row: time, bytes, error. Errors of the kernel are raised."""
+    """Measure one row and return time, bytes and the error against exact attention; exceptions propagate.
+
+    Args:
+        name: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        path: kernel to use: ``cuda``, ``triton`` or ``auto``.
+    """
     dtype, model = getattr(torch, args.dtype), MODELS[at.model]
     work = make(name, at, dtype)
     query = torch.randn(at.batch, model.query_heads, at.q_len, model.channels, dtype=dtype, device="cuda")
@@ -110,7 +120,14 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
 
 def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Return a mix's microseconds if each format's bytes were read at the rate of a layer of that format alone."""
+    """Return the microseconds of a layer of mixed formats, if each format were as fast as in a layer of its own.
+
+    Exact tokens count as fast as the best 16-bit baseline. None for a layer of one format, and if a format or the
+    baseline was not measured at the same point.
+
+    Args:
+        rows: all rows, among them those of single formats.
+    """
     layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
     if layer.single or not row.get("best"):
         return None
@@ -137,7 +154,7 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
 
 
 def line(row: dict[str, Any]) -> list[object]:
-    """Return a row of the table."""
+    """Return the cells of a row of the table; the last one is the error, or why the row failed."""
     start = [row["model"], row["batch"], short(row["context"]), row["q_len"], row["format"], row.get("path", "-")]
     best, best_us = row.get("best"), row.get("best_us")
     if "us" not in row:
@@ -152,7 +169,7 @@ def line(row: dict[str, Any]) -> list[object]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows; return 1 if one failed."""
+    """Measure all rows, write the JSON file, print the table; return 1 if a row failed, else 0."""
     began = time.perf_counter()
     if args.quick:
         args.seconds = min(args.seconds, 0.1)
@@ -177,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
                 known[at] = baselines.measure(at, getattr(torch, args.dtype), args.seconds)
                 torch.cuda.empty_cache()
             row = measure(name, at, wanted, args)
-        except Exception as error:  # one kernel's failure must not take the others' figures
+        except Exception as error:  # one kernel's failure must not lose the figures of the others
             row["failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         best = baselines.best(known.get(at, {}))
         row.update(best=best[0] if best else None, best_us=best[1] if best else None)
@@ -186,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
         rows.append(row)
         print("  ".join(str(c) if not isinstance(c, float) else f"{c:.4g}" for c in line(row)), flush=True)
         if "failed" in row and not report.healthy():
-            rows += rest(args, number + 1)  # the process is lost to CUDA; a new one goes on
+            rows += rest(args, number + 1)  # this process can no longer use CUDA; a new one continues
             break
         torch.cuda.empty_cache()
     for row in rows:
@@ -204,7 +221,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float) -> None:
-    """Print the table and notes on it."""
+    """Print the table and notes that explain it.
+
+    Args:
+        skipped: rows that ``--quick`` left out.
+        path: the JSON file.
+        seconds: duration of the run.
+    """
     print("\n" + table(HEAD, [line(row) for row in rows]))
     for row in rows:
         if row.get("expected_us"):
@@ -218,7 +241,7 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
 
 
 def rest(args: argparse.Namespace, skip: int) -> list[dict[str, Any]]:
-    """Measure the rows from job `skip` on in a new process."""
+    """Measure the jobs from number `skip` on in a new process, and return their rows."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
