@@ -1,8 +1,9 @@
 """Acceptance of drafted tokens, and the distribution of the token that follows them.
 
-Greedy: the longest prefix that the target would have chosen itself. Sampled: Leviathan et al., "Fast Inference from
-Transformers via Speculative Decoding" (2023), Algorithm 1: draft g of q is accepted with probability min(1, p(g)/q(g));
-after a rejection the token is drawn from norm(max(p - q, 0)), so that what comes out is distributed as p.
+Greedy: the longest prefix that the target would have chosen itself is accepted. Sampled: Leviathan et al., "Fast
+Inference from Transformers via Speculative Decoding" (2023), Algorithm 1: a draft g, drawn from the distribution q, is
+accepted with probability min(1, p(g)/q(g)), where p is the target's distribution; after a rejection the token is drawn
+from norm(max(p - q, 0)). The resulting tokens are then distributed according to p.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from torch import Tensor
 
 
 def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept the longest prefix that equals the target's own choices.
+    """Accept the longest prefix of the drafts that equals the target's own choices.
 
     Args:
         drafts: ``[B, gamma]``.
         choices: the target's tokens after the confirmed text and after each draft, ``[B, gamma + 1]``.
-        limits: most drafts that a row may accept, ``[B]``.
+        limits: largest number of drafts that each row may accept, ``[B]``.
 
     Returns:
-        Accepted drafts ``[B]``, and the token that follows them ``[B]``.
+        The number of accepted drafts ``[B]``, and the token that follows them ``[B]``.
     """
     accepted = leading(drafts == choices[:, : drafts.shape[1]], limits)
     return accepted, choices.gather(1, accepted[:, None]).squeeze(1)
@@ -29,17 +30,18 @@ def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tens
 def accept_sampled(
     drafts: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Accept so that the outcome is distributed as the target.
+    """Accept drafts such that the resulting tokens follow the target's distribution.
 
     Args:
         drafts: ``[B, gamma]``, draft i drawn from ``draft_probs[:, i]``.
         draft_probs: q, ``[B, gamma, V]``.
         target_probs: p, ``[B, gamma + 1, V]``.
         uniforms: numbers in [0, 1), ``[B, gamma]``.
-        limits: most drafts that a row may accept, ``[B]``; after as many, the next token is drawn from p itself.
+        limits: largest number of drafts that each row may accept, ``[B]``; after that many, the next token is drawn
+            from p itself.
 
     Returns:
-        Accepted drafts ``[B]``, and the distribution of the token that follows them ``[B, V]``.
+        The number of accepted drafts ``[B]``, and the distribution of the token that follows them ``[B, V]``.
     """
     gamma = drafts.shape[1]
     p = target_probs[:, :gamma].gather(2, drafts[..., None]).squeeze(2)
@@ -53,7 +55,7 @@ def accept_sampled(
     refused = draft_probs[batch, accepted.clamp(max=gamma - 1)]
     rest = (after - refused).clamp_(min=0.0)
     mass = rest.sum(-1, keepdim=True)
-    # p = q leaves nothing over, and then nothing is rejected but by a rounding error: p itself is right
+    # if p = q, the rest is 0 and only a rounding error can have caused a rejection: draw from p itself
     rest = torch.where(mass > 0, rest / mass.clamp(min=torch.finfo(rest.dtype).tiny), after)
     return accepted, torch.where(rejected[:, None], rest, after)
 

@@ -1,6 +1,7 @@
-"""Prefill and decode on any cache: one token at a time, or by speculation where the method says so.
+"""Prefill and decode with a kvbench cache: one token at a time, or speculatively if the method does.
 
-After every run the cache must have held all tokens but the last one: the model must not have used another.
+After every run the cache must have seen all tokens but the last one; otherwise the model has used another cache, which
+is an error.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from kvbench.methods.speculation import Speculation
 
 
 class Observer(Protocol):
-    """Observer of a generation's phases: ``prefill``, ``likelihood`` (only with answers), ``decode``, ``end``."""
+    """Observer of a generation, such as a memory meter.
+
+    Phases are ``prefill``, ``likelihood`` (only with reference answers), ``decode`` and ``end``.
+    """
 
     def phase(self, name: str) -> None:
-        """Begin a phase."""
+        """Take note that the phase `name` begins."""
         ...
 
 
@@ -39,17 +43,18 @@ class Generation:
     """The output of a batch.
 
     Args:
-        tokens: new tokens of each row, the end-of-sequence token left out.
+        tokens: new tokens of each row, without the end-of-sequence token.
         text: their text, cut at a stop string; empty without a tokenizer.
         finish: why each row ended: ``eos``, ``stop`` or ``length``.
         ttft_s: seconds from the start of the prefill to the first token.
-        step_s: seconds of each decode step after it (each round of speculation); the first is reported apart (it may
-            compile or allocate).
-        prompt_tokens: real prompt tokens of each row.
-        answer_nll: for each row (sum of negative log-likelihoods in nats, tokens) of its reference answer.
-        rounds: rounds of speculation; empty where every step gave one token.
-        stepping: ``graph`` (a captured step was replayed; ``compiled``, or why not), or ``eager`` with the reason.
-        capture_s: seconds that recording it took; in no other figure.
+        step_s: seconds of each decode step after the first token, or of each round of speculation. Results report the
+            first one separately, as it may include compilation and allocation.
+        prompt_tokens: number of prompt tokens of each row, without padding.
+        answer_nll: for each row the negative log-likelihood of its reference answer in nats, and the answer's tokens.
+        rounds: rounds of speculation; empty without speculation.
+        stepping: how steps were run: ``graph``, ``graph, compiled``, ``graph (not compiled: REASON)``, ``eager`` or
+            ``eager (REASON)``.
+        capture_s: seconds spent on warm-ups and on capturing graphs; not included in any other figure.
     """
 
     tokens: list[list[int]]
@@ -86,32 +91,36 @@ def generate(
     compile: bool = False,
     prefill_rows: Rows = "auto",
 ) -> Generation:
-    """Answer a batch of prompts.
+    """Generate the continuations of a batch of prompts.
 
     Args:
-        model: causal language model; runs kvbench's attention (``method.new_cache(model)`` switched it).
+        model: causal language model that runs kvbench's attention (``method.new_cache(model)`` switches it).
         cache: a fresh cache of a kvbench method.
         input_ids: prompts ``[B, T]``, padded on the left.
         attention_mask: ``[B, T]``, 0 at padding; None: no padding.
         max_new_tokens: limit for every row, at least 1.
-        sampling: None: greedy.
+        sampling: how tokens are chosen; None: greedily.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row; needs `tokenizer`.
-        say_something: the first token is not one of `eos_token_ids` (``min_length`` one above the prompt).
-        prefill_chunk: prompt tokens a forward pass; None: all at once. The result does not depend on it.
-        pad_token_id: fed to rows that have ended while others go on.
-        answer_ids: reference answers; their negative log-likelihood on the cached prompt is taken on a copy of it.
-        observer: receives each phase as it begins (memory meters are observers).
-        speculate: decode by speculation where the cache's method has one (``Method.speculation``); or say how: any
-            method's cache may be the target, and lead any other's as the draft (:meth:`kvbench.cache.KVCache.lead`).
-        graphs: capture a decode step and replay it: ``auto`` (where it serves and is worth it), ``always`` (where it
-            serves) or ``never``.
-        compile: captured steps run everything around attention through ``torch.compile``.
-        prefill_rows: prompts that are run in one forward pass (:func:`kvbench.decoding.passes.groups`).
+        say_something: never choose one of `eos_token_ids` as the first token (like ``min_length`` in transformers).
+        prefill_chunk: prompt tokens per forward pass; None: all at once. It does not affect the result.
+        pad_token_id: token fed to rows that have ended while others continue.
+        answer_ids: reference answers; their negative log-likelihood after the prompt is computed on a copy of the
+            cache.
+        observer: informed of each phase as it begins.
+        speculate: True: decode speculatively if the cache's method does (``Method.speculation``); False: never; or the
+            settings to use. With these any method's cache can be the target, and lead a cache of any other method as
+            the draft's (:meth:`kvbench.cache.KVCache.lead`).
+        graphs: capture a decode step and replay it: ``auto`` (if possible and worth its time), ``always`` (if possible)
+            or ``never``.
+        compile: run everything around attention in captured steps through ``torch.compile``.
+        prefill_rows: number of prompts in one forward pass (:func:`kvbench.decoding.passes.groups`).
 
     Raises:
-        CacheError: the model did not use the cache it was given.
-        ValueError: stop strings without a tokenizer, max_new_tokens < 1.
+        CacheError: the model did not use the given cache.
+        NonFiniteError: the prompt's logits are NaN or Inf (:func:`kvbench.decoding.passes.prefill`), or the method
+            packed NaN or Inf.
+        ValueError: stop strings without a tokenizer, or max_new_tokens < 1.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens}: at least 1")
@@ -182,11 +191,12 @@ def continued(
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
 ) -> dict[str, Any]:
-    """Continue from the first new token by captured steps if they serve, else by eager ones; or by speculation.
+    """Continue from the first new token until every row has ended: with captured steps if possible, else eagerly.
 
     Args:
-        token, mask, lengths, and what follows: as of :func:`decode`.
-        speculation, graphs, compile: as of :func:`generate`.
+        token, ..., pad_token_id: as for :func:`decode`.
+        speculation: decode speculatively with these settings; None: one token per step.
+        graphs, compile: as for :func:`generate`.
 
     Returns:
         ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`; the tokens are in `stopping`.
@@ -228,10 +238,15 @@ def capture(
     steps: int,
     compile: bool = False,
 ) -> captured_decoding.Captured:
-    """Capture a decode step and do its first bookkeeping.
+    """Return a captured decode step, ready for its first replay.
+
+    Args:
+        token, lengths: as for :func:`decode`.
+        steps: number of steps for which to draw random numbers.
+        compile: as for :func:`generate`.
 
     Raises:
-        NotCaptured: it cannot be; cache and generators are as they were.
+        NotCaptured: the step cannot be captured; cache and generators are left as they were.
     """
     states = [generator.get_state() for generator in generators]
     uniforms = captured_decoding.uniforms(sampling, generators, steps)
@@ -257,12 +272,15 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int = 0,
 ) -> list[float]:
-    """Continue from the first new token until every row has ended; the tokens are in `stopping`.
+    """Continue from the first new token with eager steps until every row has ended; the tokens are in `stopping`.
 
     Args:
-        token: first new token of each row, ``[B]``.
-        mask: ``[B, T]`` of the columns in the cache, or None.
-        lengths: real tokens of each row in the cache, ``[B]``.
+        token: first new token of each row, ``[B]``; not cached yet.
+        mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
+        lengths: number of cached tokens of each row, without padding, ``[B]``.
+        stopping: collects the tokens and says which rows have ended.
+        max_new_tokens: limit for every row, the first token included.
+        pad_token_id: token fed to rows that have ended.
 
     Returns:
         Seconds of each step.
@@ -289,7 +307,7 @@ def decode(
 
 
 def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return logits ``[B, V]`` with some tokens made impossible (``min_length`` of transformers' generate)."""
+    """Return logits ``[B, V]`` with those of `tokens` set to minus infinity, so that none of them is chosen."""
     if not tokens:
         return logits
     return logits.index_fill(-1, torch.tensor(list(tokens), device=logits.device), float("-inf"))

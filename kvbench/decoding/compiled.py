@@ -1,10 +1,10 @@
-"""Everything around attention in a captured step through ``torch.compile``: norms, RoPE, activations, linear layers.
+"""Compilation of everything around attention in a captured step: norms, RoPE, activations, linear layers.
 
-A stock forward pass spends a third of a step at batch 1 in dozens of small kernels a layer. Each decoder layer is
-compiled by itself, attention being one opaque operation in it, so that all layers share one compilation of seconds.
-With a single row, linear layers are matrix-vector products, which in 16 bits have a kernel of their own
-(:mod:`kvbench.decoding.matvec`), and those that read the same input (queries, keys, values; gate and up) become one
-product over one weight.
+At batch 1, a stock forward pass spends a third of a step in dozens of small kernels per layer. Each decoder layer is
+compiled separately by ``torch.compile``, with attention as one opaque operation, so that all layers share one
+compilation, which takes seconds. With a single row, linear layers are matrix-vector products. In 16 bits these use a
+dedicated kernel (:mod:`kvbench.decoding.matvec`), and layers that read the same input (queries, keys, values; gate and
+up) become one product with a joint weight.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ from kvbench.decoding import matvec
 
 #: linear layers of one module that read the same input
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-#: compilations of one layer's code: batch sizes of a sweep and the like
+#: largest number of compilations of one layer's code, such as for the batch sizes of a sweep
 LIMIT = 64
 
 
 @contextmanager
 def around(model: Any, on: bool, rows: int) -> Iterator[None]:
-    """Run the decoder layers of `model` compiled, for steps of `rows` tokens; nothing where not `on`.
+    """Compile the decoder layers of `model` inside the context, if `on`.
 
-    The numbers are rounded where the stock forward rounds them, but products may be summed in another order.
+    Results are rounded at the same points as in the stock forward pass, but products may be summed in another order.
+
+    Args:
+        rows: number of tokens of a step, over the whole batch; 1 replaces linear layers by matrix-vector products.
     """
     layers = decoder_layers(model) if on else []
     if not layers:
         yield
         return
     single = rows == 1
-    # the cache on disk cannot read back what it writes of functions with defaults (torch 2.11)
+    # torch 2.11 cannot read back from its cache on disk what it writes for functions with default arguments
     options: dict[str, Any] = {"emulate_precision_casts": True, "fx_graph_cache": False}
     undo: list[Callable[[], None]] = []
     try:
@@ -53,22 +56,29 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
 
 
 def decoder_layers(model: Any) -> Sequence[nn.Module]:
-    """Return the decoder layers of a Hugging Face causal language model; none if they are not in a list ``layers``."""
+    """Return the decoder layers of a Hugging Face causal language model; empty if it has no module list ``layers``."""
     layers = getattr(model.get_decoder() if hasattr(model, "get_decoder") else model, "layers", None)
     return list(layers) if isinstance(layers, nn.ModuleList) else []
 
 
 class Product:
-    """A product that the first of several linear layers makes and the others take their slices of."""
+    """A product that the first of several linear layers computes and of which each returns a slice.
 
-    # an object: torch 2.11 compiles a list that several functions share as if each had its own
+    It holds the input and the output between the calls of the first and the last of these layers.
+    """
+
+    # a class, as torch 2.11 compiles a list that several functions share as if each had its own
     def __init__(self) -> None:
         self.x: Tensor | None = None
         self.out: Tensor | None = None
 
 
 def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Let the linear layers of a decoder layer be products of a matrix and a vector; `undo` grows by how to undo it."""
+    """Replace the linear layers of a decoder layer by matrix-vector products.
+
+    Args:
+        undo: functions that restore the original forward passes are appended.
+    """
     for module in list(layer.modules()):
         for names in JOINED:
             join(module, names, undo)
@@ -79,7 +89,7 @@ def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
 
 
 def plain(module: Any) -> bool:
-    """Return True for a plain linear layer: no subclass or forward pass of its own, no weight over GPUs."""
+    """Return True for a plain linear layer: not a subclass, forward pass not replaced, weight not distributed."""
     return (
         type(module) is nn.Linear
         and "forward" not in module.__dict__
@@ -89,10 +99,15 @@ def plain(module: Any) -> bool:
 
 
 def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]) -> None:
-    """Let linear layers of `module` be slices of one product. The weights become views of one buffer.
+    """Replace linear layers of `module` that read the same input by slices of one product.
 
-    The first of them makes the product, and the others take their slices of it: only where the module's forward pass
-    calls them in this order. Nothing may change their input in between.
+    Their weights become views of one buffer. The first layer called computes the product, and the others return their
+    slices of it, so nothing may modify their input in between. Nothing is done unless all of them are plain, have the
+    same input size, dtype and device, all or none a bias, and the module calls them in the order of `names`.
+
+    Args:
+        names: attribute names of the linear layers, in the order in which the module should call them.
+        undo: functions that restore the original forward passes are appended.
     """
     members = [getattr(module, name, None) for name in names]
     linears: list[nn.Linear] = [one for one in members if plain(one)]  # type: ignore[misc]
@@ -110,13 +125,16 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that the forward pass of a module names, in the order in which it does."""
+    """Return those of `names` that occur in the code of a module's forward method, in order of first occurrence."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
-    """Return one weight ``[sum of out_features, in_features]`` of which those of `linears` are views; made once."""
+    """Return the joint weight ``[sum of out_features, in_features]`` of which the weights of `linears` are views.
+
+    They are moved into it at the first call; later calls return the same memory.
+    """
     weights = [linear.weight for linear in linears]
     size, width = sum(len(w) for w in weights), weights[0].shape[1]
     first, storage = weights[0], weights[0].untyped_storage()
@@ -136,13 +154,14 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
 
 
 def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: Product) -> Callable[[Tensor], Tensor]:
-    """Return a forward pass: the outputs ``[first, last)`` of a product with `whole`.
+    """Return a forward function that returns the outputs ``first .. last - 1`` of a product.
 
     Args:
-        product: the product, from its first slice to its last; those of one product share it.
+        whole, bias: weight and bias of the product.
+        product: holds the output from the first slice to the last; shared by all slices of one product.
     """
 
-    # as defaults, so that layers differ in what the compiled code is given, not in the code
+    # passed as defaults, so that layers differ in arguments of the compiled code and not in the code
     def forward(
         x: Tensor,
         whole: Tensor = whole,
@@ -164,7 +183,7 @@ def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: P
 
 
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Give a module another forward pass; how to undo it."""
+    """Replace the forward pass of a module; return a function that restores the previous one."""
     had = module.__dict__.get("forward")
     module.forward = forward  # type: ignore[assignment]
 

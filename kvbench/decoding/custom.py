@@ -4,8 +4,8 @@
     cache = method.new_cache(model)
     model.generate(input_ids, past_key_values=cache, custom_generate=custom_generate, max_new_tokens=90)
 
-Token selection follows the generation config (``do_sample``, ``temperature``, ``top_k``, ``top_p``,
-``eos_token_id``, ``max_new_tokens``); whatever else would change the logits is refused, not ignored.
+Tokens are chosen according to the generation config (``do_sample``, ``temperature``, ``top_k``, ``top_p``,
+``eos_token_id``, ``max_new_tokens``). Settings that would change the logits in any other way raise an error.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ def custom_generate(
 
     Args:
         input_ids: prompts ``[B, T]``, padded on the left.
-        seed: of the draws where ``do_sample``.
-        report: the :class:`Generation` is appended to it (rounds, times).
-        model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which says whether and how it speculates;
-            ``attention_mask`` ``[B, T]``; the rest is not needed. (Were they named here, transformers would take them
-            for this function's alone.)
+        generation_config: what ``generate`` passes; see the module's docstring for what is used.
+        logits_processor: what ``generate`` passes, only to refuse processors that are not supported.
+        seed: seed of the random numbers with ``do_sample``.
+        report: a list to which the :class:`Generation`, with rounds and times, is appended.
+        model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which decides whether and how decoding is
+            speculative; ``attention_mask`` ``[B, T]``; others are ignored. They are not parameters of their own because
+            transformers would then treat them as meant for this function only.
 
     Returns:
-        Prompts and new tokens ``[B, T + n]``, filled up with the pad token behind a row's end.
+        Prompts and new tokens ``[B, T + n]``, padded on the right with the pad token.
 
     Raises:
-        ModelError: no kvbench cache, beams, or a processor of logits that kvbench's loops do not have.
+        ModelError: no kvbench cache, several beams, or a logits processor or stopping criterion that kvbench's loops
+            do not support.
     """
     cache = model_kwargs.get("past_key_values")
     if not isinstance(cache, KVCache):
@@ -67,7 +70,7 @@ def custom_generate(
         raise ModelError(f"custom_generate ends at max_new_tokens and EOS tokens alone; it has no {', '.join(ending)}")
     sampling = Sampling()
     if generation_config.do_sample:
-        # generate() itself sets a top_k of 50 where none is named
+        # generate() itself sets top_k to 50 if it is not given
         sampling = Sampling(
             generation_config.temperature or 1.0, generation_config.top_p or 1.0, seed, generation_config.top_k
         )
@@ -91,7 +94,12 @@ def custom_generate(
 
 
 def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad: int) -> Tensor:
-    """Return prompts and answers as ``generate`` does, with the end-of-sequence token where a row met it."""
+    """Return prompts and new tokens as ``generate`` does, ``[B, T + n]``.
+
+    Args:
+        ends: end-of-sequence tokens; the first is appended to rows that ended with any of them.
+        pad: token that fills up shorter rows on the right.
+    """
     answers = [
         [*tokens, *(ends[:1] if finish == "eos" else [])]
         for tokens, finish in zip(generation.tokens, generation.finish, strict=True)

@@ -1,4 +1,8 @@
-"""Drafters: a view of the target's own cache, or a second cache that follows it; with the same weights or others."""
+"""Drafters of speculative decoding.
+
+A draft reads the target's cache, in full or at lower precision, or a second cache that follows it; its weights are the
+target's, in their own precision or in 4 bits.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +23,31 @@ from kvbench.models import int4
 
 
 def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
-    """Make the draft's 4-bit weights if it has any (once a model), and return their switch."""
+    """Quantize the model's weights to 4 bits if the draft uses such weights, and return the switch that selects them.
+
+    They are computed once per model. None is returned if the draft uses the target's weights, or without speculation.
+    """
     if speculation is None or speculation.weights == "same":
         return None
     return int4.attach(model, "ffn" if speculation.weights == "int4" else "all")
 
 
 class Drafter:
-    """A drafter: proposes tokens, and verifies them with the target.
+    """A drafter: proposes tokens, and runs the target to verify them.
 
     Args:
-        model: of draft and target.
-        cache: the target's, after the prompt.
-        speculation: what drafts.
+        model: model of both draft and target.
+        cache: the target's cache, after the prompt.
+        speculation: settings of the draft.
+
+    Attributes:
+        target: the target's cache.
+        cache: the cache that the draft reads: the target's, or the one that follows it.
+        own: whether that is a cache of its own.
+        switch: selects the draft's 4-bit weights; None if it uses the target's weights.
 
     Raises:
-        CacheError: the draft has a cache of its own but the target's does not lead one.
+        CacheError: the draft needs a cache of its own, but the target's cache does not lead one.
     """
 
     def __init__(self, model: PreTrainedModel, cache: KVCache, speculation: Speculation) -> None:
@@ -51,11 +64,11 @@ class Drafter:
 
     @property
     def seconds(self) -> float:
-        """Spent on recording passes so far; in no round's time."""
+        """Seconds spent on recording passes so far, which are not part of any round's time."""
         return 0.0
 
     def settle(self) -> None:
-        """Bring the draft's own cache into its state for the confirmed tokens."""
+        """Let the method of the draft's own cache, if it has one, demote confirmed tokens."""
         if self.own:
             self.cache.settle()
 
@@ -68,17 +81,18 @@ class Drafter:
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """Draft as many tokens as the row with the highest limit may accept, and forget their keys and values again.
+        """Draft as many tokens as the row with the highest limit may accept, and remove them from the cache again.
 
         Args:
             pending: last confirmed token of each row, not cached yet, ``[B]``.
-            mask: ``[B, columns + gamma + 1]`` of the padded batch, or None.
-            lengths: tokens of each row in the cache, ``[B]``.
-            limits: drafts that each row may accept; only so many are drawn from its generator.
+            mask: attention mask of the padded batch, ``[B, columns + n + 1]``; None: no padding.
+            lengths: number of cached tokens of each row, ``[B]``.
+            limits: number of drafts that each row may accept; beyond it, its generator is not used.
             how: settings of the sampling.
 
         Returns:
-            Drafts ``[B, n]`` and, unless greedy, what they were drawn from, ``[B, n, V]``.
+            Drafts ``[B, n]``, and the distributions from which they were drawn, ``[B, n, V]``; None if greedy or if
+            there are no drafts.
         """
         steps, width, token = max(limits), self.cache.get_seq_length(), pending
         drafts, chances = [], []
@@ -98,25 +112,31 @@ class Drafter:
         return torch.stack(drafts, 1), torch.stack(chances, 1) if chances else None
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Return the tokens to draft in a round whose rows may accept `limits`."""
+        """Return how many tokens to draft in a round in which row r may accept ``limits[r]`` drafts."""
         return max(limits)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target's logits ``[B, n + 1, V]`` after the pending token and each draft, ``[B, n + 1]``."""
+        """Return the target's logits after the pending token and after each draft, ``[B, n + 1, V]``.
+
+        Args:
+            tokens: the pending token and the drafts of each row, ``[B, n + 1]``.
+            lengths: number of cached tokens of each row, ``[B]``.
+            mask: as for :meth:`propose`.
+        """
         positions = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         return forward(self.model, self.target, tokens, mask, positions, all_logits=True)
 
     def confirm(self, counts: Sequence[int]) -> None:
-        """Confirm the target's newest ``counts[row]`` tokens; a cache of the draft's own takes them over.
+        """Confirm the newest ``counts[row]`` tokens of the target; a draft's own cache copies their keys and values.
 
-        They are the target's keys and values, computed with its weights, not the draft's (as in the authors' code).
+        These were computed with the target's weights, not with the draft's, as in the code of QuantSpec's authors.
         """
         if self.own:
             self.cache.follow(self.target, counts)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Use the draft's view of its cache and its weights inside, and demote nothing."""
+        """Switch to the draft's weights and view of the cache inside the context; nothing is demoted in it."""
         progress, on = self.cache.progress, self.switch.on if self.switch else False
         before = progress.frozen, progress.upper
         progress.frozen, progress.upper = True, self.speculation.draft == "upper"
@@ -131,12 +151,12 @@ class Drafter:
 
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw a token of each row ``[B]`` from ``probs`` ``[B, V]``; unwanted rows get the likeliest, without a draw."""
+    """Draw a token for each row ``[B]`` from ``probs`` ``[B, V]``; rows that are not `wanted` get the likeliest."""
     uniform = uniforms(generators, wanted).to(probs.device)
     return torch.where(torch.tensor(wanted, device=probs.device), sampling.draw(probs, uniform), probs.argmax(-1))
 
 
 def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw a uniform number from each row's generator ``[B]``; 0, without a draw, for rows that want none."""
+    """Draw a uniform number from each row's generator, ``[B]``; rows that are not `wanted` get 0 and do not draw."""
     none = torch.zeros(1)
     return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

@@ -1,1 +1,1 @@
-"""The CUDA decode kernel, compiled at first use."""
+"""The CUDA decode kernel, compiled at its first use."""

@@ -1,7 +1,7 @@
-"""Compiling the CUDA decode kernel: what for (:class:`Build`), with nvrtc, once a machine.
+"""Compilation of the CUDA decode kernel for a configuration (:class:`Build`), by nvrtc, once per machine.
 
-nvrtc comes with every CUDA build of torch and compiles the kernel in about a second; no nvcc and no host compiler are
-needed. The machine code is kept in the user's cache folder.
+nvrtc comes with every CUDA build of torch and compiles the kernel in about a second; neither nvcc nor a host compiler
+is needed. The machine code is kept in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbench.util import atomic
 
 KINDS = {"full": 0, "affine": 1, "atom": 2, "hierarchical": 3}
 AXES = {"": 0, "channel": 0, "token": 1}
-#: the parts of the source, in their order
+#: the files of the source, in the order in which they are joined
 PARTS = (
     "header.cuh",
     "instructions.cuh",
@@ -41,7 +41,20 @@ Signature = tuple[tuple[Format, Format], ...]
 
 @dataclass(frozen=True)
 class Build:
-    """Compile-time choices of the kernel: the macros of ``cuda/header.cuh``."""
+    """Compile-time configuration of the kernel; ``cuda/header.cuh`` explains the macros that it sets.
+
+    Args:
+        channels: channels of a head (``D``).
+        team: warps that share a ring of tiles (``TEAM``); each serves 8 query rows.
+        one_column: at most 4 query rows, in every other column of the products (``ONECOL``).
+        bf16: exact segments, query and output are bf16, not fp16.
+        phases: formats of the keys and of the values of each phase.
+        teams: teams of a CTA (``TEAMS``).
+        stages: slots of a team's ring (``STAGES``).
+        resident: CTAs that a multiprocessor must be able to run at once (``MINB``).
+        softcap: scores have a softcap.
+        sinks: dtype of the model's sinks: 1: the query's; 2: fp32; 0: it has none.
+    """
 
     channels: int
     team: int
@@ -66,7 +79,7 @@ class Build:
 
     @property
     def slot(self) -> int:
-        """Bytes of the largest part of a tile."""
+        """Bytes of a slot of the ring, which holds the keys or the values of a tile (exact ones: of 32 tokens)."""
         sizes = [32 * self.channels * 2 if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
         for key, value in self.phases:
             sizes += [slot_bytes(key, self.channels), slot_bytes(value, self.channels)]
@@ -74,12 +87,12 @@ class Build:
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory."""
+        """Bytes of dynamic shared memory of a CTA."""
         queries = (2 if self.bf16 else 1) * self.team * self.channels // 16 * 256
         return max(queries + self.teams * self.stages * self.slot, self.teams * self.rows * self.channels * 4, 16384)
 
     def macros(self) -> str:
-        """Return the lines that stand before the source."""
+        """Return the macro definitions to put in front of the source."""
         table = ", ".join(
             "{" + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group)) + "}"
             for pair in self.phases
@@ -102,7 +115,7 @@ class Build:
 
 
 def slot_bytes(form: Format, channels: int) -> int:
-    """Return the bytes of codes and parameters of one tile of a packed format."""
+    """Return the bytes of codes and parameters of one tile of keys or values; 0 if the format is exact."""
     if form.kind == "full":
         return 0
     params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
@@ -119,17 +132,17 @@ def build(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Build:
-    """Return the configuration for `rows` query rows of a KV head.
+    """Return the configuration for `rows` query rows of a KV head that fits into shared memory.
 
     Args:
-        tuning: overrides of teams, stages, resident.
-        shared: bytes of shared memory that a CTA of the device may have.
-        softcap: scores are capped. sinks: 1: of the query's type; 2: fp32; 0: none.
+        phases, channels, bf16, softcap, sinks: as for :class:`Build`.
+        tuning: overrides of ``teams``, ``stages`` and ``resident``, as pairs of name and value.
+        shared: bytes of shared memory that the device allows a CTA.
     """
     team = min(-(-rows // 8), 3)
     while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
-        team -= 1  # as many CTAs with fewer rows each
-    # as measured on an H200: two CTAs a multiprocessor where the rings of both fit, else one with more teams
+        team -= 1  # the same number of CTAs with fewer rows each
+    # as measured on an H200: two CTAs per multiprocessor if the rings of both fit, else one with more teams
     options = [(4, 2, 1), (2, 2, 1)] if team > 1 else [(4, 2, 2), (8, 2, 1), (6, 2, 1), (4, 2, 1), (2, 2, 1)]
     chosen = dict(tuning)
     for teams, stages, resident in options:
@@ -151,10 +164,14 @@ def build(
 
 
 class Kernel:
-    """A compiled :class:`Build` on one device.
+    """The kernel compiled for a :class:`Build` and loaded on one device.
+
+    Attributes:
+        registers, spilled: registers of a thread, and bytes of local memory that it needs beyond them.
+        resident: CTAs that the whole GPU can run at once.
 
     Raises:
-        RuntimeError: nvrtc or the driver refused; the message holds their words.
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
     """
 
     def __init__(self, build: Build, device: int) -> None:
@@ -183,7 +200,13 @@ class Kernel:
         self._launch = driver.cuLaunchKernel
 
     def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
-        """Run it; `arguments` is the packed ``Args``."""
+        """Launch the kernel on `stream`.
+
+        Args:
+            grid: numbers of CTAs.
+            arguments: the bytes of the kernel's only argument, ``struct Args`` in ``cuda/header.cuh``.
+            stream: handle of a CUDA stream.
+        """
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         ask(
@@ -202,10 +225,13 @@ class Kernel:
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """Return the machine code of `source`, from the disk where it was compiled before.
+    """Return the machine code of `source`, from the cache on disk if it has been compiled before.
+
+    Args:
+        architecture: such as ``sm_90``.
 
     Raises:
-        RuntimeError: nvrtc refused; the message holds its words.
+        RuntimeError: nvrtc could not compile it; the message contains its log.
     """
     from cuda.bindings import nvrtc
 
@@ -222,14 +248,14 @@ def compiled(source: str, architecture: str) -> bytes:
         raise RuntimeError(f"nvrtc could not compile the decode kernel: {log.decode(errors='replace')}")
     binary = bytearray(ask(nvrtc.nvrtcGetCUBINSize(program)))
     ask(nvrtc.nvrtcGetCUBIN(program, binary))
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs a second, no more
+    with contextlib.suppress(OSError):  # without a writable cache, the next process compiles again, for a second
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, bytes(binary))
     return bytes(binary)
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """Return the value of a call of cuda.bindings, which answers (error, value).
+    """Return the value or values in the tuple that a call of cuda.bindings returns: (error, value, ...).
 
     Raises:
         RuntimeError: the call failed; the message names the error.
@@ -241,7 +267,7 @@ def ask(answer: tuple[Any, ...]) -> Any:
 
 @cache
 def source() -> str:
-    """Return the kernel's source, without the macros."""
+    """Return the source of the kernel, without the macro definitions."""
     folder = Path(__file__).parent
     return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
 
@@ -257,6 +283,6 @@ def kernel(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Kernel:
-    """Return the compiled kernel, once a process."""
+    """Return the compiled kernel; calls with the same arguments share one. Arguments are those of :func:`build`."""
     shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
     return Kernel(build(phases, channels, rows, bf16, tuning, shared, softcap, sinks), device)

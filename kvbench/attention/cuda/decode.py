@@ -1,7 +1,7 @@
-"""Decode attention by the CUDA kernel in ``cuda/``, compiled at first use for the formats of a layer.
+"""Decode attention by the CUDA kernel: the host's part.
 
-One kernel serves all phases of :class:`kvbench.attention.phases.Work` in one launch
-(:mod:`kvbench.attention.cuda.build` compiles it).
+The kernel is compiled at first use for the formats of a layer (:mod:`kvbench.attention.cuda.build`), and one launch
+serves all phases of a :class:`kvbench.attention.phases.Work`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvbench.attention.phases import Part, Work
 from kvbench.cache.segments.layout import TILE
 
 LOG2E = math.log2(math.e)
-#: (sequence, KV head) pairs of a launch: CUDA's limit on the second and third dimension of a grid
+#: largest number of (sequence, KV head) pairs: CUDA's limit on the second and third dimension of a grid
 LINES = 65535
 
 
 @cache
 def available() -> str | None:
-    """Return the reason why this machine cannot compile the kernel, or None."""
+    """Return the reason why this machine cannot compile or run the kernel, or None if it can."""
     try:
         from cuda.bindings import driver, nvrtc  # noqa: F401
     except ImportError:
@@ -37,7 +37,11 @@ def available() -> str | None:
 
 
 def refuses(query: Tensor, work: Work) -> str | None:
-    """Return the reason why this kernel does not serve a layer, or None."""
+    """Return the reason why this kernel cannot serve a step, for the result row; None if it can.
+
+    Args:
+        query: ``[B, Hq, q, D]``. work: the layer's phases.
+    """
     reason = available()
     if reason:
         return reason
@@ -72,7 +76,10 @@ def refuses(query: Tensor, work: Work) -> str | None:
 def problem(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
 ) -> str | None:
-    """Return the reason why this GPU cannot compile or hold the kernel, or None; found out once."""
+    """Return the reason why the kernel cannot be compiled for, or run on, this GPU; None if it can.
+
+    It is compiled to find out. Arguments are those of :func:`kvbench.attention.cuda.build.kernel`.
+    """
     try:
         compiled = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
     except RuntimeError as error:
@@ -86,11 +93,12 @@ def attend(
     """Return the attention of the newest tokens to everything in the stores.
 
     Args:
-        query: ``[B, Hq, q, D]``, fp16 or bf16, channels contiguous.
-        work: the layer (:func:`kvbench.attention.phases.work`).
+        query: ``[B, Hq, q, D]``, fp16 or bf16; copied if its channels are not contiguous.
+        work: the layer's phases, for which :func:`refuses` returns None.
         scaling: factor on the scores.
-        tuning: overrides of teams, stages, resident (benchmarks).
-        splits: CTAs that share a head; None: as many as the GPU holds at once.
+        tuning: overrides of ``teams``, ``stages`` and ``resident`` (for benchmarks).
+        splits: number of CTAs that share a head, at most 128; None: the number that :func:`best_splits` estimates to be
+            fastest.
 
     Returns:
         ``[B, q, Hq, D]``.
@@ -106,7 +114,7 @@ def attend(
     build = compiled.build
     blocks = -(-rows // build.rows)
     if splits is not None:
-        splits = max(1, min(splits, 128))  # the last merge holds a weight for each in shared memory
+        splits = max(1, min(splits, 128))  # the last merge needs a weight for each of them in shared memory
     else:
         splits = best_splits(batch * work.heads * blocks, compiled.resident, work.tiles(), build.teams)
     out = torch.empty(batch, count, heads_q, channels, dtype=query.dtype, device=query.device)
@@ -138,20 +146,20 @@ def attend(
 
 
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
-    """Return True if scores are capped, and what sinks there are (``SINKS`` of ``cuda/header.cuh``)."""
+    """Return whether scores have a softcap, and the dtype of the sinks as the macro ``SINKS`` encodes it."""
     sinks = work.logits.sinks
     return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
 
 
 def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """Return the factor on the scores and their cap, in bits: capped ones become ``cap * tanh(score / 2)``."""
+    """Return the factor on the scores and the softcap, as ``scale`` and ``cap`` of ``struct Args`` expect them."""
     if softcap is None:
         return scaling * LOG2E, 0.0
     return 2 * scaling * LOG2E / softcap, softcap * LOG2E
 
 
 def pack(key: Part, value: Part) -> bytes:
-    """Return ``struct Phase`` of one phase."""
+    """Return the pointers and capacities of one phase as the bytes of the struct in ``cuda/header.cuh``."""
     fields: list[int] = []
     capacity = []
     for part in (key, value):
@@ -167,15 +175,18 @@ def pack(key: Part, value: Part) -> bytes:
 
 @lru_cache(maxsize=4096)
 def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
-    """Return the number of CTAs for each head that is done soonest.
+    """Return the number of CTAs per head that is estimated to finish first.
 
-    A CTA takes the time of its tiles over its teams and, for its first loads and its merge, that of one tile more; a
-    wave of CTAs that is nearly empty takes as long as a full one.
+    The estimate: a CTA takes as long as the tiles of one of its teams plus, for its first loads and its merge, one tile
+    more; and a nearly empty wave of CTAs takes as long as a full one.
 
     Args:
-        lines: heads of all sequences. resident: CTAs that the GPU runs at once. tiles: of a head. teams: of a CTA.
+        lines: number of heads to serve, over all sequences and blocks of query rows.
+        resident: CTAs that the GPU runs at once.
+        tiles: tiles of a head.
+        teams: teams of a CTA.
     """
-    most = min(max(-(-tiles // teams), 1), 128)  # beyond it teams would find no tile
+    most = min(max(-(-tiles // teams), 1), 128)  # with more CTAs some teams would have no tile
 
     def cost(splits: int) -> tuple[float, int]:
         return -(-lines * splits // resident) * (1 + max(tiles / (splits * teams), 1)), splits
@@ -187,9 +198,13 @@ _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
 
 def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor, Tensor]:
-    """Return room for partial results, and counters, of a stream.
+    """Return a stream's buffers for partial results, fp32, and for zeroed counters, int32.
 
-    Outgrown ones are kept: a captured graph may still write to them.
+    They are allocated anew when they have become too small. The old ones are kept, as a captured graph may still write
+    to them.
+
+    Args:
+        floats, lines: smallest sizes of the two buffers, in elements.
     """
     workspaces = _workspaces.setdefault((device, stream), [])
     if not workspaces or workspaces[-1][0].numel() < floats or workspaces[-1][1].numel() < lines:

@@ -25,20 +25,20 @@ def load_query(
     dtype: tl.constexpr,
     ONE_ROW: tl.constexpr,
 ):
-    """Return the normalised query and what biases of the scores are made of.
+    """Return the normalised query, split by groups of channels, and its sums, from which biases are computed.
 
     Args:
         q_ptr: the query. row_at: offset of each query row ``[R]``.
-        valid: query rows that exist ``[R]``.
-        exponent: power of two that normalises each row.
+        valid: which query rows exist, ``[R]``.
+        exponent: power of two that normalises each row, ``[R]``.
         KEY_DIM: channels of a key, D.
-        CHANNEL_GROUPS: groups of channels that keys have parameters for; 1: per channel, or exact.
-        dtype: of the products: fp16, or that of exact keys.
-        ONE_ROW: the query has one row, against keys without groups of channels.
+        CHANNEL_GROUPS: groups of channels for which keys have parameters; 1 if they are per channel, or keys are exact.
+        dtype: dtype of the products: fp16, or that of exact keys.
+        ONE_ROW: the query has one row, and keys have parameters per channel.
 
     Returns:
-        a tuple of ``[D / groups, R]``, and sums over their channels ``[R]``; where `ONE_ROW`, the row itself ``[D]``
-        instead of the sum.
+        A tuple of blocks ``[D / groups, R]``, one per group of channels; and a tuple of their sums over channels
+        ``[R]``. With `ONE_ROW` the second tuple holds the row itself ``[D]`` instead.
     """
     blocks_of = ()
     sums = ()
@@ -54,8 +54,8 @@ def load_query(
 
 @triton.jit
 def cut(acc, N: tl.constexpr):
-    """Return rows of ``[N * n, R]`` as a tuple of N blocks ``[n, R]``."""
-    # Triton slices no tensor: halves come from a reshape and a split, again and again
+    """Return the rows of a tensor ``[N * n, R]`` as a tuple of N blocks ``[n, R]``; N is a power of two."""
+    # Triton cannot slice a tensor, so it is halved by a reshape and a split, recursively
     if N == 1:
         parts = (acc,)
     else:
@@ -66,7 +66,7 @@ def cut(acc, N: tl.constexpr):
 
 @triton.jit
 def paste(parts, N: tl.constexpr):
-    """Return ``[N * n, R]`` from a tuple of N blocks: the inverse of :func:`cut`."""
+    """Return the tensor ``[N * n, R]`` that consists of N blocks ``[n, R]``: the inverse of :func:`cut`."""
     if N == 1:
         acc = parts[0]
     else:
@@ -78,9 +78,10 @@ def paste(parts, N: tl.constexpr):
 
 @triton.jit
 def capped(scores, cap, COUNT: tl.constexpr, CAPPED: tl.constexpr):
-    """Return `COUNT` blocks of scores after the softcap, where there is one: ``cap * tanh(x / 2)`` of x in bits.
+    """Return `COUNT` blocks of scores with the softcap applied if `CAPPED`.
 
-    ``tanh(y) = 1 - 2 / (exp(2 y) + 1)`` is right to some 1e-7 of the cap, and at both ends; PTX's own tanh is not.
+    A score x (which includes a factor ``2 * log2(e) / softcap``) becomes ``cap * tanh(x / (2 * log2(e)))``. The formula
+    ``tanh(y) = 1 - 2 / (exp(2 y) + 1)`` is accurate to about 1e-7 of the cap, also at both ends; PTX's tanh is not.
     """
     if CAPPED:
         bounded = ()
@@ -124,26 +125,31 @@ def walk(
     cap,
     CAPPED: tl.constexpr,
 ):
-    """Walk steps ``[first, last)`` of a phase, whole tiles or parts of tiles; return the new maximum, sum and values.
+    """Process iterations ``first .. last - 1`` of a phase, each over a whole tile or over a part of a tile.
+
+    Returns the new running maximum, sum of weights and weighted values.
 
     Args:
         top, total, acc: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[Dv, R]``.
-        KEYS, VALUES: pointers of the two sides (:func:`kvbench.attention.triton.kernel.located`).
+        KEYS, VALUES: pointers to the keys and the values (:func:`kvbench.attention.triton.kernel.located`).
         KEY, VALUE: their formats.
         query, sums: from :func:`load_query`.
-        factor: what takes a score of the normalised query back to bits ``[R]``.
-        first, last: steps to walk; whole tiles are numbered from the phase's first tile on.
-        head, tail: step u covers tokens from ``u * PART_TOKENS`` on where u < head, else from
-            ``(u + tail) * PART_TOKENS`` on (parts of tiles before and behind the whole ones).
-        lead: tokens of the first tile that are not of the phase; token 0 of all steps is the first of that tile.
-        count: tokens of the phase. key_first, value_first: its first tokens in buffers of exact ones.
-        seen: tokens of the phase that each query row sees ``[R]``.
+        factor: factor that converts a score of the normalised query to bits (a base-2 logarithm), ``[R]``.
+        first, last: range of the iterations; whole tiles are numbered from the phase's first tile.
+        head, tail: with parts, iteration u starts at token ``u * PART_TOKENS`` if u < head (a part before the whole
+            tiles), else at ``(u + tail) * PART_TOKENS`` (a part after them). Both are 0 with whole tiles.
+        lead: number of tokens in the phase's first tile that precede the phase; tokens are counted from that tile's
+            first.
+        count: number of tokens of the phase.
+        key_first, value_first: index of the phase's first token in an exact buffer of keys, and of values.
+        seen: number of tokens of the phase that each query row sees, ``[R]``.
         KEY_DIM, VALUE_DIM, BLOCK_ROWS: D, Dv and R.
-        WHOLE: steps are whole tiles. PART_TOKENS: tokens of a step where they are not.
-        STAGES: of the loop's software pipeline.
+        WHOLE: iterations are over whole tiles. PART_TOKENS: tokens of a part of a tile.
+        STAGES: stages of the loop's software pipeline.
         CAUSAL: query rows see different numbers of tokens.
-        ONE_ROW: the query has one row. ASM: inline PTX, or plain operations (the interpreter).
-        cap: largest score in bits. CAPPED: scores are capped.
+        ONE_ROW: as for :func:`load_query`.
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        CAPPED: whether scores have a softcap. cap: the softcap in bits.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(VALUE, VALUE_DIM)
     SIZE: tl.constexpr = rows(VALUE) if WHOLE else PART_TOKENS
@@ -151,19 +157,19 @@ def walk(
     STEP: tl.constexpr = 128 if WHOLE else PART_TOKENS
     accs = cut(acc, CHANNEL_GROUPS)
     row = tl.arange(0, SIZE)
-    # the sum of weights too is kept by token; it begins with what other phases have summed
+    # the sum of weights, too, is kept per token; it starts with the sum of the earlier phases
     sum_tile = tl.where(row[:, None] == 0, total[None, :], 0.0)
-    # sums of weight * minimum, kept by token and added up once at the end: a reduction a step would cost a shuffle
+    # sums of weight * minimum, kept per token and added up once at the end: reducing in each iteration costs shuffles
     biases = ()
     for _ in tl.static_range(CHANNEL_GROUPS):
         biases = biases + (tl.zeros((SIZE, BLOCK_ROWS), tl.float32),)
-    unit = 1.0  # of the accumulator: weighted codes come out lifted by a power of two that changes from step to step
+    unit = 1.0  # scale of the accumulator: weighted codes come with a power of two that differs between iterations
     start = (first + tl.where(first < head, 0, tail)) * STEP
     stored_k = readied(parameters_of(KEYS, KEY, KEY_DIM, start, SIZE, COUNT), KEY, KEY_DIM, COUNT)
     stored_v = readied(parameters_of(VALUES, VALUE, VALUE_DIM, start, SIZE, COUNT), VALUE, VALUE_DIM, COUNT)
     for u in tl.range(first, last, num_stages=STAGES):
         start = (u + tl.where(u < head, 0, tail)) * STEP
-        # parameters of tokens come in pieces too small for asynchronous copies: they are loaded a step ahead
+        # parameters of tokens are too small for asynchronous copies, so they are loaded one iteration ahead
         ahead = tl.minimum(u + 1, last - 1)
         ahead = (ahead + tl.where(ahead < head, 0, tail)) * STEP
         next_k = parameters_of(KEYS, KEY, KEY_DIM, ahead, SIZE, COUNT)
@@ -174,15 +180,15 @@ def walk(
                 tile_scores(KEYS, KEY, KEY_DIM, u, stored_k, query, sums, factor, ONE_ROW, ASM), cap, COUNT, CAPPED
             )
         else:
-            # tokens outside of the phase are read from its ends, and masked
+            # in place of tokens outside the phase its first or last one is read, and masked
             inside = tl.minimum(tl.maximum(token, 0), count - 1)
             scores = part_scores(
                 KEYS, KEY, KEY_DIM, start, key_first + inside, stored_k, query, sums, factor, PART_TOKENS, ONE_ROW, ASM
             )
             visible = (token >= 0)[:, None] & (token[:, None] < seen[None, :] if CAUSAL else (token < count)[:, None])
-            # finite, so that a step that is hidden as a whole leaves no NaN behind
+            # finite, so that an iteration without any visible token produces no NaN
             scores = (tl.where(visible, capped(scores, cap, 1, CAPPED)[0], NOTHING),)
-        # online softmax: bring what was summed so far to the new maximum
+        # online softmax: rescale the sums so far to the new maximum
         highest = scores[0]
         for i in tl.static_range(1, COUNT):
             highest = tl.maximum(highest, scores[i])
@@ -195,7 +201,7 @@ def walk(
             weight = tl.exp2(scores[i] - top[None, :])
             sum_tile += weight
             weights = weights + (weight,)
-        # sums of the minima shrink with the maximum, but have no unit: they are fp32 from the start
+        # sums of the minima are rescaled to the new maximum too, but have no unit, as they are always in fp32
         shrunk = ()
         for c in tl.static_range(CHANNEL_GROUPS):
             shrunk = shrunk + (biases[c] * shrink[None, :],)
@@ -205,13 +211,13 @@ def walk(
             fresh, lifted, new_unit, biases = part_values(
                 VALUES, VALUE, VALUE_DIM, start, value_first + inside, stored_v, weights, shrunk, PART_TOKENS, ASM
             )
-        # one factor takes the accumulator both to the new maximum and to this step's unit
+        # one factor converts the accumulator to both the new maximum and this iteration's unit
         shrink *= unit * lifted
         added = ()
         for c in tl.static_range(CHANNEL_GROUPS):
             added = added + (accs[c] * shrink[None, :] + fresh[c],)
         accs = added
-        unit = new_unit  # what takes the accumulator back from this step's lift
+        unit = new_unit  # factor that removes this iteration's power of two from the accumulator
         stored_k = readied(next_k, KEY, KEY_DIM, COUNT)
         stored_v = readied(next_v, VALUE, VALUE_DIM, COUNT)
     # the minima of a group of channels are the same for all its channels

@@ -1,8 +1,9 @@
-"""Scores of packed keys whose groups lie anywhere, inside a Triton kernel: LogQuant's windows of 42 tokens.
+"""Scores of packed keys whose groups cross tile boundaries, in a Triton kernel: LogQuant's windows of 42 tokens.
 
-A field of a word holds tokens of two groups at most (:func:`kvbench.attention.phases.window_of` sees to it), a tile
-those of several. A query of several rows is multiplied with each field twice, scaled by either group; one of a single
-row has columns to spare, so it is scaled by every group of the tile at once, and each token takes its own column.
+The tokens of one field of a word belong to at most two groups (:func:`kvbench.attention.phases.window_of` ensures it),
+those of a tile to several. A query with several rows is multiplied by each field twice, once scaled for each group. A
+query with one row has spare columns: it is scaled for every group of the tile at once, and each token's score is taken
+from its group's column.
 
 Parameters, here as in :mod:`~kvbench.attention.triton.tiles`: ``PARTS`` the pointers of the keys, ``FORM`` their
 format, ``KEY_DIM`` (D) channels, R query rows (columns of the products), ``ONE_ROW`` a query of one row.
@@ -20,7 +21,7 @@ from kvbench.cache.kernels.pack_windows import first_token, group_holding
 
 @triton.jit
 def group_at(FORM: tl.constexpr, token):
-    """Return the group of a window's `token` (counted from the segment's first), and the next group's first token."""
+    """Return the number of a token's group, and the first token of the next group, counted from the segment's first."""
     number = group_holding(token, window(FORM), group(FORM))
     return number, first_token(number + 1, window(FORM), group(FORM))
 
@@ -39,20 +40,20 @@ def window_scores(
     N: tl.constexpr,
     ONE_ROW: tl.constexpr,
 ):
-    """Return the scores ``[N, R]`` of N tokens of one field, in which no more than two groups meet.
+    """Return the scores ``[N, R]``, in bits, of N tokens of one field, which belong to at most two groups.
 
     Args:
         PARTS, FORM, KEY_DIM: pointers, format and channels of the keys.
         token: the first of the tokens, counted from the segment's first.
         codes: their codes ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
-        lifted: what these are to be multiplied by (:func:`kvbench.attention.triton.codes.lift`).
+        lifted: factor on the codes (:func:`kvbench.attention.triton.codes.lift`).
         query: normalised query ``[D, R]``.
-        alone: its only row ``[D]``, where `ONE_ROW`.
-        factor: what takes a score back to bits, ``[R]``.
-        N: tokens.
+        alone: its only row ``[D]``; used if `ONE_ROW`.
+        factor: factor that converts a score of the normalised query to bits, ``[R]``.
+        N: number of tokens.
         ONE_ROW: the query has one row.
     """
-    # both groups that may meet in the field; where there is one, the other's columns are not taken
+    # scores for both groups that the field may contain; if it has only one, the second is not used
     g, following = group_at(FORM, token)
     scaled, bias = channel_parameters(PARTS, FORM, KEY_DIM, g, query, alone, ONE_ROW)
     next_scaled, next_bias = channel_parameters(PARTS, FORM, KEY_DIM, g + 1, query, alone, ONE_ROW)
@@ -63,23 +64,23 @@ def window_scores(
 
 @triton.jit
 def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g, alone, COLUMNS: tl.constexpr):
-    """Return a query of one row scaled by each group of a tile, a column a group.
+    """Return a query of one row, scaled for each group of a tile: one column per group.
 
-    The columns are as many as a query of more rows would have, so one product serves all groups.
+    The columns replace the padding that a query with one row would have, so one product serves all groups.
 
     Args:
         PARTS, FORM, KEY_DIM: pointers, format and channels of the keys.
         first: the tile's first token, counted from the segment's first.
-        g: the first token's group, which gets column 0.
+        g: number of that token's group, which gets column 0.
         alone: the query's only row ``[D]``.
         COLUMNS: columns of the products, R.
 
     Returns:
-        ``[D, R]`` fp16, and the biases of the scores ``[R]``.
+        The scaled query, fp16 ``[D, R]``, and the bias of each group's scores ``[R]``.
     """
     at = tl.arange(0, KEY_DIM)
     number = g + tl.arange(0, COLUMNS)
-    # columns beyond the tile's last group hold zeros: no token takes them, but the product must stay finite
+    # columns after the tile's last group are zero: no token uses them, but the product must stay finite
     final, _ = group_at(FORM, first + 127)
     place = number[None, :] * KEY_DIM + at[:, None]
     there = (number <= final)[None, :] & (at >= 0)[:, None]
@@ -91,18 +92,18 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
 
 @triton.jit
 def own_column(FORM: tl.constexpr, scores, token, g):
-    """Return each token's own score out of a product with a column for each group, repeated in every column ``[N, R]``.
+    """Return the score of each token, selected from the column of its group and repeated in every column: ``[N, R]``.
 
     Args:
         FORM: the format of the keys.
-        scores: ``[N, R]``: column c is the product with group g + c.
+        scores: ``[N, R]``: column c is scaled for group g + c.
         token: the first of the N tokens, counted from the segment's first.
-        g: the group of column 0.
+        g: number of the group of column 0.
     """
     N: tl.constexpr = scores.shape[0]
     mine, following = group_at(FORM, token)
     column = mine - g + tl.where(token + tl.arange(0, N) < following, 0, 1)
-    # a sum over a row with one entry that is not zero: Triton gathers no column by a vector
+    # a sum over a row with one nonzero entry, as Triton cannot index columns by a vector
     own = tl.arange(0, scores.shape[1])[None, :] == column[:, None]
-    # repeated, since the caller's blocks have a column for each query row, of which one is used
+    # repeated, as the caller's blocks have a column for each query row; only one of them is used
     return tl.broadcast_to(tl.sum(tl.where(own, scores, 0.0), 1)[:, None], scores.shape)
