@@ -1,7 +1,7 @@
-"""Points of whole models: every setting of a command through one :class:`~kvbench.measure.meter.Meter` each.
+"""Points of whole models: measures every setting of a command with a :class:`~kvbench.measure.meter.Meter` of its own.
 
-The model is loaded once. The JSON file grows row by row; a row is the point's record, as a run of
-``dataset=efficiency`` stores it, with the setting and the way of its steps.
+The model is loaded once. The JSON file is rewritten after every row; a row is the point's record, as a run of
+``dataset=efficiency`` stores it, plus the setting and whether its steps are captured and compiled.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from kvbench.util.schema import build
 
 Row = dict[str, Any]
 
-#: version of the JSON file: rows are records of points since 2
+#: version of the JSON file's format; since 2 rows are records of points
 SCHEMA = 2
 
 
 class Bench:
-    """One command: the model, its settings, and the rows so far, on disk after each of them.
+    """One run of a command: the loaded model, the settings to measure, and the rows so far, each saved at once.
 
     Args:
-        args: as :mod:`kvbench.bench.command` parsed them.
+        args: the arguments, as :mod:`kvbench.bench.command` parses them.
 
     Raises:
         KvbenchError: a setting is wrong, or the model or an encoder is unavailable.
@@ -81,7 +81,7 @@ class Bench:
         self.read_rate = self._ceiling() if args.ceiling and self.device.type == "cuda" else None
 
     def _check_lengths(self) -> None:
-        """Raise ConfigError where pretrained weights cannot take the longest sequence."""
+        """Raise ConfigError if the longest sequence exceeds what the pretrained model takes."""
         longest, new = max(self.args.contexts), self.args.new_tokens
         if not self.loaded.random_weights and longest + new > self.loaded.max_length:
             raise ConfigError(
@@ -92,7 +92,7 @@ class Bench:
             )
 
     def _ceiling(self) -> float:
-        """Return the GB/s of plain reads, and keep the reads for the file."""
+        """Measure plain reads, record them for the JSON file, and return their bandwidth in GB/s."""
         from kvbench.bench import ceiling
 
         reads = ceiling.measure()
@@ -101,7 +101,11 @@ class Bench:
         return reads.rate
 
     def meter(self, method: Method, graphs: str = "never") -> Meter:
-        """Return a meter for one method; its first cache switches the model to it."""
+        """Return a meter for one method; the first cache that it makes switches the model to kvbench's attention.
+
+        Args:
+            graphs: ``always`` for captured steps, ``never`` for eager ones.
+        """
         names = (
             "new_tokens",
             "repeats",
@@ -123,7 +127,7 @@ class Bench:
         return Meter(self.model, self.loaded.tokenizer, method, how)
 
     def measure(self) -> None:
-        """Measure stock transformers first, then every setting, captured and (where asked for) eager."""
+        """Measure stock transformers first, then every setting, with captured steps and, on request, eager ones."""
         for name in self.args.baselines:
             self._grid({"setting": name}, partial(self.meter(self.methods[0][1]).stock_point, name))
         ways = ["always", "never"] if self.args.eager and self.args.graphs == "always" else [self.args.graphs]
@@ -135,14 +139,23 @@ class Bench:
                 method.detach(self.model)
 
     def _grid(self, start: Row, measure: Callable[[int, int], Row]) -> None:
-        """Measure the points of one setting, of which the next may depend on those before."""
+        """Measure the points of one setting one by one, as a result may decide which point is next (``--grow``).
+
+        Args:
+            start: first entries of every row.
+            measure: returns the record of a point, given prompt length and batch.
+        """
         stored: dict[str, Row] = {}
         for prompt, batch, sample_id in self._points(stored):
             stored[sample_id] = {**start, **self._attempt(measure, prompt, batch)}
             self.add(stored[sample_id])
 
     def _points(self, stored: dict[str, Row]) -> Iterator[tuple[int, int, str]]:
-        """Yield prompt tokens, batch and id of each point until none is left."""
+        """Yield prompt length, batch and id of the next point until the grid has none left.
+
+        Args:
+            stored: rows so far by id; the caller adds each point's row before it asks for the next.
+        """
         while True:
             samples = [sample for sample in self.grid.next_samples(stored) if sample.id not in stored]
             if not samples:
@@ -152,7 +165,7 @@ class Bench:
             yield point.prompt, point.batch, samples[0].id
 
     def _point(self, meter: Meter, prompt: int, batch: int) -> Row:
-        """Return the record of one point of a method, with its first tokens and, where asked for, a profile."""
+        """Measure one point of a method; return its record with the first tokens and, on request, a profile."""
         figures = meter.point(prompt, batch)
         figures.pop("note", None)
         if figures["status"] != "ok":
@@ -168,10 +181,10 @@ class Bench:
         return figures
 
     def _attempt(self, measure: Callable[[int, int], Row], prompt: int, batch: int) -> Row:
-        """Return a point's record, or its failure; the process has its memory back afterwards.
+        """Return a point's record; for an exception its kind and message, after the memory has been released.
 
         Raises:
-            KvbenchError: a mistake of the user's.
+            KvbenchError: the user made a mistake; it is not recorded as a failed point.
         """
         try:
             return measure(prompt, batch)
@@ -187,14 +200,18 @@ class Bench:
         return {"prompt": prompt, "batch": batch, "new_tokens": self.args.new_tokens, **failure}
 
     def add(self, row: Row) -> None:
-        """Write a row to the file and a line to the screen."""
+        """Add a row, save the JSON file and print the row as a line."""
         self.rows.append(row)
         self.write()
         cells = [cell for cell in line(row, self.args.command, self.rows) if cell is not None]
         print("  ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells), flush=True)
 
     def write(self) -> None:
-        """Write the file as it is now."""
+        """Write the JSON file with all rows so far.
+
+        Raises:
+            KvbenchError: the file cannot be written.
+        """
         content = {
             "schema": SCHEMA,
             "what": f"python -m kvbench.bench {self.args.command}: points of time and memory",
@@ -213,7 +230,7 @@ class Bench:
             raise KvbenchError(f"{self.path} cannot be written: {error}\n  hint: --out FOLDER") from error
 
     def finish(self) -> int:
-        """Print the table; return 1 where a row failed for another reason than memory."""
+        """Save the file and print the table; return 1 if a row failed for a reason other than memory, else 0."""
         self.write()
         print("\n" + table_of(self.rows, self.args.command))
         print(NOTES[self.args.command])
@@ -222,10 +239,15 @@ class Bench:
 
 
 def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16") -> ModelConfig:
-    """Return a preset, a repository of the hub or a folder, with random weights (or its own).
+    """Return the configuration of a model to load.
+
+    Args:
+        name: a preset, a repository of the hub (``OWNER/NAME``) or a folder.
+        weights: ``random``, or ``pretrained`` for the model's own.
+        dtype: torch dtype of the weights, by name.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: the model does not exist, or its configuration is wrong.
     """
     group = by_name.group(name, {"weights": weights, "dtype": dtype}, "--model")
     model: ModelConfig = build(ModelConfig, group, "model")
@@ -234,7 +256,10 @@ def model_config(name: str, *, weights: str = "random", dtype: str = "bfloat16")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command that `args` name, under the memory limit."""
+    """Run the command that `args` name, under its memory limit, and return the exit status.
+
+    0 if all went well, 1 if a row failed, else the exit code of the error that ended the run.
+    """
     try:
         device = resolve_device(args.device)
         with limited(device, args.memory_limit_gb) as holds:

@@ -1,7 +1,7 @@
-"""``python -m kvbench.bench predict``: what physics allows, by model, method, context, batch and GPU; needs no GPU.
+"""``python -m kvbench.bench predict``: roofline times and bytes by model, method, context, batch and GPU; needs no GPU.
 
-Bytes are exact (:mod:`kvbench.methods.bytes`), times are a roofline's (:mod:`kvbench.profiling.roofline`): launches,
-the search of a Cocktail and the dequantization of a kernel are not in them.
+Bytes are exact (:mod:`kvbench.methods.bytes`); times are a roofline's (:mod:`kvbench.profiling.roofline`), without
+launches, Cocktail's search and the dequantization in a kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ from kvbench.util.table import table
 
 @dataclass(frozen=True)
 class Row:
-    """One line; times in s, memory in bytes. TPOT of a speculative method is of a token that a round yields."""
+    """One row of the table; times in seconds, memory in bytes.
+
+    With speculation ``tpot_s`` is the time of a round divided by the mean number of tokens that a round yields, and
+    ``draft_s`` and ``verify_s`` are the times of a drafted token and of the verification.
+    """
 
     model: str
     gpu: str
@@ -59,7 +63,7 @@ class Row:
 
 
 def add_parser(commands: Any) -> None:
-    """Add the options of the subcommand."""
+    """Add the subcommand ``predict`` and its options to the bench's subparsers."""
     add = commands.add_parser(
         "predict", help="TTFT, TPOT, memory and the largest batch by a roofline; needs no GPU", description=__doc__
     ).add_argument
@@ -110,17 +114,17 @@ def add_parser(commands: Any) -> None:
 
 
 def mlp_chunk(text: str) -> int | Literal["auto"] | None:
-    """Return ``auto``, None for ``none``, or a number of tokens."""
+    """Parse tokens per slice of the feed-forward layer: ``auto`` stays, ``none`` or ``null`` becomes None."""
     if text == "auto":
         return "auto"
     return None if text in ("none", "null") else tokens(text)
 
 
 def gpus_of(args: argparse.Namespace) -> list[Gpu]:
-    """Return the GPUs that were asked for.
+    """Return the GPUs of ``--gpu``, or the one that ``--bandwidth-TBs``, ``--tflops`` and ``--memory-gb`` describe.
 
     Raises:
-        ConfigError: an unknown one, or numbers of an own one that do not suffice.
+        ConfigError: a GPU is unknown, or a figure of the described one is missing.
     """
     own = args.bandwidth_TBs, args.tflops
     if all(own):
@@ -138,7 +142,7 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Case:
-    """One model, method, context and GPU; see :func:`add_parser` for the rest."""
+    """One case to predict: model, method, batch, context (prompt tokens), GPU, and the command's other options."""
 
     shape: Shape
     method: Method
@@ -148,7 +152,11 @@ class Case:
     args: argparse.Namespace
 
     def kv(self, view: View, at: int) -> KVBytes:
-        """Return the bytes of one sequence of `at` tokens."""
+        """Return the bytes of keys and values of one sequence of `at` tokens, in all layers.
+
+        Args:
+            view: which bytes to count (:data:`~kvbench.methods.byte_parts.View`).
+        """
         s = self.shape
         return kv_bytes(
             self.method,
@@ -164,14 +172,22 @@ class Case:
 
     @property
     def last(self) -> int:
-        """Tokens at the end of the generation."""
+        """Number of cached tokens per sequence at the end of the generation."""
         return self.context + self.args.new_tokens - 1
 
     def step(self, view: View, weights: int, q_len: int = 1) -> Prediction:
-        """Predict a step in the middle of the generation, which reads `view`; the cache has its size at the end."""
+        """Predict a decode step.
+
+        The step reads the cache as it is in the middle of the generation; the memory is that at its end.
+
+        Args:
+            view: part of the cache that the step reads.
+            weights: bytes of the weights.
+            q_len: new tokens per sequence.
+        """
         middle = self.context + (self.args.new_tokens - 1) // 2
         read = self.kv(view, middle)
-        # where nothing is packed, tokens may be evicted; else all are there that a layer's window shows
+        # a cache with nothing packed may have evicted tokens; any other holds all that a layer's window shows
         seen = (2 * self.shape.kv_bytes(middle, 1) if read.codes else read.window) / self.shape.kv_bytes(1)
         return predict(
             self.shape,
@@ -188,11 +204,16 @@ class Case:
         )
 
     def parts(self) -> dict[str, Any]:
-        """Return the options that split the reading of prompts."""
+        """Return the options that split the prefill, as arguments of the roofline's functions."""
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:
-        """Return the figures; `fp16_s` is the TPOT of full precision, None where this row is full precision."""
+        """Return the predicted row.
+
+        Args:
+            model, label: model and method as the table shows them.
+            fp16_s: TPOT of fp16 at the same point; None if this is the fp16 row.
+        """
         args, shape = self.args, self.shape
         weights = shape.weight_bytes(args.weight_bits, args.weight_group if args.weight_bits < 16 else None)
         plan, extra, draft_s, verify_s = self.method.speculation, 0, None, None
@@ -238,12 +259,13 @@ class Case:
 
 
 def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
-    """Return the bytes of all weights that a draft reads, and those of them stored in addition to the target's.
+    """Return the bytes of all weights that the draft uses, and of those stored in addition to the target's.
 
     Args:
-        weights: bytes of the target's.
-        which: ``same``, ``int4`` (feed-forward layers) or ``int4_all`` (all linear layers of the decoder), in groups of
-            128 with 4 bytes each (:mod:`kvbench.models.int4`).
+        weights: bytes of the target's weights.
+        which: weights of the draft that have 4 bits: none (``same``), those of the feed-forward layers (``int4``) or of
+            all linear layers of the decoder (``int4_all``); every group of 128 has 4 more bytes
+            (:mod:`kvbench.models.int4`).
     """
     if which == "same":
         return weights, 0
@@ -255,7 +277,11 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
 
 
 def rows(args: argparse.Namespace) -> list[Row]:
-    """Return all rows that were asked for."""
+    """Return a row for each combination of model, GPU, context, batch and method.
+
+    Raises:
+        ConfigError: a model, GPU or method is unknown, or a method cannot run with a model.
+    """
     gpus, methods = gpus_of(args), {text: method_of(text) for text in args.methods}
     shapes = {name: shape_of(name) for name in args.model}
     for method in methods.values():
@@ -273,7 +299,7 @@ def rows(args: argparse.Namespace) -> list[Row]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, write the JSON; 2 where something asked for does not exist, or the folder takes no file."""
+    """Print the table and, with ``--out``, write the JSON file; return 2 after a printed error, else 0."""
     try:
         if args.out is not None:
             check_writable(str(args.out), "--out")
@@ -293,7 +319,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def shown(found: list[Row], args: argparse.Namespace) -> str:
-    """Return the table, followed by the meaning of its columns."""
+    """Return the table as text, followed by notes on its columns."""
     head = [
         "model",
         "gpu",

@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench products``: linear layers of a step with one row, by our kernel and by what torch has."""
+"""``python -m kvbench.bench products``: linear layers of a decode step at batch 1, by kvbench's kernel and by torch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kvbench.profiling.roofline import Shape
 from kvbench.util.table import table
 
 HEAD = ("model", "product", "rows", "columns", "by", "us", "+-%", "GB/s", "% read", "error")
-#: largest error that is no defect: a few roundings of bf16, to the largest output
+#: largest acceptable error, relative to the largest output: a few roundings of bf16
 TOLERANCE = 2e-2
 
 
 def products(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return rows and columns of a decoder layer's products; those that read the same input are one."""
+    """Return (rows, columns) of a decoder layer's weight matrices by name; those with the same input are fused."""
     queries, keys = shape.query_heads * shape.channels, shape.heads * shape.channels
     return {
         "queries, keys, values": (queries + 2 * keys, shape.hidden),
@@ -37,7 +37,11 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Return the ways of computing a product that are compared."""
+    """Return the compared implementations by name: functions of an input ``[1, 1, columns]`` and a weight matrix.
+
+    Args:
+        compiled: include the one that torch.compile finds.
+    """
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "kernel": matvec.launch,
         "torch (library)": torch.nn.functional.linear,
@@ -53,7 +57,7 @@ def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 @torch.inference_mode()
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows; return 1 if one failed or is wrong, 2 for an unknown model."""
+    """Measure all rows, write the JSON file, print the table; return 1 if a row failed, 2 for an unknown model."""
     dtype = getattr(torch, args.dtype)
     try:
         models = args.models[:1] if args.quick else args.models
@@ -79,14 +83,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the figures of a product, computed in each way."""
+    """Return a row of figures for each implementation of one product.
+
+    Args:
+        count, columns: shape of the weight matrix, ``[count, columns]``.
+    """
     try:
         weights = [one(count, columns, dtype, seed) for seed in range(max(copies(2 * count * columns), 8))]
     except torch.OutOfMemoryError as error:
         return [{"by": "any", "failed": f"no room for the matrices: {' '.join(str(error).split())[:120]}"}]
     x = one(1, columns, dtype, 99, scale=1.0)[None]
     exact = weights[0].float() @ x[0, 0].float()
-    torch._dynamo.reset()  # it compiles one function for so many shapes and no more
+    torch._dynamo.reset()  # torch.compile stops recompiling a function after a few shapes
     rows = []
     for by, way in ways(args.compiled).items():
         rows.append({"by": by, **measured(way, x, weights, exact, args.seconds)})
@@ -95,7 +103,7 @@ def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namesp
 
 
 def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0.02) -> Tensor:
-    """Return random numbers ``[rows, columns]``."""
+    """Return a random matrix ``[rows, columns]`` with standard deviation `scale`, on the GPU."""
     rng = torch.Generator("cuda").manual_seed(seed)
     return (torch.randn(rows, columns, generator=rng, device="cuda") * scale).to(dtype)
 
@@ -103,7 +111,15 @@ def one(rows: int, columns: int, dtype: torch.dtype, seed: int, scale: float = 0
 def measured(
     way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor], exact: Tensor, seconds: float
 ) -> dict[str, Any]:
-    """Time and error of one way, or why there is none."""
+    """Return time and error of one implementation, or ``failed`` with the reason.
+
+    Args:
+        way: the implementation.
+        x: input, ``[1, 1, columns]``.
+        weights: matrices ``[rows, columns]``, one per captured call.
+        exact: exact product of ``weights[0]`` and `x`, fp32 ``[rows]``.
+        seconds: measuring time.
+    """
     try:
         error = ((way(x, weights[0])[0, 0].float() - exact).abs().max() / exact.abs().max()).item()
         time: Time = replayed([partial(way, x, weight) for weight in weights], seconds)
@@ -116,7 +132,11 @@ def measured(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """Return a row of the table."""
+    """Return the cells of a row of the table.
+
+    Args:
+        rate: bandwidth of plain reads, GB/s.
+    """
     start = [row[key] for key in ("model", "product", "rows", "columns", "by")]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]

@@ -14,7 +14,7 @@ from kvbench.decoding.sampling import Sampling
 from kvbench.measure.random_fill import place
 from kvbench.methods.base import Method
 
-#: kinds of kernels, by their names; the first that matches counts
+#: kinds of kernels, and patterns of kernel names; the first that matches counts
 KINDS = (
     ("attention", r"^decode$|^decode_|merge"),
     ("pack", r"pack_tiles|pack_layers|pack_windows"),
@@ -22,7 +22,7 @@ KINDS = (
     ("linear", r"^product$|gemm|gemv|nvjet|cutlass|splitK|cublas|int4|triton_.*_mm_"),
     ("copies", r"^Mem(cpy|set)|direct_copy"),
 )
-#: steps that are looked at
+#: number of profiled steps
 STEPS = 16
 
 
@@ -37,17 +37,19 @@ def profile(
     compile: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return milliseconds of a captured step after `context` random tokens, by kind of kernel.
+    """Profile captured decode steps after `context` random tokens; return milliseconds per step by kind of kernel.
 
     Args:
-        prompts: what the cache is told about them (:meth:`kvbench.measure.meter.Meter.batch`).
+        prompts: description of the prompts for methods that need one (:meth:`kvbench.measure.meter.Meter.batch`).
+        compile: compile the layers around attention.
+        seed: seed of the random keys and values.
 
     Returns:
-        ``step_ms`` (wall time under the profiler), ``busy_ms`` (the sum over kernels), ``ms`` by kind and ``kernels``,
-        the ones that take longest with ms and calls a step.
+        ``step_ms`` (elapsed time under the profiler), ``busy_ms`` (sum over all kernels), ``ms`` by kind, and
+        ``kernels``: the twelve that take longest, with ms and calls per step.
 
     Raises:
-        NotCaptured: the step cannot be.
+        NotCaptured: the step cannot be captured.
     """
     device = model.get_input_embeddings().weight.device
     cache = method.new_cache(model, prompts, max_length=context + 2 * STEPS + 8)
@@ -76,10 +78,10 @@ def profile(
 
 
 def summed(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the times of kernels by kind.
+    """Return the milliseconds per step by kind of kernel, and the kernels that take longest.
 
     Args:
-        times: name of a kernel -> milliseconds of its calls, each shared by the steps.
+        times: name of a kernel -> milliseconds of each of its calls, divided by the number of steps.
     """
     by_kind: dict[str, float] = {}
     for name, each in times.items():
@@ -96,5 +98,5 @@ def summed(times: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def kind(name: str) -> str:
-    """Return the kind of a kernel; norms, activations, RoPE and the like are the rest."""
+    """Return the kind of a kernel by its name; ``elementwise`` for all others (norms, activations, RoPE, ...)."""
     return next((kind for kind, pattern in KINDS if re.search(pattern, name)), "elementwise")

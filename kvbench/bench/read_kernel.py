@@ -1,4 +1,4 @@
-"""A kernel that reads and does nothing else (Triton)."""
+"""A Triton kernel that only reads memory, to measure the bandwidth of reads."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @triton.jit
 def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
-    """Reduce a buffer by OR; the result is stored only where it is a value that the buffers do not hold."""
+    """Reduce a buffer by OR; the result is stored only if it has one value that never occurs, so nothing is written."""
     program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     bits = tl.zeros((BLOCK,), tl.int32)
     place = tl.arange(0, BLOCK)
@@ -24,7 +24,11 @@ def _read(x, sink, count, BLOCK: tl.constexpr, UNROLL: tl.constexpr):
 
 
 def read(x: Tensor, sink: Tensor) -> None:
-    """Read int32 ``x`` (a multiple of 8192 elements)."""
+    """Read every element of ``x``, int32, whose number of elements is a multiple of 8192.
+
+    Args:
+        sink: int32, at least one element per program; keeps the compiler from removing the reads.
+    """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     programs = min(x.numel() // 8192, processors * 8)
     _read[(programs,)](x, sink, x.numel(), 2048, 4, num_warps=8)

@@ -15,12 +15,12 @@ import torch
 
 from kvbench.util import atomic
 
-#: versions that are written down
+#: packages whose versions the JSON file records
 PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-bindings", "hqq", "optimum-quanto")
 
 
 def machine() -> dict[str, Any]:
-    """Return device, driver and versions."""
+    """Return device, driver, versions, commit and date, for the JSON file."""
     return {
         **device(),
         "cuda": torch.version.cuda,
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def device() -> dict[str, Any]:
-    """Return the GPU, or the CPU where there is none."""
+    """Return name and properties of the first GPU; only the CPU's name if there is none."""
     if not torch.cuda.is_available():
         from kvbench.results.environment import cpu_name
 
@@ -48,7 +48,7 @@ def device() -> dict[str, Any]:
 
 
 def driver() -> str | None:
-    """Return the driver's version, from nvidia-smi."""
+    """Return the version of the GPU driver from nvidia-smi; None if that fails."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(asked, capture_output=True, text=True, timeout=20)
@@ -58,7 +58,7 @@ def driver() -> str | None:
 
 
 def version(name: str) -> str | None:
-    """Return the version of an installed package, None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -66,14 +66,14 @@ def version(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree."""
+    """Return the git commit of the source tree; None if unknown."""
     from kvbench.results.environment import commit as found
 
     return found()
 
 
 def folder(out: Path | None) -> Path:
-    """Return the folder of the JSON file: ``results/h200`` on an ``NVIDIA H200``, and so on."""
+    """Return the folder of the JSON file: `out` if given, else one named for the device (``results/h200``)."""
     if out is not None:
         return out
     if not torch.cuda.is_available():
@@ -83,13 +83,13 @@ def folder(out: Path | None) -> Path:
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file, whole or not at all."""
+    """Write a JSON file atomically, and create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def healthy() -> bool:
-    """Return True if the device still answers; an illegal access breaks it for the whole process."""
+    """Return True if CUDA still works in this process; after an illegal memory access it does not."""
     try:
         torch.cuda.synchronize()
         return int(torch.ones(2, device="cuda").sum()) == 2

@@ -13,11 +13,11 @@ FULL = Format("full", 16)
 
 @dataclass(frozen=True)
 class Model:
-    """Heads of a layer.
+    """Attention heads of a model's layers.
 
     Args:
-        query_heads, heads: of queries, and of keys and values.
-        channels: of a head.
+        query_heads, heads: numbers of query heads and of KV heads.
+        channels: channels per head.
     """
 
     query_heads: int
@@ -30,7 +30,12 @@ MODELS = {"7b": Model(32, 32, 128), "8b": Model(32, 8, 128), "tiny": Model(6, 2,
 
 @dataclass(frozen=True)
 class Tier:
-    """A run of tokens in one format for keys and one for values; ``share`` of those that are not in the windows."""
+    """Consecutive tokens with one format for keys and one for values.
+
+    Args:
+        key, value: the formats.
+        share: share of the tokens outside the exact windows that belong to this tier.
+    """
 
     key: Format
     value: Format
@@ -39,11 +44,11 @@ class Tier:
 
 @dataclass(frozen=True)
 class Layer:
-    """Formats of a layer.
+    """Formats in which a layer stores its tokens.
 
     Args:
-        tiers: in slot order.
-        key_window, value_window: exact newest keys and values (as many as the step's tokens at least).
+        tiers: the tiers, in slot order.
+        key_window, value_window: numbers of newest keys and values that are exact (at least the step's own tokens).
     """
 
     tiers: tuple[Tier, ...]
@@ -52,12 +57,19 @@ class Layer:
 
     @property
     def single(self) -> bool:
-        """Return a layer with one format throughout and no window."""
+        """True if the layer has only one tier and no window."""
         return len(self.tiers) == 1 and not self.key_window and not self.value_window
 
 
 def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
-    """Return formats: keys per channel in groups of `key` tokens, values per token in groups of `value` channels."""
+    """Return a tier with keys per channel and values per token.
+
+    Args:
+        bits: width of a code.
+        key: tokens per group of keys.
+        value: channels per group of values; None: the whole head.
+        share: as :class:`Tier`.
+    """
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
 
 
@@ -66,7 +78,7 @@ def _token(kind: str, bits: int) -> Tier:
 
 
 _HIERARCHICAL = Tier(Format("hierarchical", 8, "channel", 128), Format("hierarchical", 8, "token", 0))
-#: a group of 0 channels means the whole head
+#: layers by name; a group of 0 channels means the whole head
 FORMATS: dict[str, Layer] = {
     "int4_g128": Layer((affine(4, 128, None),)),
     "int4_g64": Layer((affine(4, 64, None),)),
@@ -76,23 +88,23 @@ FORMATS: dict[str, Layer] = {
     "int2_g32": Layer((affine(2, 32, 32),)),
     "atom4": Layer((_token("atom", 4),)),
     "token4": Layer((_token("affine", 4),)),
-    # 60% INT2, 30% INT4, 10% exact, as Cocktail lays chunks out
+    # 60% INT2, 30% INT4, 10% exact, in the order in which Cocktail stores its chunks
     "mix": Layer((affine(2, 128, None, 0.6), affine(4, 128, None, 0.3), Tier(FULL, FULL, 0.1))),
     "cocktail": Layer((affine(2, 32, 64, 0.6), affine(4, 32, 64, 0.3), Tier(FULL, FULL, 0.1))),
-    # keys halfway between two flushes (R = 128); of the values the newest 128 are exact
+    # R = 128: keys halfway between two flushes, and the newest 128 values exact
     "kivi2": Layer((affine(2, 32, 32),), key_window=64, value_window=128),
     "kivi4": Layer((affine(4, 32, 32),), key_window=64, value_window=128),
     # W = 64: between 2 W and 3 W tokens are exact
     "logquant2": Layer((affine(2, 64, 32),), key_window=160, value_window=160),
     "quantspec": Layer((_HIERARCHICAL,), key_window=192, value_window=192),
 }
-#: measured where no formats are asked for
+#: formats measured by default
 DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32", "atom4", "mix", "kivi2", "logquant2")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One shape of a step: model, sequences, tokens that have left the window, new tokens."""
+    """One measured case of a step: model, sequences, tokens per sequence outside the exact window, new tokens."""
 
     model: str
     batch: int
@@ -104,12 +116,16 @@ class Point:
 
 
 def short(count: int) -> str:
-    """32768 -> ``"32k"``."""
+    """Return a number of tokens as text: 32768 as ``"32k"``, numbers that are not multiples of 1024 in full."""
     return f"{count // 1024}k" if count % 1024 == 0 else str(count)
 
 
 def point(text: str) -> Point:
-    """Parse a point: ``"7b:1:32k"`` or ``"8b:16:32k:5"``."""
+    """Parse a point MODEL:B:N[:Q], such as ``"7b:1:32k"`` or ``"8b:16:32k:5"``.
+
+    Raises:
+        ValueError: `text` is not a point.
+    """
     parts = text.split(":")
     counts = parts[1:2] + parts[3:]
     if len(parts) not in (3, 4) or parts[0] not in MODELS or not all(n.isdecimal() and int(n) for n in counts):
@@ -120,16 +136,20 @@ def point(text: str) -> Point:
 
 
 def resolved(form: Format, channels: int) -> Format:
-    """Return a format with its group in channels."""
+    """Return a format per token with its group size limited to the head's channels; others are returned unchanged.
+
+    A group size of 0 becomes the whole head.
+    """
     if form.axis != "token":
         return form
     return Format(form.kind, form.bits, form.axis, min(form.group or channels, channels))
 
 
 def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int]]:
-    """Return the tokens of the key segments and of the value segments, the exact tail last.
+    """Return the number of tokens in each key segment and in each value segment, the exact window last.
 
-    `context` keys have left the window; the window, or at least the step's own tokens, comes on top.
+    Args:
+        context: number of keys outside the exact window; the window, at least the step's `q_len` tokens, is added.
     """
     exact_k, exact_v = max(layer.key_window, q_len), max(layer.value_window, q_len)
     total, summed = context + exact_k, 0.0
@@ -138,13 +158,19 @@ def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int
         summed += tier.share
         cuts.append(round(context * summed / 128) * 128)
     keys = [b - a for a, b in pairwise([*cuts, context])]
-    # values leave by age: some may be packed while their keys are exact still, or the other way round
+    # key and value windows differ in length, so a token's value may be packed while its key is exact, and vice versa
     values = [*keys[:-1], max(total - exact_v - cuts[-1], 0)]
     return [*keys, exact_k], [*values, total - sum(values)]
 
 
 def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
-    """Return the bytes of `count` tokens of one head, codes and parameters; partial groups are not counted."""
+    """Return the bytes of `count` keys or values of one head, codes and parameters.
+
+    Parameters of a partial group are not counted.
+
+    Args:
+        width: bytes of an element in full precision.
+    """
     form = resolved(form, channels)
     if form.kind == "full":
         return count * channels * width
@@ -153,7 +179,7 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
 
 
 def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
-    """Return the bytes that a step of the whole batch must read, by name of the format (``int2``, ``fp16``, ...)."""
+    """Return the bytes of keys and values that a step of the whole batch must read, by format (``int2``, ``fp16``)."""
     model, sizes = MODELS[at.model], dict[str, int]()
     for side, counts in zip(("key", "value"), lengths(layer, at.context, at.q_len), strict=True):
         forms = [getattr(tier, side) for tier in layer.tiers] + [FULL]
@@ -165,5 +191,5 @@ def layer_bytes(layer: Layer, at: Point) -> dict[str, int]:
 
 
 def phases(layer: Layer, at: Point) -> int:
-    """Return the number of runs of tokens with one format of keys and one of values."""
+    """Return the number of token ranges with one format of keys and one of values, which attention reads in turn."""
     return len(pairs_of_row(*lengths(layer, at.context, at.q_len)))
