@@ -1,7 +1,7 @@
-"""Bytes of files, unpacked piece by piece, and never more of them than a limit.
+"""Reading of files, plain, gzipped or inside an archive, up to a limit on their unpacked size.
 
-A file of a few megabytes can unpack to more than a machine's memory. Two environment variables raise the limits:
-:data:`MAX_FILE` and :data:`MAX_LINE`.
+The limits exist because a file of a few megabytes can unpack to more than a machine's memory. Two environment variables
+change them: :data:`MAX_FILE` and :data:`MAX_LINE`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import IO
 
 from kvbench.errors import ConfigError, DataError
 
-#: most MiB that a file may have once unpacked
+#: environment variable: maximum size of an unpacked file, in MiB
 MAX_FILE = "KVBENCH_MAX_FILE_MB"
-#: most MiB that a line of JSON may have
+#: environment variable: maximum size of a line of JSON, in MiB
 MAX_LINE = "KVBENCH_MAX_LINE_MB"
-#: what holds where the variable is not set. The largest file of a known data set has 1.5 GB: Multi-LexSum's documents
+#: limits if the variables are not set. The largest file of a known data set has 1.5 GB: Multi-LexSum's documents
 DEFAULT_MB = {MAX_FILE: 2048, MAX_LINE: 64}
 
-#: bytes that are unpacked at a time
+#: number of bytes unpacked at a time
 _PIECE = 1 << 20
-#: what reading a damaged or unreadable file may raise
+#: exceptions that reading a damaged or unreadable file may raise
 DAMAGE = (
     OSError,
     EOFError,
@@ -46,7 +46,7 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Found:
-    """A file on this machine, and the member of it where it is an archive."""
+    """A file on this machine, or a member of an archive: `member` is its name in the archive, else None."""
 
     path: Path
     member: str | None = None
@@ -58,7 +58,7 @@ class Found:
         """Return the unpacked bytes.
 
         Raises:
-            DataError: the file is damaged, cannot be read, or holds more than :data:`MAX_FILE`.
+            DataError: the file is damaged, cannot be read, exceeds :data:`MAX_FILE`, or does not fit into memory.
         """
         try:
             return b"".join(pieces(self))
@@ -72,10 +72,10 @@ class Found:
 
 
 def is_file(path: Path, what: str) -> bool | None:
-    """Return True for a file, False for a folder, None where nothing exists.
+    """Return True for a file, False for a folder, and None if nothing exists at `path`.
 
     Raises:
-        DataError: it is neither (a fifo, a device), or cannot be looked at; `what` begins the message.
+        DataError: `path` is neither (a fifo, a device), or is not accessible. The message begins with `what`.
     """
     try:
         mode = path.stat().st_mode
@@ -93,7 +93,14 @@ def is_file(path: Path, what: str) -> bool | None:
 
 
 def limit(name: str) -> int:
-    """Return the bytes that :data:`MAX_FILE` or :data:`MAX_LINE` allow. Raises ConfigError for a malformed value."""
+    """Return the limit in bytes set by the environment variable `name`, or its default.
+
+    Args:
+        name: :data:`MAX_FILE` or :data:`MAX_LINE`.
+
+    Raises:
+        ConfigError: the variable's value is not a positive whole number.
+    """
     value = os.environ.get(name, "")
     if not value:
         return DEFAULT_MB[name] << 20
@@ -103,7 +110,7 @@ def limit(name: str) -> int:
 
 
 def utf8(content: bytes, place: str) -> str:
-    """Return the text without the byte order mark that some editors write."""
+    """Decode UTF-8, without the byte order mark that some editors write. Raises DataError, which names `place`."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -111,7 +118,11 @@ def utf8(content: bytes, place: str) -> str:
 
 
 def pieces(found: Found) -> Iterator[bytes]:
-    """Yield the unpacked content, a piece at a time."""
+    """Yield the unpacked content piece by piece.
+
+    Raises:
+        DataError: the file is damaged, cannot be read, or exceeds :data:`MAX_FILE`.
+    """
     most = limit(MAX_FILE)
     try:
         if not is_file(found.path, ""):
@@ -152,7 +163,7 @@ def _read(stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
 
 
 def too_large(found: Found) -> DataError:
-    """Return the error for a file beyond the limit."""
+    """Return the error for a file that exceeds :data:`MAX_FILE`."""
     most = limit(MAX_FILE) >> 20
     return DataError(
         f"{found} holds more than {most} MiB once unpacked and parsed; more is not read.\n"

@@ -1,7 +1,7 @@
-"""Prompts of an exact number of tokens: real sentences, then a question about one of them.
+"""Prompts with an exact number of tokens: generated English sentences, then a question about one of them.
 
-Memory and time of a cache do not depend on what a prompt says, but a method may look at it (Cocktail cuts the context
-into chunks and searches them), so the text is made of words, and every row of a batch has its own.
+A cache's memory and time do not depend on a prompt's content, but a method may use it (Cocktail cuts the context into
+chunks and searches them). So the prompts consist of words, and the rows of a batch differ.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from kvbench.errors import DataError
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
 
-#: words of the question; what it asks for follows
+#: text of the question before and after the word that it asks about
 QUESTION = ("\n\nQuestion: what is said about the word '", "'?\nAnswer:")
 
-#: fewest sentences that rows are made of: so many rows begin with different ones
+#: minimum number of sentences to choose from, so that at least this many rows begin differently
 LEAST = 64
 
 
 @dataclass(frozen=True)
 class Filled:
-    """Equally long prompts.
+    """Prompts of equal length, one per row of a batch.
 
     Args:
         ids: token ids of each row.
         contexts: half-open token range of each row's context.
-        queries: the question of each row.
+        queries: text of each row's question.
     """
 
     ids: list[list[int]]
@@ -36,19 +36,19 @@ class Filled:
 
 
 def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
-    """Return `rows` prompts of exactly `count` tokens; a row does not depend on how many others there are.
+    """Return `rows` prompts of exactly `count` tokens; a row does not depend on the number of rows.
 
-    A prompt too short for its question (fewer than twice the question's tokens) is context throughout, but for its last
-    quarter; the question then stands in `queries` alone.
+    A prompt with fewer than twice its question's tokens consists of sentences only: the last quarter of them is not
+    part of the context, and the question is found only in `queries`.
 
     Args:
-        tokenizer: of the model.
-        count: tokens of each prompt, the beginning-of-sequence token included.
-        rows: prompts.
-        seed: another seed, other prompts.
+        tokenizer: the model's tokenizer.
+        count: number of tokens of each prompt, the beginning-of-sequence token included.
+        rows: number of prompts.
+        seed: seed of the sentences and of their order.
 
     Raises:
-        DataError: the tokenizer makes no tokens of words.
+        DataError: the tokenizer returns no tokens for words.
     """
     head = _beginning(tokenizer)[: count - 1]
     texts, pieces = _pool(tokenizer, count, seed)
@@ -78,13 +78,13 @@ def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
 
 
 def _beginning(tokenizer: Any) -> list[int]:
-    """Return the token that the tokenizer puts before a text, if any."""
+    """Return the beginning-of-sequence token if the tokenizer puts it before a text, else an empty list."""
     first = getattr(tokenizer, "bos_token_id", None)
     return [first] if first is not None and list(tokenizer("")["input_ids"][:1]) == [first] else []
 
 
 def _pool(tokenizer: Any, count: int, seed: int) -> tuple[list[str], list[list[int]]]:
-    """Return sentences, none twice, with their tokens: at least `count` tokens together."""
+    """Return distinct sentences and the token ids of each, at least `count` tokens in total."""
     prose = Prose(Rng("filled", seed))
     texts: list[str] = []
     pieces: list[list[int]] = []

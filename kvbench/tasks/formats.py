@@ -1,7 +1,7 @@
-"""Texts and records of files: JSON lines, a JSON list, CSV, parquet; damaged ones are named with their line.
+"""Parsers of data files: JSON lines, a JSON list, CSV, parquet and plain text. Errors name the file and the line.
 
-A damaged file can be a single endless line, and a short one can hold more values than memory: reading ends with a
-message once a limit of :mod:`kvbench.tasks.files` is passed.
+A damaged file can be a single endless line, and a small file can hold more values than fit into memory. Reading
+therefore stops with an error when a limit of :mod:`kvbench.tasks.files` is exceeded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from kvbench.errors import DataError
 from kvbench.tasks.files import DAMAGE, MAX_FILE, MAX_LINE, Found, limit, no_memory, pieces, too_large, utf8
 from kvbench.tasks.records import Kind, Record, check_record
 
-#: bytes that a record or line counts as, in addition to its texts, and a value of JSON that is read whole
+#: estimated bytes of memory that count towards the limit: of a record or line, and of a value in a JSON file
 _RECORD, _VALUE = 512, 32
-#: rows of a parquet file that are unpacked at a time: few, because all may point to one long text
+#: number of parquet rows unpacked at a time: few, because all of them may refer to the same long text
 _ROWS = 16
 
 
@@ -30,13 +30,14 @@ def read_records(
     """Return the records of a file: JSON lines, a JSON list, CSV, or parquet.
 
     Args:
-        found: where.
-        fields: keys that every record must have; where it is a mapping, with the kind of their values, and nothing else
-            of a record is kept.
-        problem: says what is wrong with a record whose fields are right, or None.
+        found: the file.
+        fields: names of the fields that every record must have. A mapping also gives the kind of each field's value,
+            and the returned records then have these fields only.
+        problem: returns what is wrong with a record whose fields are valid, or None if nothing is.
 
     Raises:
-        DataError: a damaged file, a line that is not JSON, a field that is missing or of another kind, no records.
+        DataError: the file is damaged or has no records, or a record is malformed, lacks a field, has a value of
+            another kind, or has a problem.
     """
     records = []
     for place, record in placed_records(found):
@@ -48,7 +49,11 @@ def read_records(
 
 
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
-    """Yield each record after its place (file and line, or number from 0), as messages name it."""
+    """Yield each record with its place for messages: the file and the line, or the record's 0-based number.
+
+    Raises:
+        DataError: the file is damaged, too large or without records, or a record is malformed.
+    """
     empty, most, total = True, limit(MAX_FILE), 0
     try:
         for place, record in _numbered(found):
@@ -66,7 +71,7 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
 
 
 def read_json(found: Found) -> Any:
-    """Return a file as one JSON value."""
+    """Return the content of a file as one JSON value. Raises DataError if it is damaged, too large or not JSON."""
     try:
         return _whole(found.content(), found)
     except MemoryError as error:
@@ -74,10 +79,10 @@ def read_json(found: Found) -> Any:
 
 
 def read_text(found: Found) -> str:
-    """Return a file as UTF-8 text.
+    """Return the content of a file as text.
 
     Raises:
-        DataError: a damaged file, another encoding, or NUL characters, which no text has.
+        DataError: the file is damaged, is not UTF-8, or contains NUL characters, which no text does.
     """
     text = utf8(found.content(), str(found))
     if "\0" in text:
@@ -105,7 +110,7 @@ def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
 
 
 def _lines(found: Found) -> Iterator[bytes]:
-    """Yield the lines without their line feeds."""
+    """Yield the lines without their line feeds. Raises DataError if a line or their number exceeds its limit."""
     most, most_content = limit(MAX_LINE), limit(MAX_FILE)
     begun: list[bytes] = []
     size = number = 0
@@ -138,14 +143,14 @@ def _json(text: str, place: str) -> Any:
 
 
 def _whole(content: bytes, found: Found) -> Any:
-    """Parse a file that is one JSON value, unless it has far more values than bytes of text."""
+    """Parse content that is one JSON value. Raises DataError if it has more values than the limit allows."""
     if _VALUE * sum(map(content.count, (b",", b"[", b"{"))) > limit(MAX_FILE):
         raise too_large(found)
     return _json(utf8(content, str(found)), str(found))
 
 
 def _csv(found: Found) -> Iterator[tuple[str, Record]]:
-    """Yield the rows below a line of names, each after its place; all values are texts."""
+    """Yield each row with its place; the first line holds the names of the columns, and all values are texts."""
     before = csv.field_size_limit(limit(MAX_LINE))
     try:
         reader = csv.reader(io.StringIO(utf8(found.content(), str(found)), newline=""), strict=True)

@@ -1,4 +1,4 @@
-"""A data set of one's own without Python: a file of records, a template over their fields, and a metric.
+"""A user's data set without Python: a file of records, a template over their fields, and a metric. For example:
 
 python -m kvbench dataset=records dataset.path=my.jsonl "dataset.template='Q: {question} A:'" dataset.metric=f1
 """
@@ -28,37 +28,39 @@ from kvbench.util.schema import MOST, MOST_TOKENS, bounded
 
 @dataclass(frozen=True, kw_only=True)
 class Records(Task):
-    r"""Records of a file as samples.
+    r"""Samples made from the records of a file.
 
     Args:
         name: the data set's name in results.
-        path: a file of records (.jsonl, .json, .csv, .parquet, also .gz), or a folder or archive with one for each
-            split; None: the hub.
+        path: a file of records (.jsonl, .json, .csv, .parquet, also .gz), or a folder or archive with one file per
+            split; None reads from the hub.
         source: the files on the hub.
-        split: which of them, where there are several.
-        template: the prompt, with fields of a record in braces: ``Question: {question}\nAnswer:``. Fields may be
-            nested, and have alternatives: ``{question.stem|question_stem}``.
-        context: field or template that is the context (cocktail quantizes it chunk by chunk): `template` names it once,
-            as ``{context}`` or by its field; None: there is no border.
-        query: field or template that is the question (cocktail searches with it); `template` may name ``{query}``.
-        answer: field that holds the answer: a text, a number, or a list of them of which any is right.
-        metric: ``exact_match`` (but for case, quotes and final punctuation), ``f1`` (of words, as SQuAD and LongBench),
-            ``rouge`` (ROUGE-Lsum, stemmed), ``regex`` (`pattern`, then exact match), ``choice`` (of a letter) or
-            ``gsm8k`` (the number after ``####``, strict and flexible).
-        pattern: regular expression with one group: what of a prediction (and of an answer, where it matches) counts.
-        choices: field of the options of metric ``choice``: a list of texts, or labels and texts as ARC and OpenBookQA
-            have them; `template` may name ``{choices}``: a line each, with letters. None: the answers are letters.
-        shots: examples before the question.
-        examples: split that they are from.
-        order: ``first`` (the first ones) or ``sampled`` (drawn anew for each question, by `shots_seed`).
-        shots_seed: of the draw.
-        separator: what stands between examples.
-        limit: records, from the first; None: all.
-        max_new_tokens: tokens to generate.
+        split: the split whose records are the questions.
+        template: the prompt, with names of fields in braces: ``Question: {question}\nAnswer:``. A name may lead into
+            nested fields and list alternatives: ``{question.stem|question_stem}``.
+        context: field or template of the context, which Cocktail quantizes chunk by chunk. `template` must contain it
+            once, as ``{context}`` or under the field's own name. None if the prompt has no separate context.
+        query: field or template of the question, with which Cocktail searches; `template` may contain ``{query}``.
+        answer: field that holds the answer: a text, a number, or a list of these, any of which is right.
+        metric: ``exact_match`` (ignoring case, quotes and final punctuation), ``f1`` (of words, as in SQuAD and
+            LongBench), ``rouge`` (ROUGE-Lsum with stemming), ``regex`` (exact match of what `pattern` extracts),
+            ``choice`` (the letter of an option), or ``gsm8k`` (the number after ``####``, strict and flexible).
+        pattern: regular expression with one group, which is extracted from a prediction (and from an answer that
+            matches it).
+        choices: field with the options for the metric ``choice``: a list of texts, or labels and texts in the form of
+            ARC and OpenBookQA. `template` may contain ``{choices}``, one option per line with its letter. None if the
+            answers are letters.
+        shots: number of examples before the question.
+        examples: split from which the examples are taken.
+        order: ``first`` shows the first records of that split, ``sampled`` draws new ones for each question.
+        shots_seed: seed of the draws.
+        separator: text after each example.
+        limit: number of records, from the first; None for all.
+        max_new_tokens: number of tokens to generate.
         stop: strings at which an answer ends.
-        chat: False: the model's chat wrapper is left out.
+        chat: whether the prompt is put into the model's chat wrapper.
         system: text of a system turn.
-        truncation: ``middle`` cuts a prompt that is too long in its middle, ``refuse`` does not.
+        truncation: ``middle`` cuts tokens from the middle of a prompt that is too long, ``refuse`` raises an error.
     """
 
     version = 1
@@ -90,7 +92,7 @@ class Records(Task):
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise ConfigError for a template, pattern or combination that makes no sense."""
+        """Raise ConfigError for an invalid template or pattern, a missing value, or options that do not go together."""
         self.source.check()
         if self.path is None and self.source.hub_id is None:
             raise ConfigError("dataset.path", None, "no records are named", hint="dataset.path=FILE.jsonl")
@@ -143,7 +145,7 @@ class Records(Task):
                 )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package that computes ROUGE."""
+        """Return the package that computes ROUGE if the metric is ``rouge``."""
         if self.metric != "rouge":
             return ()
         return (Package("rouge_score", "dataset.metric", "rouge", "pip install rouge-score"),)
@@ -162,7 +164,7 @@ class Records(Task):
 
     @property
     def _place_of_context(self) -> str:
-        """The field of the template that is the context."""
+        """Name under which `template` contains the context."""
         assert self._context is not None and self.context is not None
         return self.context if self.context in self._template.fields else "context"
 
@@ -170,11 +172,15 @@ class Records(Task):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """The records of each split that is used. Raises DataError where one cannot be read."""
+        """Records of each split that is used, read on first use. Raises DataError if one cannot be read."""
         return self.read()
 
     def read(self) -> dict[str, list[Entry]]:
-        """Read the records of each split that is used. Raises DataError where one cannot be read."""
+        """Read the records of each split that is used, as prompts without examples.
+
+        Raises:
+            DataError: a file or a record cannot be read, or there are fewer examples than `shots`.
+        """
         what = f"dataset {self.name}"
         if self.shots and self.path is not None and data.is_single(self.path):
             raise DataError(
@@ -190,22 +196,22 @@ class Records(Task):
         }
         if self.shots:
             check_shots(self.shots, splits[self.examples], files[self.examples])
-        if self.metric == "choice" and self.choices is None:  # as many letters as occur
+        if self.metric == "choice" and self.choices is None:  # up to the last letter that occurs as an answer
             most = 1 + max(LETTERS.index(a) for entries in splits.values() for e in entries for a in e.answers)
             splits = {split: [replace(e, options=most) for e in entries] for split, entries in splits.items()}
         return splits
 
     @property
     def _splits(self) -> tuple[str, ...]:
-        """The splits that are read, examples first."""
+        """Names of the splits that are read, the one with the examples first."""
         return tuple(dict.fromkeys((*((self.examples,) if self.shots else ()), self.split)))
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt.
+        """Return one record as a prompt without examples.
 
         Args:
-            record: as it is in the file.
-            place: file and line, for messages.
+            record: the record as read from the file.
+            place: file and line of the record, for messages.
 
         Raises:
             DataError: a field is missing or of the wrong kind.
@@ -247,7 +253,7 @@ class Records(Task):
     # -- samples -----------------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` records."""
+        """Yield the first `limit` records as samples, with their examples."""
         draw = random.Random(self.shots_seed)
         pool = self.entries[self.examples] if self.shots else []
         for index, entry in enumerate(self.entries[self.split][: self.limit]):
@@ -270,7 +276,7 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number; filled templates by their checksum."""
+        """Return what determines the samples, except their number; the filled templates enter as a checksum."""
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
         return {
@@ -289,6 +295,6 @@ class Records(Task):
         return {"records": {split: len(entries) for split, entries in self.entries.items()}}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``, and with ``rouge`` and ``gsm8k`` the variants of it."""
+        """Return ``score``, and variants of it with the metrics ``rouge`` and ``gsm8k``."""
         options = sample.meta.get("options", 0)
         return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al. 2021), few-shot as lm-evaluation-harness runs it, or as LogQuant's script does.
+"""GSM8K (Cobbe et al. 2021) with few-shot prompts, as lm-evaluation-harness runs it or as LogQuant's script does.
 
 Source: lm-evaluation-harness, tasks/gsm8k/gsm8k.yaml (version 3.0), and LogQuant's
 submission/test_acc/GSM8K/GSM8K_KV_quant_test.py.
@@ -24,13 +24,13 @@ from kvbench.util.schema import MOST_TOKENS, bounded
 
 FIELDS = {"question": FILLED_TEXT, "answer": FILLED_TEXT}
 
-#: what ends an answer in the harness
+#: strings at which the harness ends an answer
 STOP = ("Question:", "</s>", "<|im_end|>")
 
-#: train rows that LogQuant's script shows, on one line each
+#: 0-based numbers of the train records that LogQuant's script shows as examples
 LOGQUANT_SHOTS = (0, 1, 4, 14, 94)
 
-#: its second example's steps are not those of the data
+#: answers that LogQuant's script words differently from the data, by the record's number
 LOGQUANT_REWORDED = {
     1: "Weng earns $12/60 minutes = $<<12/60=0.2>>0.2 per minute. "
     "Weng earned $0.2*50 minutes = $<<0.2*50=10>>10. #### 10"
@@ -39,15 +39,15 @@ LOGQUANT_REWORDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8K(Records):
-    """The test split's 1,319 questions.
+    """The 1,319 questions of the test split.
 
     Args:
-        style: ``harness`` (lm-evaluation-harness: scores strict and flexible) or ``logquant`` (its five fixed examples
-            in one turn after a system turn, no stop strings; scored by digits alone, see
-            :func:`kvbench.metrics.gsm8k.digits`; strict and flexible with it).
-        template, answer, metric, shots, order, stop: as the harness has them. One generator draws the examples of all
-            questions in order, so those of a question do not depend on the limit.
-        max_new_tokens: None: 256 (the harness's default), 1024 for ``logquant``.
+        style: ``harness`` for lm-evaluation-harness (scores: strict and flexible), or ``logquant`` for LogQuant's
+            script: a system turn, five fixed examples in the user's turn and no stop strings. The score is then
+            that of :func:`kvbench.metrics.gsm8k.digits`, with strict and flexible as variants.
+        template, answer, metric, shots, order, stop: as in the harness. One generator draws the examples of all
+            questions in order, so a question's examples do not depend on the limit.
+        max_new_tokens: number of tokens to generate; None for 256 (the harness's default), or 1024 with ``logquant``.
     """
 
     name: str = "gsm8k"
@@ -60,7 +60,7 @@ class GSM8K(Records):
     stop: tuple[str, ...] = STOP
 
     def check(self) -> None:
-        """Raise ConfigError for settings that could have no effect."""
+        """Raise ConfigError for invalid settings, and for ones that would have no effect with ``logquant``."""
         super().check()
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
             raise ConfigError("dataset.shots", self.shots, "dataset.style=logquant has five fixed examples")
@@ -71,7 +71,7 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """The records of both splits. Raises DataError where they cannot be read."""
+        """Records of both splits, read on first use. Raises DataError if they cannot be read or are too few."""
         if self.path is not None and data.is_single(self.path):
             raise DataError(
                 f"dataset {self.name}: dataset.path={self.path} is one file.\n"
@@ -87,12 +87,12 @@ class GSM8K(Records):
         return splits
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt. Raises DataError where a field is missing or empty."""
+        """Return one record as a prompt without examples. Raises DataError if a field is missing or empty."""
         check_record(record, FIELDS, place)
         return super().entry(record, place)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` questions."""
+        """Yield the first `limit` questions with their examples."""
         logquant = self.style == "logquant"
         train = [entry.record for entry in self.entries[self.examples]] if logquant else []
         for sample in super().samples():
@@ -129,7 +129,7 @@ class GSM8K(Records):
         return {"records": {split: len(entries) for split, entries in self.entries.items()}, "stop": list(STOP)}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score`` (strict, or digits for ``logquant``), ``strict``, ``flexible``."""
+        """Return ``strict``, ``flexible`` and ``score``, which is ``strict``, or ``digits`` with ``logquant``."""
         scores = super().score(sample, prediction)
         if self.style == "logquant":
             scores["score"] = scores["digits"] = metric.score_digits(prediction, sample.answers[0])
@@ -137,7 +137,12 @@ class GSM8K(Records):
 
 
 def logquant_prompt(train: Sequence[Record], question: str) -> str:
-    """The user turn of LogQuant's script, with the blanks that its source's indentation leaves in it."""
+    """Return the user's turn of LogQuant's script, including the blanks that its source's indentation leaves in it.
+
+    Args:
+        train: records of the train split, from which the examples are taken.
+        question: the question to answer.
+    """
     indent = " " * 8
     lines = ["Please answer the following question by the format, mark the final answer by ####."]
     for number, row in enumerate(LOGQUANT_SHOTS, start=1):

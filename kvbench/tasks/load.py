@@ -1,4 +1,4 @@
-"""From a data set's configuration to its task; `_target_` is the registry."""
+"""Construction of a task from its configuration, whose ``_target_`` names the class; there is no other registry."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def load(config: Mapping[str, Any]) -> Task:
     """Return the task that a data set's configuration describes.
 
     Args:
-        config: plain data; ``_target_`` names the class, the other keys are its fields.
+        config: plain data; ``_target_`` names the class, and the other keys are its fields.
 
     Raises:
-        ConfigError: no such class, an unknown key, a wrong value.
+        ConfigError: the class does not exist or is not a task, a key is unknown, or a value is wrong.
     """
     data = dict(config)
     cls = load_class("dataset._target_", data.pop("_target_", None), "kvbench.tasks.mini.Mini")

@@ -1,9 +1,9 @@
 """LongBench v1 (Bai et al., ACL 2024): 21 tasks, and the 13 of LongBench-E, as the official code runs them.
 
-Templates, answer lengths, the tasks without chat wrapper, samsum's rule, truncation and scores are those of
-THUDM/LongBench 2e00731 (LongBench/pred.py, eval.py, config); the templates with their typing errors lie in
-longbench.json. What differs: kvbench scores on 0..1 (times 100 and rounded it is the published number), decodes
-greedily in the model's own dtype, and writes one beginning-of-sequence token where a chat template brings its own.
+Templates, answer lengths, the tasks without chat wrapper, the rule for samsum's answers, truncation and scores are
+those of THUDM/LongBench 2e00731 (LongBench/pred.py, eval.py, config); longbench.json holds the templates, typing errors
+included. There are three differences: scores are in 0..1 (the published ones are 100 times that, rounded), decoding is
+greedy in the model's own dtype, and a chat template that brings its own beginning-of-sequence token gets no second one.
 """
 
 from __future__ import annotations
@@ -28,46 +28,47 @@ from kvbench.util.schema import MOST_TOKENS, bounded
 #: tasks that the official code runs without the chat wrapper
 NO_CHAT = ("trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p")
 
-#: tasks in Chinese (and the code tasks, which are in neither): the other 14 natural-language tasks are English
+#: tasks in Chinese; the others are in English, except for the two code tasks
 CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
 
-#: tasks that end in code: where their `input` is empty, the end of the context says best what is asked for
+#: tasks that ask for the next line of code: if `input` is empty, the end of the context is the best query
 _CODE = ("lcc", "repobench-p")
 
-#: fields of a record that determine its sample
+#: fields of a record that determine its sample, with their kinds
 FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COUNT, "all_classes": TEXTS_OR_NULL}
 
 
 @cache
 def templates() -> dict[str, dict[str, Any]]:
-    """Return ``{"max_new_tokens", "prompt"}`` by task, in the official order."""
+    """Return the official ``max_new_tokens`` and ``prompt`` (the template) of each task, in the official order."""
     path = Path(__file__).with_name("longbench.json")
     tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
     return tasks
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return names of several tasks at once: ``all`` (21), ``en`` (16: no Chinese), ``e`` (the 13 of LongBench-E)."""
+    """Return the named groups of tasks: ``all`` (21), ``en`` (the 16 not in Chinese), ``e`` (13, LongBench-E)."""
     names = tuple(templates())
     return {"all": names, "en": tuple(name for name in names if name not in CHINESE), "e": EXTENDED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongBench(Task):
-    """LongBench records as samples.
+    """The records of LongBench's tasks.
 
     Args:
         name: the data set's name in results.
-        tasks: names, or ``all``, ``en``, ``e``.
-        path: a folder with ``<task>.jsonl`` (.gz, .json, .parquet), the official data.zip, or one task's file; None:
-            the hub.
+        tasks: names of tasks, or of a group: ``all``, ``en``, ``e`` (:func:`groups`).
+        path: a folder with ``<task>.jsonl`` (.gz, .json, .parquet), the official data.zip, or one task's file; None
+            reads from the hub.
         source: the files on the hub.
-        limit: records a task, from the first; None: all.
-        max_new_tokens: for every task; None: the official ones.
-        prompt_limit: tokens of the raw prompt beyond which its middle is cut; None: ``model.prompt_limit``, which is
-            LongBench's for the model; ``fill``: what the model's length leaves for it.
-        prompt_limits: `prompt_limit` by name of the model, before it.
-        system: text of a system turn where the model has a chat template; None: no such turn (official).
+        limit: number of records per task, from the first; None for all.
+        max_new_tokens: number of tokens to generate for every task; None for the official numbers.
+        prompt_limit: number of tokens of the prompt without wrapper beyond which its middle is cut. None for
+            ``model.prompt_limit``, which is LongBench's limit for the model; ``fill`` for all that the model's length
+            leaves.
+        prompt_limits: limits for single models, by name; they override `prompt_limit`.
+        system: text of a system turn if the model has a chat template; None for no such turn, as in the official code.
     """
 
     version = 1
@@ -84,7 +85,7 @@ class LongBench(Task):
     system: str | None = None
 
     def check(self) -> None:
-        """Raise ConfigError for tasks that do not exist."""
+        """Raise ConfigError if no task is named, one does not exist or is named twice, or the source is malformed."""
         allowed = (*groups(), *templates(), *EXTENDED)
         if not self.names:
             raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
@@ -96,21 +97,21 @@ class LongBench(Task):
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package that finds words where a script has no spaces between them."""
+        """Return the package that splits Chinese text into words, if a task in Chinese is run."""
         chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
         hint = "pip install 'kvbench[longbench]', or dataset=longbench_en"
         return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tasks that are run, in order."""
+        """Names of the tasks to run, in order."""
         if isinstance(self.tasks, str):
             return groups().get(self.tasks, (self.tasks,))
         return self.tasks
 
     @cached_property
     def records(self) -> dict[str, list[data.Record]]:
-        """Task -> its records. Raises DataError where they cannot be read."""
+        """Records of each task, read on first use. Raises DataError if they cannot be read."""
         if self.path is not None and len(self.names) > 1 and data.is_single(self.path):
             raise DataError(
                 f"dataset {self.name}: dataset.path={self.path} is one task's file, not {len(self.names)}.\n"
@@ -130,21 +131,21 @@ class LongBench(Task):
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """Task -> sha256 of its records' fields."""
+        """Checksum of the records of each task (see :func:`kvbench.tasks.data.fingerprint`)."""
         return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield what has to be fetched: a source and a task for each."""
+        """Yield the files to fetch: the source on the hub, with the name of each task."""
         return ((self.source, name) for name in self.names)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each task, its first `limit` records."""
+        """Yield, for each task, its first `limit` records as samples."""
         for name in self.names:
             for index, record in enumerate(self.records[name][: self.limit]):
                 yield self.sample(name, index, record)
 
     def sample(self, task: str, index: int, record: Mapping[str, Any]) -> Sample:
-        """Return one record of `task` with its prompt, spans and rules."""
+        """Return one record of `task` as a sample; `index` is its 0-based number."""
         base = metric.base_name(task)
         template: str = templates()[base]["prompt"]
         prompt = template.format(**record)
@@ -175,7 +176,7 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number; the records by their checksum."""
+        """Return what determines the samples, except their number; the records enter as checksums."""
         return {
             "target": "longbench",
             "version": self.version,
@@ -192,10 +193,10 @@ class LongBench(Task):
         return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``; for the tasks with ROUGE ``rouge_1_0_1`` too: with that package's recursion fault.
+        """Return ``score``, and for tasks with ROUGE also ``rouge_1_0_1``, which has that package's recursion fault.
 
         Raises:
-            DataError: the record lacks what it is scored by (classes, a paragraph's number).
+            DataError: the record has no classes, or an answer of it names no paragraph, and its task needs them.
         """
         dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
         try:
@@ -207,7 +208,10 @@ class LongBench(Task):
 
 
 def _target(prompt: str, answers: Any) -> str:
-    """Return the first answer as it follows the prompt: after a space, unless the prompt ends in one."""
+    """Return the first answer as it would follow the prompt; empty without one.
+
+    A space is put before it unless the prompt ends in whitespace or a full-width colon.
+    """
     if not answers or not answers[0]:
         return ""
     return answers[0] if prompt[-1].isspace() or prompt[-1] in "：" else f" {answers[0]}"

@@ -1,9 +1,9 @@
-"""OpenBookQA (Mihaylov et al. 2018): questions of elementary science with four choices, answered by a letter.
+"""OpenBookQA (Mihaylov et al. 2018): questions on elementary science with four options, answered by a letter.
 
-LogQuant's Figure 2 looks at attention over its prompts (and GSM8K's); the paper gives neither a prompt nor a score, so
-this is the plain few-shot form. Its prompts are short: for caches, what counts is that the answer depends on all of it.
-The data set is conf/dataset/openbookqa.yaml; what is here keeps the ids of runs made before it was, and says early what
-is wrong with a file.
+LogQuant's Figure 2 shows attention over prompts of this data set (and of GSM8K). The paper gives neither prompts nor
+scores, so this is the plain few-shot form. The prompts are short, but each answer depends on the whole prompt. The data
+set itself is described by conf/dataset/openbookqa.yaml; this class keeps the run ids from before that file existed, and
+reports malformed records early.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvbench.tasks.records import FILLED_TEXT
 from kvbench.tasks.template import lookup
 from kvbench.util.schema import MOST_TOKENS, bounded
 
-#: of a question, in the authors' files or on the hub
+#: fields of the question and of its options, in the authors' files or on the hub
 STEM, CHOICES = "question.stem|question_stem", "question.choices|choices"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenBookQA(Records):
-    """The test split's 500 questions."""
+    """The 500 questions of the test split."""
 
     name: str = "openbookqa"
     template: str = f"Question: {{{STEM}}}\n{{choices}}\nAnswer:"
@@ -43,7 +43,7 @@ class OpenBookQA(Records):
         return (self.examples, self.split)
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt. Raises DataError where it is not a question with the choices A to D."""
+        """Return one record as a prompt without examples. Raises DataError unless its options are labelled A to D."""
         labels = [label for label, _ in options(lookup(record, CHOICES, place), "choices", place)]
         if labels != list("ABCD"):
             raise DataError(f"{place}: field 'choices' has the labels {', '.join(labels)}; expected A, B, C, D.")
@@ -52,7 +52,7 @@ class OpenBookQA(Records):
         return super().entry(record, place)
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number: questions in one form for all files."""
+        """Return what determines the samples, except their number; the checksum is the same for both forms of files."""
         return {
             "target": "openbookqa",
             "version": self.version,

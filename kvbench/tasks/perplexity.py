@@ -1,13 +1,13 @@
-"""Perplexity as a task: a text cut into spans of the model's tokens (papers call them windows), one sample each.
+"""Perplexity as a task: a text is cut into spans of the model's tokens (papers call them windows), one per sample.
 
-Conventions (GPTQ, Atom, KVQuant, QuaRot): one tokenization of the whole text, windows side by side, the last partial
-one dropped, and the mean of the windows' means. Three modes, named in every row:
+Conventions (GPTQ, Atom, KVQuant, QuaRot): the whole text is tokenized at once, the spans do not overlap, a last partial
+one is dropped, and the result is the mean over the spans' means. There are three modes, recorded in every row:
 
-- ``decode``: the window goes through the method's cache a token at a time, as an answer would; every token is predicted
-  from what the cache really holds.
-- ``simulated``: one forward pass in which all keys and values of the window are quantized as the method would quantize
-  a prompt, and every token attends to them, its own included (the papers' tables; no deployed cache does so).
-- ``fp16``: one forward pass without any cache: the reference.
+- ``decode``: the span goes through the method's cache token by token, like an answer; every token is predicted from
+  what the cache really holds.
+- ``simulated``: one forward pass in which all keys and values of the span are quantized as the method would quantize a
+  prompt, and every token attends to them, its own included (as in the papers' tables; no deployed cache does so).
+- ``fp16``: one forward pass without a cache, as the reference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvbench.tasks.texts import DOCUMENTS, check_text
 from kvbench.tasks.work import ScoreText
 from kvbench.util.schema import MOST_TOKENS, bounded
 
-#: windows that GPTQ and its heirs draw from C4
+#: number of spans that GPTQ and the papers after it draw from C4
 C4_WINDOWS = 256
 
 
@@ -36,21 +36,22 @@ class Perplexity(TokenTask):
 
     Args:
         name: the data set's name in results.
-        text: ``wikitext2``, ``c4`` (256 windows drawn with seed 0, as Atom and KVQuant), ``c4_new`` (the first 1,100
-            documents joined, 256 windows), ``pg19`` (books), ``text`` (files of `path`), ``mini_text`` (Python's own).
+        text: ``wikitext2``, ``c4`` (256 spans drawn with seed 0, as in Atom and KVQuant), ``c4_new`` (256 spans of the
+            first 1,100 documents joined), ``pg19`` (books), ``text`` (files of `path`), or ``mini_text`` (texts that
+            come with Python).
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
-        mode: ``decode``, ``simulated`` or ``fp16``, see the module.
-        window: tokens of a window.
-        stride: tokens between the beginnings of windows; below `window` they overlap, and only the last `stride` tokens
-            of each but the first are scored; None: side by side.
-        limit: windows; None: all.
-        per_document: windows of each document; None: all.
-        skip: tokens left out at the beginning of each document.
-        prefill: tokens of each window that are a prompt, not scored (Cocktail quantizes nothing else).
-        chunk: tokens that the model runs over at once in ``decode`` (auto: 128). Attention still takes them one by one
-            where a method moves tokens while decoding, so the result does not depend on it.
-        bos: the first token of each window is replaced by the beginning-of-sequence token.
+        mode: ``decode``, ``simulated`` or ``fp16`` (see the module).
+        window: number of tokens of a span.
+        stride: number of tokens between the beginnings of two spans. If it is below `window`, the spans overlap, and of
+            each but a document's first only the last `stride` tokens are scored. None for no overlap.
+        limit: number of spans; None for all.
+        per_document: maximum number of spans per document; None for all.
+        skip: number of tokens skipped at the beginning of each document.
+        prefill: number of tokens of each span that form a prompt and are not scored (Cocktail quantizes nothing else).
+        chunk: number of tokens per forward pass in ``decode`` (``auto``: 128). It does not change the result: attention
+            still takes the tokens one by one if the method moves tokens while decoding.
+        bos: whether the first token of each span is replaced by the beginning-of-sequence token.
     """
 
     version = 1
@@ -71,7 +72,7 @@ class Perplexity(TokenTask):
     bos: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for spans that score nothing."""
+        """Raise ConfigError for spans without scored tokens, an invalid stride, a bad source or a missing path."""
         self.source.check()
         check_text(self.text, self.path)
         if self.stride is not None and self.stride > self.window:
@@ -82,7 +83,7 @@ class Perplexity(TokenTask):
             raise ConfigError("dataset.stride", self.stride, "c4's windows are drawn one by one: they do not slide")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError for spans longer than the model, and modes that would not measure the method."""
+        """Raise ConfigError if the spans are longer than the model takes, or the mode would not measure the method."""
         longest = config.model.max_length
         if self.window > longest:
             raise ConfigError(
@@ -136,7 +137,7 @@ class Perplexity(TokenTask):
         return {"mode": self.mode, "characters": sum(map(len, self.documents))}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return nothing: a span has no prediction, its likelihood stands in the row."""
+        """Return no scores: a span has no prediction, and the row holds its likelihood."""
         return {}
 
     # -- windows: document, token ids, first scored token, bytes of the scored text ----------------------------------
@@ -158,7 +159,7 @@ class Perplexity(TokenTask):
                 number = draw.randint(0, len(self.documents) - 1)
                 if number not in tokens:
                     tokens[number] = self._tokens(self.documents[number])
-                # `>=` in the original, which fails where a document is exactly as long
+                # the original has `>=`, which fails if a document has exactly as many tokens
                 if len(tokens[number][0]) > self.window:
                     break
             else:

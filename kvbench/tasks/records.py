@@ -1,4 +1,4 @@
-"""Checks of a record's fields: a text where a list of texts is expected would be scored letter by letter."""
+"""Checks of a record's fields. Without them, a text in place of a list of texts would be scored letter by letter."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of values that a field may have.
+    """A kind of value that a field may have.
 
     Args:
-        name: as messages say it, for example "a list of texts".
-        allows: True for a value of this kind.
+        name: name in messages, for example "a list of texts".
+        allows: predicate that is True for a value of this kind.
     """
 
     name: str
     allows: Callable[[Any], bool]
 
     def check(self, value: Any, field: str, place: str) -> None:
-        """Raise DataError, which names place, field and value, for a value of another kind."""
+        """Raise DataError for a value of another kind; the message names `place`, `field` and the value."""
         if not self.allows(value):
             raise DataError(f"{place}: field '{field}' is {_shown(value)}; expected {self.name}.")
 
 
 def is_text(value: Any) -> bool:
-    """Return True if a value is a text that UTF-8 can write: JSON can hold half a character (a lone surrogate)."""
+    """Return True if a value is a text that can be encoded as UTF-8; JSON may hold lone surrogates, which cannot."""
     if not isinstance(value, str):
         return False
     try:
@@ -61,12 +61,12 @@ COUNT = Kind(
 
 
 def check_record(record: Record, fields: Iterable[str] | Mapping[str, Kind], place: str) -> None:
-    """Raise DataError where a record lacks a field, or one is not of its kind.
+    """Raise DataError if a record lacks a field or has a value of the wrong kind in one.
 
     Args:
-        record: one object of a file.
-        fields: names, with the kind of each where it is a mapping.
-        place: file and line, as messages name the record.
+        record: one record of a file.
+        fields: names of the fields; a mapping also gives the kind of each.
+        place: file and line of the record, for messages.
     """
     for field in fields:
         if field not in record:

@@ -1,9 +1,9 @@
-"""Long documents to summarize: Multi-LexSum and InfiniteBench's books, prompts of a fixed number of model tokens.
+"""Summarization of long documents: Multi-LexSum and InfiniteBench's books, with prompts of a fixed number of tokens.
 
-Source: QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) takes both from HELMET (Yen et al. 2024); this follows
-the first author's converter (summaries.json holds the templates): the end of the documents is cut off so that a prompt
-has exactly the length asked for, records that are too short for it are left out, there is no chat wrapper, and 90
-tokens are generated. Scores are HELMET's: ROUGE-Lsum with stemming (rouge-score).
+Source: QuantSpec (Tiwari et al. 2025, sec. 5.1 and appendix F) takes both from HELMET (Yen et al. 2024). As in the
+converter of QuantSpec's first author (summaries.json holds the templates), the end of the documents is cut off so that
+a prompt has exactly the wanted length, records that are too short are skipped, there is no chat wrapper, and 90 tokens
+are generated. Scores are HELMET's: ROUGE-Lsum with stemming (rouge-score).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Summaries(TokenTask):
 
     Args:
         name: the data set's name in results.
-        kind: which template and which form of records.
+        kind: the source data set, which decides the template and the form of the records.
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
-        split: of the data: what ``{task}`` in the source's file stands for, and the name of a local file.
-        lengths: tokens of a prompt.
-        limit: counted prompts of each length; None: all.
-        warm_up: prompts before them whose rows count nowhere.
-        max_new_tokens: tokens to generate.
+        split: name of the split; it replaces ``{task}`` in `source` and is the name of a local file.
+        lengths: prompt lengths in tokens.
+        limit: number of scored prompts per length; None for all.
+        warm_up: number of warm-up prompts per length, which come first and are not scored.
+        max_new_tokens: number of tokens to generate.
     """
 
     version = 1
@@ -58,7 +58,7 @@ class Summaries(TokenTask):
     max_new_tokens: int = bounded(90, minimum=1, maximum=MOST_TOKENS)
 
     def check(self) -> None:
-        """Raise ConfigError for prompt lengths that make no sense."""
+        """Raise ConfigError for invalid prompt lengths or a malformed source."""
         self.source.check()
         check_lengths(self.lengths)
 
@@ -72,7 +72,7 @@ class Summaries(TokenTask):
 
     @cached_property
     def records(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Text and reference summaries of each record that has both. Raises DataError where they cannot be read."""
+        """Text and reference summaries of each record that has both. Raises DataError if they cannot be read."""
         what = f"dataset {self.name}"
         file = data.find(self.source, self.split, self.path, what)
         fields = ("context", "answer") if self.kind == "infinitebench_sum" else ()
@@ -86,7 +86,7 @@ class Summaries(TokenTask):
         return [(text, answers) for text, answers in pairs if text.strip() and answers]
 
     def _documents(self, what: str) -> Mapping[str, Any]:
-        """Read the court documents by id: Multi-LexSum's releases keep them in a file of their own."""
+        """Return the court documents by id, which Multi-LexSum's releases keep in a separate file."""
         source = HubSource(
             hub_id=self.source.hub_id,
             revision=self.source.revision,
@@ -101,7 +101,7 @@ class Summaries(TokenTask):
 
     @cached_property
     def checksum(self) -> str:
-        """sha256 of texts and summaries."""
+        """Checksum of the texts and summaries (see :func:`kvbench.tasks.data.fingerprint`)."""
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
@@ -111,7 +111,7 @@ class Summaries(TokenTask):
             yield self.source, "sources"
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each length, its warm-up prompts and then the counted ones; short records are left out."""
+        """Yield, for each length, the warm-up prompts and then the scored ones; too short records are skipped."""
         for length in self.lengths:
             count = 0
             for number in range(len(self.records)):
@@ -142,12 +142,12 @@ class Summaries(TokenTask):
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score`` (ROUGE-Lsum), and the other kinds."""
+        """Return ``score``, which is ROUGE-Lsum, and all kinds of ROUGE (:data:`kvbench.metrics.summary.KINDS`)."""
         scores = rouge(prediction, sample.answers)
         return {"score": scores["rougeLsum"], **scores}
 
     def _too_short(self, length: int) -> DataError:
-        """Return the error for a length that no record fills."""
+        """Return the error for a prompt length for which every record is too short."""
         tokenizer, template = self.tokenizer, templates()[self.kind]
         if not self.records:
             return DataError(f"{self.name}: no record has both a text and a summary.\n  hint: another dataset.path")
@@ -165,14 +165,14 @@ class Summaries(TokenTask):
         )
 
     def _sample(self, number: int, length: int) -> Sample | None:
-        """Return a record's prompt of exactly `length` tokens, or None where it is shorter."""
+        """Return the sample of a record, with a prompt of exactly `length` tokens; None if the record is too short."""
         tokenizer, template = self.tokenizer, templates()[self.kind]
         text, answers = self.records[number]
         before = template["before"]
         tail = list(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
-        room = length - len(tail)  # for the documents and what stands before them
+        room = length - len(tail)  # for the documents and the text before them
         whole = before + text + template["after_context"]
-        # what lies far beyond the cut need not be tokenized: at 12 characters a token it is not reached
+        # tokenizing the beginning usually suffices: few texts have more than 12 characters per token
         for head in (whole[: 12 * length], whole):
             encoded = tokenizer(head, return_offsets_mapping=True, verbose=False)
             ids, offsets = list(encoded["input_ids"]), list(encoded["offset_mapping"])
@@ -196,20 +196,26 @@ class Summaries(TokenTask):
 
 
 def templates() -> dict[str, dict[str, str]]:
-    """Return, by kind, the texts before the documents, right after them and at the end."""
+    """Return the parts of each kind's template: ``before`` and ``after_context`` (around the documents), ``after``."""
     path = Path(__file__).with_name("summaries.json")
     by_kind: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
     return by_kind
 
 
 def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
-    """Return text and reference summaries of a record; either may be empty (cases without a short summary).
+    """Return the text and the reference summaries of a record; either may be empty (cases without a short summary).
 
-    Forms: InfiniteBench (``context``, ``answer``), the hub's Multi-LexSum (``sources``, ``summary/short``), its release
-    files (``case_documents``, ``summary/short``), and ``document``, ``summary``.
+    A record may have the form of InfiniteBench (``context``, ``answer``), of Multi-LexSum on the hub (``sources``,
+    ``summary/short``) or in its release files (``case_documents``, ``summary/short``), or the fields ``document`` and
+    ``summary``.
+
+    Args:
+        record: the record.
+        documents: court documents by id, for ``case_documents``.
+        where: file and line of the record, for messages.
 
     Raises:
-        DataError: it has none of these forms, a field is of another kind, or names a document that is not there.
+        DataError: the record has none of these forms, has a value of another kind, or names a missing document.
     """
     if "context" in record and "answer" in record:
         check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)
@@ -235,12 +241,12 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
 
 
 def _filled(texts: Iterable[str | None]) -> tuple[str, ...]:
-    """Return the texts that are not blank: against a blank reference every summary scores 0."""
+    """Return the texts that are not blank; a blank reference would give every summary a score of 0."""
     return tuple(text for text in texts if text and text.strip())
 
 
 def _document(documents: Mapping[str, Any], name: str, where: str) -> str:
-    """Return the text of one court document."""
+    """Return the text of one court document. Raises DataError if it is missing or has no text."""
     document = documents.get(name)
     if document is None:
         raise DataError(f"{where}: document '{name}' is not in sources.json.")

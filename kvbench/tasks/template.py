@@ -1,4 +1,4 @@
-"""Templates over a record's fields: ``Question: {question}\\nAnswer:``."""
+"""Templates with fields of a record in braces: ``Question: {question}\\nAnswer:``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _ABSENT = object()
 class Template:
     """A text with fields of a record in braces.
 
-    A field may be nested (``question.stem``), and have alternatives (``question.stem|question_stem``): the first that
-    a record has is taken. A literal brace is doubled.
+    A field may be nested (``question.stem``) and have alternatives (``question.stem|question_stem``), of which the
+    first that a record has is used. A literal brace is written twice.
 
     Args:
-        key: of the configuration, for messages.
-        parts: literal texts, each with the field that follows it; None: the text's end.
+        key: option that holds the template, for messages.
+        parts: literal texts, each with the field that follows it; the field is None after the last text.
     """
 
     key: str
@@ -32,10 +32,10 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, key: str) -> Template:
-        """Return the template that `text` spells out.
+        """Return the template written as `text`; `key` is the option that holds it.
 
         Raises:
-            ConfigError: unbalanced braces, an empty field, or one with a conversion or a format.
+            ConfigError: braces are unbalanced, or a field is empty or has a conversion or a format.
         """
         try:
             pieces = list(string.Formatter().parse(text))
@@ -51,24 +51,24 @@ class Template:
 
     @classmethod
     def of(cls, text: str, key: str) -> Template:
-        """Return the template that `text` spells out, or the one of a single field where it has no braces."""
+        """Return the template written as `text`; a text without braces is the name of a single field."""
         return cls.parse(text if "{" in text or "}" in text else f"{{{text}}}", key)
 
     @property
     def fields(self) -> list[str]:
-        """The fields, in order."""
+        """Names of the fields, in order."""
         return [field for _, field in self.parts if field is not None]
 
     def render(self, record: Record, place: str, given: Mapping[str, str]) -> tuple[str, dict[str, Span]]:
-        """Return the text of one record, and the characters that each field takes in it.
+        """Return the template filled with one record, and the half-open character range of each field in it.
 
         Args:
-            record: its fields must be texts or numbers.
+            record: a record whose values for these fields are texts or numbers.
             place: file and line of the record, for messages.
-            given: texts that come before the record's own fields.
+            given: texts by field, used in place of the record's own fields.
 
         Raises:
-            DataError: the record lacks a field, or has another kind of value in it.
+            DataError: the record lacks a field, or its value is neither a text nor a number.
         """
         text, spans = "", {}
         for literal, field in self.parts:
@@ -81,10 +81,10 @@ class Template:
 
 
 def lookup(record: Record, field: str, place: str) -> Any:
-    """Return what a record holds under a (nested) field, or under the first of several that it has.
+    """Return a record's value for a field, which may be nested or list alternatives (see :class:`Template`).
 
     Raises:
-        DataError: it has none of them.
+        DataError: the record has none of the alternatives; the message begins with `place`.
     """
     for name in field.split("|"):
         value = _inside(record, name.strip())
@@ -110,6 +110,6 @@ TEXT_OR_NUMBER = Kind("a text or a number", lambda value: is_text(value) or _is_
 
 
 def text_of(value: Any, field: str, place: str) -> str:
-    """Return a text or a number as text. Raises DataError for any other value."""
+    """Return a text or a number as text. Raises DataError, which names `place` and `field`, for any other value."""
     TEXT_OR_NUMBER.check(value, field, place)
     return str(value)

@@ -1,4 +1,4 @@
-"""Texts of perplexity and continuation, as the papers take them: WikiText-2, C4, PG-19, any files, Python's own."""
+"""Texts for perplexity and continuation: WikiText-2, C4 and PG-19 as papers use them, any files, and Python's own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from kvbench.tasks import data
 from kvbench.tasks.data import Found, HubSource
 from kvbench.tasks.records import TEXT
 
-#: endings of texts in a folder
+#: endings of the text files that are read from a folder
 _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
 
 
 def wikitext2(source: HubSource, path: str | None) -> list[str]:
-    """Return WikiText-2 raw test as GPTQ, Atom and KVQuant join it: rows (lines) with two line feeds between them."""
+    """Return WikiText-2's raw test split as one text, its lines joined by two line feeds as in GPTQ, Atom and KVQuant.
+
+    Args:
+        source: the file on the hub.
+        path: a local file, or a folder with one; None reads from the hub.
+
+    Raises:
+        DataError: the file is missing, damaged or blank, or a folder holds several candidates.
+    """
     if path is not None:
         place, single = data.local(path, "dataset wikitext2")
         names = ("test.raw.txt.gz", "test.raw.txt", "wiki.test.raw", "test.txt", "test.txt.gz")
@@ -26,7 +34,7 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
             )
         if there and there[0].suffix != ".parquet":
             lines = _filled(data.read_text(Found(there[0])), there[0]).splitlines(keepends=True)
-            # the hub's rows are the file's lines, blank ones empty
+            # rows on the hub are the lines of this file, and blank lines are empty rows
             return ["\n\n".join(line if line.strip() else "" for line in lines)]
     return ["\n\n".join(_column(source, path, "test", "dataset wikitext2"))]
 
@@ -37,14 +45,14 @@ def c4(source: HubSource, path: str | None) -> list[str]:
 
 
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
-    """Return GPTQ's "c4_new": the first 1,100 documents of that shard, a blank between them."""
+    """Return GPTQ's "c4_new": the first 1,100 documents of :func:`c4` as one text, joined by blanks."""
     return [" ".join(c4(source, path)[:1100])]
 
 
 def pg19(source: HubSource, path: str | None) -> list[str]:
-    """Return books, one document each: the hub's test split, or the text files of a folder in the order of their names.
+    """Return books, one per document: PG-19's test split, or the text files of a folder, sorted by name.
 
-    Books that are PG-19's in another transcript give a PG-19-like figure; name the result so.
+    Other transcripts of PG-19's books give results that are only similar to those on PG-19, and should be named so.
     """
     if path is not None and not data.local(path, "dataset pg19")[1]:
         return files(path, "dataset pg19")
@@ -52,11 +60,16 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 
 
 def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
-    """Read a text file, or the text files of a folder in the order of their names; messages name `what` and `key`.
+    """Return the content of a text file, or of each text file of a folder, sorted by name.
+
+    Args:
+        path: the file or folder.
+        what: the data set as messages name it.
+        key: name of the option that gives `path`, for messages.
 
     Raises:
-        ConfigError: no path.
-        DataError: nothing is there, or no text.
+        ConfigError: `path` is None.
+        DataError: `path` does not exist, or holds no text.
     """
     check_text("text", path)
     place, single = data.local(str(path), what, key)
@@ -69,17 +82,17 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
 
 
 def python() -> list[str]:
-    """Return English and code of this version of Python that the bundled model was not trained on.
+    """Return English texts and code that come with this version of Python and were not used to train the bundled model.
 
     Raises:
-        DataError: this Python has no sources.
+        DataError: this Python comes without its sources or help texts.
     """
     from kvbench.tasks.mini.text import documents
 
     return [document.text for document in documents()]
 
 
-#: name of a text -> its documents
+#: functions that return the documents of a text, by its name
 DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
     "wikitext2": wikitext2,
     "c4": c4,
@@ -91,7 +104,7 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
 
 
 def check_text(text: str, path: str | None) -> None:
-    """Raise ConfigError where the texts are files and none are named."""
+    """Raise ConfigError if `text` is ``text`` (the user's files) and `path` is None."""
     if text == "text" and path is None:
         raise ConfigError("dataset.path", None, "no text is named", hint="dataset.path=FILE_OR_FOLDER")
 
@@ -104,7 +117,7 @@ def _column(source: HubSource, path: str | None, name: str, what: str) -> list[s
 
 
 def _filled(text: str, place: object) -> str:
-    """Return `text`. Raises DataError where it is blank."""
+    """Return `text`. Raises DataError, which names `place`, if it is blank."""
     if not text.strip():
         raise DataError(f"{place} holds no text.\n  hint: fetch it again, or name another file")
     return text

@@ -1,7 +1,7 @@
-"""Kinds of work that a sample can ask of the runner: a sample declares one, and the runner has a strategy for each.
+"""Kinds of work that a sample can ask for; the runner has a strategy for each (:mod:`kvbench.runner.session`).
 
-A kind carries what its strategy reads, typed. The runner looks at the class alone (:class:`kvbench.runner.session`), so
-no strategy is chosen by a key in a sample's ``meta``.
+Each kind is a class whose typed fields are the strategy's input. The class decides the strategy; a sample's ``meta``
+never does.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Generate(Work):
 
 @dataclass(frozen=True)
 class Question:
-    """One of several questions on a shared text.
+    """One of several questions about a shared text.
 
     Args:
         prompt: text that follows the shared text.
-        query: bare question (what a retriever searches with).
+        query: the question without any wrapper, with which a retriever searches.
         answer: reference answer.
-        target: the answer as it follows `prompt`; None: `answer` itself.
-        meta: what the scorer and analyses need, as in a sample.
+        target: the answer exactly as it would follow `prompt`; None if that is `answer` unchanged.
+        meta: data for the scorer and for analyses, as in a sample.
     """
 
     prompt: str
@@ -41,17 +41,17 @@ class Question:
 
     @property
     def continuation(self) -> str:
-        """Text that would be the right answer, as it follows `prompt`."""
+        """Text of the reference answer as it would follow `prompt`."""
         return self.answer if self.target is None else self.target
 
 
 @dataclass(frozen=True)
 class AskQuestions(Work):
-    """Several questions on one cache: the shared text is cached before any question is read.
+    """Several questions on one cache: the shared text is cached before the model sees any question.
 
     Args:
-        shared: characters of the sample's prompt that all questions share.
-        questions: asked one by one, each on a copy of the cache.
+        shared: number of characters at the beginning of the sample's prompt that are the shared text.
+        questions: the questions, each answered on a copy of the cache.
     """
 
     shared: int
@@ -60,16 +60,16 @@ class AskQuestions(Work):
 
 @dataclass(frozen=True)
 class ScoreText(Work):
-    """Likelihood of a span of a text, for perplexity; nothing is generated.
+    """Measurement of the likelihood of a span of a text, for perplexity; nothing is generated.
 
     Args:
         ids: token ids of the span.
         first: index of the first scored token.
-        bytes: UTF-8 bytes of the scored text.
+        bytes: number of UTF-8 bytes of the scored text.
         document: index of the document that the span is from.
         mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
-        prefill: tokens that are a prompt, not scored.
-        chunk: tokens of a forward pass in ``decode``, or ``auto``.
+        prefill: number of tokens that form a prompt and are not scored.
+        chunk: number of tokens per forward pass in ``decode``, or ``auto``.
     """
 
     ids: tuple[int, ...]
@@ -83,18 +83,18 @@ class ScoreText(Work):
 
 @dataclass(frozen=True)
 class MeasurePoint(Work):
-    """Time and memory of one prompt length and batch.
+    """Measurement of time and memory at one prompt length and batch size.
 
     Args:
-        prompt: tokens of a prompt.
-        batch: sequences.
-        repeats: prefills that are timed.
-        warm_up: tokens generated once, before anything is timed.
-        seed: of the prompts' words.
-        untimed: prefills before the timed ones.
-        fill: ``prefill``, or ``random``: random keys and values in place of the prompt's.
-        compare: tokens of captured steps that are compared with those of eager ones; 0: none.
-        stock: caches of stock transformers that are measured too.
+        prompt: prompt length in tokens.
+        batch: batch size.
+        repeats: number of timed prefills.
+        warm_up: number of tokens generated once before anything is timed.
+        seed: seed of the prompts' words.
+        untimed: number of prefills before the timed ones.
+        fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values.
+        compare: number of tokens for which captured steps are compared with eager ones; 0 for no comparison.
+        stock: caches of stock transformers that are measured as well.
     """
 
     prompt: int
