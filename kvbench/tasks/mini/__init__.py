@@ -1,4 +1,4 @@
-"""`mini`: bundled, generated data that tells KV-cache methods apart on a laptop."""
+"""`mini`: generated data on which KV-cache methods score differently, small enough for a laptop."""
 
 from kvbench.tasks.mini.task import LENGTHS, Mini
 

@@ -1,4 +1,4 @@
-"""The tasks of `mini` by name: who makes a sample, how long its answer may be, how it is scored."""
+"""The tasks of `mini` by name: generator, length of the answer, and scorer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Entry:
     """One task.
 
     Args:
-        make: its generator.
-        max_new_tokens: room for the answer and its line break, in tokens of the bundled model.
+        make: generator of the task's drafts.
+        max_new_tokens: maximum length of the answer and its line break, in tokens of the bundled model.
         scorer: a name in :data:`kvbench.tasks.mini.scoring.SCORERS`.
-        shortest: smallest length at which it makes sense, in tokens.
+        shortest: smallest sensible sample length, in tokens.
     """
 
     make: Callable[[Setting], Draft]

@@ -1,4 +1,4 @@
-"""Python-like code that is written by rule: functions that read as if they meant something."""
+"""Generated Python-like code: functions that look meaningful but are not."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ _COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
 
 @dataclass(frozen=True)
 class Call:
-    """A line of code that can be asked for: ``prefix`` is the part that names it, ``rest`` what follows."""
+    """A line of code that a question can ask for: `prefix` identifies it, and `rest` is the answer that follows."""
 
     prefix: str
     rest: str
 
 
 def name(rng: Rng) -> str:
-    """An identifier of two parts: ``lantern_count``."""
+    """Return an identifier of two parts: ``lantern_count``."""
     return f"{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
 
 
 def function_name(rng: Rng) -> str:
-    """An identifier that says what a function does: ``merge_kettle``."""
+    """Return a function's name, a verb and a noun: ``merge_kettle``."""
     return f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
 
 
@@ -93,18 +93,21 @@ def _expression(rng: Rng, variables: list[str]) -> str:
 
 
 def call(rng: Rng) -> Call:
-    """An assignment of a call with three arguments, its target being a name of three parts that no other line has."""
+    """Return a line that assigns a call with three arguments to a three-part name.
+
+    No other line generated here has such a name; two results of this function may share one.
+    """
     target = f"{rng.choice(_NOUNS)}_{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
     arguments = f"{name(rng)}, {rng.between(2, 999)}, {rng.choice(_NOUNS)}={rng.choice(_NOUNS)}"
     return Call(f"    {target}", f" = {function_name(rng)}({arguments})")
 
 
 def function(rng: Rng, inside: Call | None = None) -> str:
-    """The text of one function of 5 to 12 lines, starting with ``def``.
+    """Return the text of one function of 4 to 14 lines, starting with ``def``.
 
     Args:
-        rng: where it comes from.
-        inside: a line that its body holds at a random place, at the outermost level.
+        rng: source of random numbers.
+        inside: a line to place at a random position of the function's body, outside inner blocks.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)

@@ -1,8 +1,8 @@
-"""From a draft to a text of a given length: filler around the records, the wrapper around both, and all the spans.
+"""Texts of a given length made from drafts: records within filler, with a wrapper around both, and all spans.
 
-A text is put together from pieces that are tokenized one by one. Every piece but the first begins with whitespace and
-none ends with it, so that the tokens of the pieces are the tokens of the whole: a byte-level tokenizer's
-pre-tokenizer never joins a non-space with the space after it.
+A text is composed of pieces that are tokenized separately. Every piece but the first begins with whitespace, and none
+ends with it, so the tokens of the pieces are those of the whole text: a byte-level pre-tokenizer never joins a
+non-space character with a space after it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from kvbench.tasks.mini.templates import Wrapper
 
 
 class TooShort(DataError):
-    """The records alone are longer than the sample may be."""
+    """Error for a sample that is too short to hold the wrapper's head and its records, even without filler."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A wrapper's head and a context, and what may follow them.
+    """A wrapper's head and a context, and the texts that may follow them.
 
     Args:
-        pieces: head and context.
-        context_span: characters of the text that are the context.
-        places: by record, the character of the text at which it begins.
-        tails: by question, what follows: the wrapper's tail and the question's prompt.
+        pieces: pieces of the head and the context.
+        context_span: half-open character range of the context in the text.
+        places: for each record, the character of the text at which it begins.
+        tails: for each question, the text after the context: the wrapper's tail and the question's prompt.
     """
 
     pieces: list[Piece]
@@ -38,26 +38,28 @@ class Document:
 
     @property
     def text(self) -> str:
-        """Head and context."""
+        """The head and the context as one text."""
         return "".join(piece.text for piece in self.pieces)
 
 
 def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
-    """By question, what stands between the context and the answer."""
+    """Return, for each question, the text between the context and the answer."""
     tail = f"\n\n{wrapper.tail}" if wrapper.tail else ""
     return [tail + question.prompt for question in draft.questions]
 
 
 def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng: Rng, room: int) -> Document:
-    """Hide the draft's records in filler at places drawn evenly over the context.
+    """Return a document in which the draft's records are hidden at random places in filler.
+
+    The places, between paragraphs of filler, are drawn uniformly over the context.
 
     Args:
         draft: the task's records and questions.
-        wrapper: what stands around the context.
-        filler: what stands between the records.
-        encode: the tokenizer, which measures.
-        rng: where the places come from.
-        room: tokens for head and context together.
+        wrapper: text around the context.
+        filler: source of the text between the records.
+        encode: the tokenizer by which lengths are measured.
+        rng: source of random numbers for the places.
+        room: maximum number of tokens of the head and the context together.
 
     Raises:
         TooShort: head and records alone need more than `room` tokens.
@@ -70,7 +72,7 @@ def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng:
         raise TooShort(f"a sample of {room} tokens has no room for its {len(draft.records)} records ({room - left})")
     head = Piece(fixed[0], ids[0], "fixed")
     records = [Piece(text, i, "record") for text, i in zip(fixed[1:], ids[1:], strict=True)][: len(draft.records)]
-    # short paragraphs where there are many records, so that they do not lie together
+    # many records need short paragraphs, or several of them would be adjacent
     sentences = max(1, min(4, left // (20 * (len(records) + 6))))
     paragraphs = filler.paragraphs(left, sentences)
     order = list(range(len(records)))

@@ -1,4 +1,4 @@
-"""Tasks that write something out again, word for word: marked passages, random strings, lines of code."""
+"""Tasks that repeat part of the context word for word: marked passages, random strings, lines of code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
     rng = setting.rng
     keys = names.distinct(n, lambda: names.key(rng))
     passages = [setting.writer.passage(n_words) for _ in range(n)]
-    # cut to the size, so that all passages of a task cost the same number of decoding steps within a few tokens
+    # cut to the same number of words, so that all passages of a task take about the same number of decode steps
     passages = [" ".join(text.split(" ")[:n_words]).rstrip(".,;:") for text in passages]
     records = [f"Passage {key}: {text}." for key, text in zip(keys, passages, strict=True)]
     questions = [
@@ -24,12 +24,15 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
 
 
 def copy(setting: Setting) -> Draft:
-    """One of four marked passages of 20 words (about 32 tokens)."""
+    """Return a draft that asks for one of four marked passages of 20 words (about 32 tokens)."""
     return _marked(setting, setting.count(4, 100), setting.size(20, 6, 30))
 
 
 def copy_long(setting: Setting) -> Draft:
-    """One of four marked passages of 60 words (about 96 tokens); three of them below 2048 tokens."""
+    """Return a draft that asks for one of four marked passages of 60 words (about 96 tokens).
+
+    Samples of fewer than 1,200 tokens have fewer passages.
+    """
     return _marked(setting, setting.count(4, 300), setting.size(60, 30, 70))
 
 
@@ -41,9 +44,9 @@ def _item(rng: Rng) -> str:
 
 
 def repeat(setting: Setting) -> Draft:
-    """The rest of one of four strings of 20 random items (about 48 tokens), from its first four.
+    """Return a draft that gives the first four items of one of four strings and asks for the rest.
 
-    Nothing but the string itself says how it goes on: digits, words and words that do not exist.
+    A string has 20 random items (about 48 tokens): digits, words and made-up words, so it cannot be guessed.
     """
     rng, n = setting.rng, setting.count(4, 150)
     size = setting.size(20, 8, 28)
@@ -58,7 +61,10 @@ def repeat(setting: Setting) -> Draft:
 
 
 def code_line(setting: Setting) -> Draft:
-    """The rest of a line of code that stands far above; the line's beginning is unique in the context."""
+    """Return a draft that gives the beginning of a line of code in the context and asks for the rest of the line.
+
+    The beginning is unique in the context.
+    """
     rng, n = setting.rng, setting.count(6, 300)
     lines = {line.prefix: line for line in (code.call(rng) for _ in range(n))}
     calls = list(lines.values())

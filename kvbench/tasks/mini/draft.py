@@ -1,4 +1,4 @@
-"""Drafts of samples, before they have a length: records to hide in the filler, and questions about them."""
+"""Drafts of samples, before filler brings them to their length: records to hide, and questions about them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ class Question:
     """One question about a context.
 
     Args:
-        prompt: what stands after the context; starts with whitespace and does not end with it.
-        query: the bare question (what a retriever searches with).
-        answer: what must follow `prompt`, without the space before it (unless `glued`).
-        evidence: where the context says so: index of the record, start and end of the characters in it.
-        glued: the answer begins with its own whitespace and stands directly after `prompt` (code).
-        parts: the values that make up the answer, where each is scored by itself (multi-value).
+        prompt: text after the context; begins with whitespace and does not end with it.
+        query: the question without any wrapper, with which a retriever searches.
+        answer: the right answer, without the space before it (unless `glued`).
+        evidence: places in the context that give the answer: index of the record, and start and end of the characters
+            in it.
+        glued: whether the answer follows `prompt` directly, with its own leading whitespace (code).
+        parts: the values in the answer if each is scored separately (multi-value).
     """
 
     prompt: str
@@ -30,7 +31,7 @@ class Question:
 
     @property
     def continuation(self) -> str:
-        """The answer as it follows `prompt` in a text, its leading whitespace included."""
+        """The answer as it would follow `prompt`, leading whitespace included."""
         return self.answer if self.glued else f" {self.answer}"
 
 
@@ -39,12 +40,13 @@ class Draft:
     """A sample without filler.
 
     Args:
-        style: which wrapper the context stands in: a key of :data:`kvbench.tasks.mini.templates.WRAPPERS`.
-        records: what is hidden in the filler, each on lines of its own, without whitespace at either end.
-        questions: the first is the sample's own.
-        ordered: the records keep their order (else they are shuffled).
-        closing: text at the end of the context, after all filler; starts with whitespace.
-        code: the filler is code rather than prose.
+        style: key of the wrapper around the context in :data:`kvbench.tasks.mini.templates.WRAPPERS`.
+        records: texts to hide in the filler, each on its own lines, without whitespace at either end.
+        questions: questions about the records; the first is that of the sample itself.
+        ordered: whether the records keep their order; else they are shuffled.
+        closing: text at the end of the context, after all filler; begins with whitespace.
+        code: whether the filler is code instead of prose.
+        meta: additional JSON data for the sample's `meta`.
     """
 
     style: str
@@ -57,27 +59,27 @@ class Draft:
 
 
 class Writer(Protocol):
-    """Source of the sentences that are part of a task's records or questions."""
+    """Source of the sentences in a task's records and questions."""
 
     def sentence(self) -> str:
-        """Return one sentence as one line."""
+        """Return one sentence on one line."""
         ...
 
     def passage(self, n_words: int) -> str:
-        """Return whole sentences of about `n_words` words, as one line."""
+        """Return whole sentences with about `n_words` words in total, on one line."""
         ...
 
 
 @dataclass
 class Setting:
-    """The ingredients of a sample.
+    """The input from which a task makes a draft.
 
     Args:
         rng: the sample's own stream of random numbers.
         writer: source of sentences.
-        length: the sample's length in tokens, which sets how many records there are.
-        vary: draw counts at random (the training mix) instead of taking the most (evaluation).
-        questions: how many questions are wanted; a task that has fewer gives fewer.
+        length: the sample's length in tokens, which limits the number of records.
+        vary: True draws the numbers and sizes of records at random (training), False fixes them (evaluation).
+        questions: number of questions wanted; tasks with fewer records give fewer.
     """
 
     rng: Rng
@@ -87,14 +89,17 @@ class Setting:
     questions: int = 1
 
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
-        """Return how many records to make: as many as `most`, but no more than ``length / tokens_each``."""
+        """Return the number of records to make: the smaller of `most` and ``length // tokens_each``, at least `least`.
+
+        In training, the number is drawn between a third of that and all of it.
+        """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n
 
     def size(self, usual: int, low: int, high: int) -> int:
-        """Return `usual` at evaluation, and anything in [low, high] in training."""
+        """Return `usual` in evaluation, and a random number from `low` to `high` in training."""
         return self.rng.between(low, high) if self.vary else usual
 
     def pick(self, n_records: int) -> list[int]:
-        """Return the indices of the records to ask about: all different, as many as `questions` allows."""
+        """Return the distinct indices of the records to ask about: `questions` of them, or all if there are fewer."""
         return self.rng.sample(range(n_records), min(self.questions, n_records))

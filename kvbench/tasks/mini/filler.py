@@ -1,4 +1,4 @@
-"""Text between the records of a sample: sentences of the grammar, or generated code."""
+"""Filler between the records of a sample: sentences from the grammar, or generated code."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from kvbench.tasks.mini import code, names
 from kvbench.tasks.mini.prose import Prose
 from kvbench.tasks.mini.rng import Rng
 
-#: texts to token ids, without special tokens
+#: function from texts to their token ids, without special tokens
 Encode = Callable[[Sequence[str]], list[list[int]]]
 
-#: a filler stops when it is this near to its budget, in tokens
+#: a filler stops once no more than this many tokens of its budget are left
 SLACK = 8
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text with its token ids, and what it is: ``fixed`` (wording), ``record`` or ``filler``."""
+    """A piece of text with its token ids and its role: ``fixed`` (the wrapper's wording), ``record`` or ``filler``."""
 
     text: str
     ids: list[int]
@@ -30,18 +30,18 @@ class Filler(Protocol):
     """A source of paragraphs."""
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Paragraphs of `sentences` sentences that have together at most `budget` tokens, and nearly as many.
+        """Return paragraphs of `sentences` sentences each, with nearly and at most `budget` tokens in total.
 
-        A paragraph's first piece begins with a line break, its others with a space.
+        A paragraph's first piece begins with a line break, the others with a space.
         """
         ...
 
 
 class ProseFiller:
-    """Sentences of the grammar, none twice.
+    """Filler of distinct sentences from the grammar.
 
     Args:
-        prose: their source, shared with the task, so that no filler repeats a record's sentence.
+        prose: source of the sentences, shared with the task, so that no filler repeats a record's sentence.
         encode: the tokenizer.
     """
 
@@ -52,7 +52,7 @@ class ProseFiller:
         paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
-            # fewer than will fit, since a sentence that is encoded and not used is time lost
+            # fewer than will fit, since encoding a sentence that is not used wastes time
             starts = ["\n" if (count + i) % sentences == 0 else " " for i in range(max(1, budget // 32))]
             texts = [start + self._prose.sentence() for start in starts]
             for text, ids in zip(texts, self._encode(texts), strict=True):
@@ -77,10 +77,10 @@ class ProseFiller:
 
 
 class CodeFiller:
-    """Functions, a blank line before each; `sentences` has no meaning here.
+    """Filler of generated functions and constants, with a blank line before each; `sentences` is ignored.
 
     Args:
-        rng: their source.
+        rng: source of random numbers.
         encode: the tokenizer.
     """
 

@@ -1,4 +1,4 @@
-"""Text that comes with Python and that the bundled model was not trained on: the names of its sources."""
+"""Names of the files of Python's standard library that were kept out of the bundled model's training data."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ subprocess tarfile tempfile textwrap threading timeit tokenize trace traceback t
 #: the help texts of Python's keywords and types, plain English with some code
 TOPICS = "pydoc_data/topics.py"
 
-#: what a training corpus must leave out
+#: files that the training corpus must not contain
 EXCLUDED = frozenset((*MODULES, TOPICS))

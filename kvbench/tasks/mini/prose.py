@@ -1,4 +1,4 @@
-"""A small grammar of English that writes filler without end: fluent sentences about nothing, no two alike."""
+"""A small English grammar that generates any amount of filler: fluent, meaningless sentences that hardly ever repeat."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ _VERDICTS = (
 
 
 def article(text: str) -> str:
-    """`text` with its indefinite article: ``an old anchor``."""
+    """Return `text` with its indefinite article: ``an old anchor``."""
     return ("an " if text[0] in "aeiou" else "a ") + text
 
 
 def noun_phrase(rng: Rng, nouns: list[str]) -> str:
-    """A noun of the list with its article, and often an adjective, a colour or a material."""
+    """Return one of `nouns` with an article, and often with one or two adjectives or a colour."""
     noun = rng.choice(nouns)
     kind = rng.below(8)
     if kind < 3:
@@ -73,7 +73,7 @@ def noun_phrase(rng: Rng, nouns: list[str]) -> str:
 
 
 def subject(rng: Rng) -> str:
-    """Return the subject of a sentence: a name, a person, an animal, or two of them."""
+    """Return the subject of a sentence: a first name, a person, an animal, or a first name and a person."""
     kind = rng.below(8)
     if kind < 2:
         return rng.choice(words.FIRST_NAMES)
@@ -88,7 +88,7 @@ def place(rng: Rng) -> str:
 
 
 def clause(rng: Rng) -> str:
-    """A main clause in the past tense, without a capital or a full stop."""
+    """Return a main clause in the past tense, without a capital for its beginning and without a full stop."""
     kind = rng.below(9)
     who = subject(rng)
     if kind < 4:
@@ -108,7 +108,7 @@ def clause(rng: Rng) -> str:
 
 
 def sentence(rng: Rng) -> str:
-    """One sentence of 5 to 35 words with its capital and full stop; any two are different almost surely."""
+    """Return one random sentence of 5 to 35 words, with a capital and a full stop; repetitions are very unlikely."""
     kind = rng.below(12)
     if kind < 5:
         text = clause(rng)
@@ -128,10 +128,10 @@ def sentence(rng: Rng) -> str:
 
 
 class Prose:
-    """Sentences of one sample: none comes twice.
+    """Source of the sentences of one sample, which never repeats one.
 
     Args:
-        rng: where the sentences come from.
+        rng: source of random numbers.
     """
 
     def __init__(self, rng: Rng) -> None:
@@ -139,7 +139,7 @@ class Prose:
         self._seen: set[str] = set()
 
     def sentence(self) -> str:
-        """A sentence that this sample has not had yet."""
+        """Return a sentence that this object has not returned before."""
         while True:
             text = sentence(self.rng)
             if text not in self._seen:
@@ -147,7 +147,7 @@ class Prose:
                 return text
 
     def passage(self, n_words: int) -> str:
-        """Return whole sentences of about `n_words` words, as one line."""
+        """Return whole sentences with at least `n_words` words in total, on one line."""
         parts: list[str] = []
         count = 0
         while count < n_words:

@@ -1,4 +1,4 @@
-"""Tasks with a step between reading and answering: variable chains, two hops, few-shot labels, arithmetic."""
+"""Tasks that need a step between reading and answering: variable chains, two hops, few-shot labels, arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def variable_tracking(setting: Setting) -> Draft:
-    """Four chains ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``; the answer spells one out (after RULER)."""
+    """Return a draft with four chains ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``, modelled on RULER.
+
+    The answer writes out one whole chain.
+    """
     rng, n, hops = setting.rng, setting.count(4, 120, least=2), setting.size(2, 1, 3)
     variables = names.distinct(n * (hops + 1), lambda: names.variable(rng))
     steps: list[tuple[int, str, str]] = []  # chain, record, what the answer takes from it
@@ -24,7 +27,7 @@ def variable_tracking(setting: Setting) -> Draft:
         steps += [(chain, f"VAR {b} = VAR {a}.", f"VAR {a}") for a, b in itertools.pairwise(own)]
         spelled = " = ".join(f"VAR {name}" for name in reversed(own))
         queries.append((f"What is the value of VAR {own[-1]}? Write the whole chain.", f"{spelled} = {value}"))
-    # chains are dealt out at random, each keeping its own order
+    # the steps of all chains are interleaved at random; each chain keeps its own order
     turns = [chain for chain, _, _ in steps]
     rng.shuffle(turns)
     left = {chain: [step for step in steps if step[0] == chain] for chain in range(n)}
@@ -37,7 +40,10 @@ def variable_tracking(setting: Setting) -> Draft:
 
 
 def two_hop(setting: Setting) -> Draft:
-    """``The brother of A is B.`` and, elsewhere, ``B lives in P.``; the answer spells out the hop."""
+    """Return a draft that asks where somebody's brother lives, which takes two records of 12 pairs.
+
+    The records are ``The brother of A is B.`` and, elsewhere, ``B lives in P.``; the answer is ``B lives in P``.
+    """
     rng, n = setting.rng, setting.count(12, 85, least=2)
     people = names.distinct(2 * n, lambda: names.person(rng))
     records: list[str] = []
@@ -62,7 +68,10 @@ def _shot(rng: Rng, kind: int) -> str:
 
 
 def few_shot(setting: Setting) -> Draft:
-    """24 sentences with one of four made-up labels, by what they are about: animal, food, tool or person."""
+    """Return a draft with 24 labelled sentences, which asks for the label of one more.
+
+    There are four made-up labels, for sentences about an animal, a food, a tool or a person.
+    """
     rng, n = setting.rng, setting.count(24, 42, least=6)
     labels = names.distinct(4, lambda: names.label(rng))
     kinds = [i % 4 for i in range(n)]
@@ -107,7 +116,10 @@ _NOUNS = tuple(noun for noun in words.TOOLS if len(noun) < 8 and noun not in ("s
 
 
 def problem(rng: Rng, steps: int) -> tuple[str, str]:
-    """A word problem of `steps` steps and its solution, ``12 + 9 = 21. 21 - 5 = 16. #### 16`` (GSM8K's ending)."""
+    """Return a word problem and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16`` (ending as in GSM8K).
+
+    It has `steps` steps, and in a quarter of the cases one more, which adds what a friend has.
+    """
     who, friend = rng.sample(words.FIRST_NAMES, 2)
     things = _plural(rng.choice(_NOUNS))
     total = rng.between(5, 60)
@@ -138,7 +150,10 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
 
 
 def arithmetic(setting: Setting) -> Draft:
-    """Word problems of one to three steps after six solved ones, which stand at the end of the context."""
+    """Return a draft that asks for the solution of a word problem after six solved ones.
+
+    The solved problems are at the end of the context, after all filler.
+    """
     rng = setting.rng
     shots = [problem(rng, rng.between(1, 3)) for _ in range(setting.count(6, 200))]
     closing = "".join(f"\n\nProblem: {text}\nSolution: {solution}" for text, solution in shots)

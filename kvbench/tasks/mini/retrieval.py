@@ -1,4 +1,4 @@
-"""Tasks that look something up: pass key, needles, key-value pairs, several values of one key, facts, passages."""
+"""Tasks that look something up: a pass key, needles, key-value pairs, several values of one key, facts, passages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kvbench.tasks.mini.prose import article
 
 
 def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
-    """A question in the usual form: ``Question: ...`` and ``Answer:`` on two lines."""
+    """Return a question in the usual form, ``Question: ...`` and ``Answer:`` on two lines."""
     return Question(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
 
 
 def find(record: str, index: int, value: str) -> tuple[int, int, int]:
-    """Return the place of the last `value` in `record`, as evidence."""
+    """Return the last occurrence of `value` in `record` as evidence: `index` of the record, start and end in it."""
     start = record.rindex(value)
     return index, start, start + len(value)
 
 
 def passkey(setting: Setting) -> Draft:
-    """One number of five digits, said twice (Mohtashami and Jaggi 2023, "Landmark Attention")."""
+    """Return a draft with one five-digit number, stated twice (Mohtashami and Jaggi 2023, "Landmark Attention")."""
     key = names.digits(setting.rng, 5)
     record = f"The pass key is {key}. Remember it. {key} is the pass key."
     first = record.index(key)
@@ -29,7 +29,7 @@ def passkey(setting: Setting) -> Draft:
 
 
 def needle(setting: Setting) -> Draft:
-    """16 needles with values of seven digits (RULER's multi-key form, Hsieh et al. 2024)."""
+    """Return a draft that asks for one of 16 needles with values of seven digits (as RULER, Hsieh et al. 2024)."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.digits(rng, 7))
@@ -42,7 +42,7 @@ def needle(setting: Setting) -> Draft:
 
 
 def needle_words(setting: Setting) -> Draft:
-    """16 needles with values of two words: nothing is spelled digit by digit."""
+    """Return a draft that asks for one of 16 needles with values of two words instead of digits."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.pair(rng))
@@ -64,13 +64,16 @@ def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
 
 
 def key_value(setting: Setting) -> Draft:
-    """64 lines ``rusty-lantern: 482193`` (fewer below 4096 tokens)."""
+    """Return a draft that asks for a value in 64 lines like ``rusty-lantern: 482193`` (fewer below 2,560 tokens)."""
     rng, n = setting.rng, setting.count(64, 40, least=2)
     return _pairs(setting, names.distinct(n, lambda: names.key(rng)), names.distinct(n, lambda: names.digits(rng, 6)))
 
 
 def key_value_hex(setting: Setting) -> Draft:
-    """64 lines ``a3f91c: 93bd04e1a77c`` (fewer below 4096 tokens): the keys look alike, the answers are long."""
+    """Return a draft that asks for a value in 64 lines like ``a3f91c: 93bd04e1a77c`` (fewer below 3,584 tokens).
+
+    The keys resemble each other, and the answers are long.
+    """
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _pairs(
         setting,
@@ -80,14 +83,17 @@ def key_value_hex(setting: Setting) -> Draft:
 
 
 def several(setting: Setting) -> Draft:
-    """`key_value_hex` with eight questions on one context."""
+    """Return a draft of :func:`key_value_hex` with eight questions about one context."""
     if not setting.vary:
         setting.questions = 8
     return key_value_hex(setting)
 
 
 def multi_value(setting: Setting) -> Draft:
-    """Three of 12 needles have the same key; all their values are asked for, and how many there are is said."""
+    """Return a draft with 12 needles, three of which have the same key, and a question for all values of that key.
+
+    The question states the number of the values.
+    """
     rng, wanted = setting.rng, setting.size(3, 2, 4)
     most = setting.count(12, 60, least=wanted + 1)
     groups = min(setting.questions, max(1, (most - 1) // wanted))
@@ -108,7 +114,7 @@ def multi_value(setting: Setting) -> Draft:
 
 
 def facts(setting: Setting) -> Draft:
-    """12 people who do not exist, four facts about each."""
+    """Return a draft that asks for one of four facts about one of 12 made-up people."""
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []
     pool: list[Question] = []
@@ -129,9 +135,10 @@ def facts(setting: Setting) -> Draft:
 
 
 def passage(setting: Setting) -> Draft:
-    """Find the one of 20 passages that ends with the words of the question; a passage's number stands after it.
+    """Return a draft that asks for the number of the passage, one of 20, that ends with a given sentence.
 
-    With the number before the passage the answer must be read backwards, which a small model does not learn.
+    The number follows its passage. A small model does not learn the opposite order, in which it would have to look back
+    from the sentence to the number.
     """
     rng, n = setting.rng, setting.count(20, 200, least=2)
     tags = names.distinct(n, lambda: names.digits(rng, 4))

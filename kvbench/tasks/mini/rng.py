@@ -1,6 +1,6 @@
-"""A random generator of our own, so that the data has the same bytes on every machine and Python version.
+"""Our own random number generator, so that the data is identical on every machine and Python version.
 
-`random.Random` keeps its stream of floats stable, but not what `sample`, `shuffle` and `choice` make of it.
+Python guarantees the stream of floats of `random.Random`, but not the results of its `sample`, `shuffle` and `choice`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ _MASK = (1 << 64) - 1
 
 
 class Rng:
-    """SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
+    """The generator SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
 
     Args:
-        labels: what the stream is for; the seed is the first 8 bytes of the SHA-256 of their text, so every set of
-            labels has its own stream, whatever was drawn elsewhere.
+        labels: values that name the stream. The seed is the first 8 bytes of the SHA-256 of their text, so each
+            sequence of labels has its own stream, independent of other draws.
     """
 
     __slots__ = ("_state",)
@@ -28,30 +28,30 @@ class Rng:
         self._state = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
     def bits(self) -> int:
-        """The next 64 random bits."""
+        """Return the next 64 random bits as an integer."""
         self._state = state = (self._state + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         return state ^ (state >> 31)
 
     def below(self, n: int) -> int:
-        """An integer in [0, n); n is far below 2^64, so that the multiplication's bias does not matter."""
+        """Return an integer in [0, n); `n` must be far below 2^64, or the multiplication's bias would matter."""
         return (self.bits() * n) >> 64
 
     def between(self, low: int, high: int) -> int:
-        """An integer in [low, high], both ends possible."""
+        """Return an integer in [low, high], both ends included."""
         return low + ((self.bits() * (high - low + 1)) >> 64)
 
     def chance(self, probability: float) -> bool:
-        """True with the given probability."""
+        """Return True with the given probability."""
         return self.bits() < probability * 18446744073709551616.0
 
     def choice(self, items: Sequence[T]) -> T:
-        """One of `items`."""
+        """Return one of `items`, all equally likely."""
         return items[(self.bits() * len(items)) >> 64]
 
     def weighted(self, weights: dict[str, float]) -> str:
-        """One of the names with a probability in proportion to its weight."""
+        """Return one of the keys, with a probability proportional to its weight."""
         point = self.bits() / 18446744073709551616.0 * sum(weights.values())
         for name, weight in weights.items():
             point -= weight
@@ -60,13 +60,13 @@ class Rng:
         return next(reversed(weights))
 
     def shuffle(self, items: MutableSequence[T]) -> None:
-        """Fisher and Yates, in place."""
+        """Shuffle `items` in place (Fisher and Yates)."""
         for i in range(len(items) - 1, 0, -1):
             j = self.below(i + 1)
             items[i], items[j] = items[j], items[i]
 
     def sample(self, items: Sequence[T], n: int) -> list[T]:
-        """`n` different positions of `items`, in random order.
+        """Return the items at `n` different positions, in random order.
 
         Raises:
             ValueError: `items` has fewer than `n` entries.

@@ -1,4 +1,4 @@
-"""Scores of the tasks of `mini`: pure functions of a prediction and the sample's answer and meta data."""
+"""Scores of the tasks of `mini`: pure functions of the prediction, the sample's answer and its `meta`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
 
 def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Exact match; the variant `contained` lets the prediction say more than the answer."""
+    """Score by exact match; the variant `contained` is 1 if the prediction contains the answer."""
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
 def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Exact match; the variant `words` is the share of words that are right before the first slip."""
+    """Score by exact match; the variant `words` is the share of the answer's words before the first wrong one."""
     return {"score": exact_match(prediction, [answer]), "words": prefix_share(prediction, answer)}
 
 
 def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Recall of the values in ``meta["parts"]`` (as RULER); the variant `exact` wants them alone and in order."""
+    """Score by recall of the values in ``meta["parts"]``, as RULER does; the variant `exact` is exact match."""
     return {"score": recall(prediction, meta["parts"]), "exact": exact_match(prediction, [answer])}
 
 
 def number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """The number after ``####``; the variant `steps` wants every step right, `flexible` takes the last number."""
+    """Score the number after ``####``.
+
+    The variant `steps` is exact match of the whole solution, and `flexible` scores the last number instead.
+    """
     wanted = marked_number(answer)
     return {
         "score": float(marked_number(prediction) == wanted),

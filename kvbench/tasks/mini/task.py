@@ -1,4 +1,4 @@
-"""`mini`: generated long-context tasks that need no download and have the same bytes everywhere."""
+"""`mini`: generated long-context tasks that need no download and are identical on every machine."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 @dataclass(frozen=True, kw_only=True)
 class Mini(Task):
-    """Samples of the generated tasks (see :mod:`kvbench.tasks.mini.catalogue`), by task, length and number.
+    """Samples of the generated tasks (:mod:`kvbench.tasks.mini.catalogue`) at several lengths.
 
-    A sample's prompt, the token `<s>` before it and the room for its answer have together the nominal length in tokens
-    of the bundled model, less at most 24. Its text depends on task, length, seed and number alone, not on the limit.
+    A sample's nominal length, in tokens of the bundled model, covers its prompt, the token `<s>` before it and the
+    maximum length of its answer; up to 24 tokens of it may be unused. The text depends only on the task, the length,
+    the seed and the sample's number, not on the limit.
 
     Args:
         name: the data set's name in results.
         tasks: names of tasks, or ``all``.
-        lengths: in tokens.
-        limit: samples a task and length.
-        seed: of the samples.
+        lengths: nominal lengths in tokens, of :data:`LENGTHS`.
+        limit: number of samples for each task and length.
+        seed: seed of the samples.
     """
 
     version = 1
@@ -50,7 +51,7 @@ class Mini(Task):
     seed: int = bounded(0, minimum=0, maximum=MOST)
 
     def check(self) -> None:
-        """Raise ConfigError for tasks and lengths that do not exist."""
+        """Raise ConfigError if no task or length is named, one does not exist, or one is named twice."""
         if not self.tasks or not self.lengths:
             raise ConfigError(
                 "dataset.tasks" if not self.tasks else "dataset.lengths",
@@ -71,7 +72,8 @@ class Mini(Task):
     def fits(self, config: Setup) -> None:
         """Raise ConfigError for lengths that the model cannot take.
 
-        Lengths are tokens of the bundled model. Another model's tokenizer makes fewer of the same text, but not half.
+        Lengths count tokens of the bundled model. Another model's tokenizer is assumed to need at least half as many
+        for the same text.
         """
         model = config.model
         if model.weights == "random":
@@ -89,7 +91,7 @@ class Mini(Task):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The tasks that are run, in order."""
+        """Names of the tasks to run, in order."""
         if isinstance(self.tasks, str):
             return tuple(TASKS) if self.tasks == "all" else (self.tasks,)
         return self.tasks
@@ -102,7 +104,7 @@ class Mini(Task):
                     yield self.sample(task, length, index)
 
     def sample(self, task: str, length: int, index: int) -> Sample:
-        """Return one sample; it does not depend on the others."""
+        """Return the sample of `task` with 0-based number `index`; it does not depend on other samples."""
         entry = TASKS[task]
         encode = encoder()
         rng = Rng("kvbench mini", self.version, task, length, self.seed, index)
@@ -142,7 +144,7 @@ class Mini(Task):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Score the answer to the sample's own question (the first line of `prediction`)."""
+        """Return the scores of the first line of `prediction`, the answer to the sample's own question."""
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
 
 
@@ -152,7 +154,7 @@ def _score(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> 
 
 
 def _work(draft: Draft, document: Document) -> Work:
-    """Return the questions on one cache where the draft has several, else plain generation."""
+    """Return the kind of work: several questions on one cache if the draft has several, else plain generation."""
     if len(draft.questions) == 1:
         return Generate()
     questions = (
@@ -163,7 +165,11 @@ def _work(draft: Draft, document: Document) -> Work:
 
 
 def _asked(question: Question, document: Document) -> dict[str, Any]:
-    """Return what scorers and analyses need of a question; spans are characters of the prompt."""
+    """Return a question's `meta`, for scorers and analyses.
+
+    ``answer_spans`` are character ranges of the prompt, ``depth`` is the place of the first in the context (0..1), and
+    ``parts`` are the values that are scored separately, if any.
+    """
     spans = [[document.places[i] + start, document.places[i] + end] for i, start, end in question.evidence]
     start, end = document.context_span
     asked: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The wrappers that a context stands in: an instruction, the context, the instruction again, as LongBench has it."""
+"""Wrappers of a context: an instruction before it and, as in LongBench, often another one after it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Text before and after the context; both without whitespace at their outer ends.
+    """Texts before and after the context, without whitespace at either end.
 
     Args:
-        head: the instruction; a blank line follows, then the context.
-        tail: between the context and the question, after a blank line; empty for none.
+        head: the instruction before the context.
+        tail: text between the context and the question, after a blank line; empty for none.
     """
 
     head: str
     tail: str = ""
 
 
-#: what `mini` itself uses, by style of task
+#: the wrappers of `mini`'s samples, by style of task
 WRAPPERS = {
     "qa": Wrapper(
         "Read the text below and answer the question about it. Give only the answer.",
@@ -29,7 +29,7 @@ WRAPPERS = {
     "code": Wrapper("Complete the line of code as it stands in the code below."),
 }
 
-#: other wordings, which the training mix of the bundled model has too, so that it is not bound to one
+#: other wordings, also used in the bundled model's training data, so that the model does not depend on one
 VARIANTS = {
     "qa": (
         Wrapper(

@@ -1,4 +1,4 @@
-"""The text of `mini_text`: help texts and source files that come with Python itself and that training left out."""
+"""The text of `mini_text`: help texts and source files that come with Python and were kept out of training."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Document:
     """One text.
 
     Args:
-        name: ``topics/NAME`` or the module's path in the standard library.
+        name: ``topics`` for the help texts, a module's path in the standard library, or a file's name.
         kind: ``prose`` or ``code``.
-        text: its characters.
-        sha256: of the text in UTF-8.
+        text: the text itself.
+        sha256: SHA-256 of the text in UTF-8.
     """
 
     name: str
@@ -35,13 +35,13 @@ def _document(name: str, kind: str, text: str) -> Document:
 
 
 def documents(library: Path | None = None) -> list[Document]:
-    """The help topics as one text of prose, then the modules, in a fixed order.
+    """Return the help texts as one document of prose, then one document per module, in a fixed order.
 
     Args:
-        library: a folder with the standard library's source; None: the running Python's.
+        library: folder with the standard library's sources; None for that of the running Python.
 
     Raises:
-        DataError: this Python has no source files (some distributions strip them).
+        DataError: this Python comes without its sources or help texts (some distributions strip them).
     """
     folder = library or Path(sysconfig.get_paths()["stdlib"])
     documents = [_document("topics", "prose", "\n\n".join(text for _, text in _topics()))]
@@ -71,10 +71,10 @@ def _topics() -> Iterator[tuple[str, str]]:
 
 
 def own(path: Path) -> Document:
-    """Any text file in UTF-8, as one document of prose.
+    """Return a user's UTF-8 text file as one document of prose.
 
     Raises:
-        DataError: it cannot be read or is empty.
+        DataError: the file cannot be read or is blank.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -86,6 +86,6 @@ def own(path: Path) -> Document:
 
 
 def identity(texts: list[Document]) -> dict[str, str]:
-    """Return what determines the figures: the SHA-256 over all texts, and the Python version that they came with."""
+    """Return what identifies the texts in a result: ``sha256`` over all of them, and the running ``python`` version."""
     joined = hashlib.sha256("".join(document.sha256 for document in texts).encode())
     return {"sha256": joined.hexdigest(), "python": platform.python_version()}

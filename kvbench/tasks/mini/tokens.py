@@ -1,4 +1,4 @@
-"""The tokenizer that measures `mini`: the one of the bundled model, loaded when it is first needed."""
+"""The tokenizer by which `mini` measures lengths: that of the bundled model, loaded on first use."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from kvbench.errors import DataError
 from kvbench.tasks.mini.filler import Encode
 
-#: the bundled model's tokenizer
+#: file of the bundled model's tokenizer
 TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "tiny" / "tokenizer.json"
 
 
 @functools.lru_cache(maxsize=4)
 def encoder(path: Path = TOKENIZER) -> Encode:
-    """A function that turns texts into token ids without special tokens.
+    """Return a function from texts to their token ids, without special tokens.
 
     Args:
         path: a ``tokenizer.json`` of the `tokenizers` library.
 
     Raises:
-        DataError: the file is missing or no tokenizer.
+        DataError: the file is missing or does not hold a tokenizer.
     """
     from tokenizers import Tokenizer
 
@@ -39,7 +39,11 @@ def encoder(path: Path = TOKENIZER) -> Encode:
 
 @functools.lru_cache(maxsize=4)
 def fingerprint(path: Path = TOKENIZER) -> str:
-    """The first 16 hexadecimal digits of the tokenizer file's SHA-256: lengths depend on it."""
+    """Return the first 16 hex digits of the SHA-256 of the tokenizer file, on which lengths depend.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:

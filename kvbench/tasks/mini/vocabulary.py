@@ -1,6 +1,6 @@
-"""The words that `mini` is written with: our own lists, more than 2,100 different words, none taken from a data set.
+"""The words of `mini`'s generated text: our own lists, more than 2,100 different words, none taken from a data set.
 
-The lists are part of the data's identity: a change of one word changes the samples, so raise `Mini.version` with it.
+The lists determine the samples: whoever changes a word must also increment `Mini.version`.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ bank borough bridge brook bury by cliff combe cote dale den field ford gate grov
 marsh mere minster moor mouth ness port ridge shaw stead stoke stone thorpe ton wick wold wood worth
 """.split()
 
-#: all words that the prose is drawn from
+#: all words from which the prose is generated
 WORDS = frozenset(
     PEOPLE
     + ANIMALS
