@@ -1,4 +1,4 @@
-"""A small English grammar that generates any amount of filler: fluent, meaningless sentences that hardly ever repeat."""
+"""A small English grammar that generates any amount of filler: fluent, meaningless sentences that rarely repeat."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def clause(rng: Rng) -> str:
 
 
 def sentence(rng: Rng) -> str:
-    """Return one random sentence of 5 to 35 words, with a capital and a full stop; repetitions are very unlikely."""
+    """Return one random sentence of 4 to about 35 words, with capital and full stop; repetitions are very unlikely."""
     kind = rng.below(12)
     if kind < 5:
         text = clause(rng)
