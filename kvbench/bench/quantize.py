@@ -1,4 +1,4 @@
-"""``python -m kvbench.bench quantize``: fresh keys and values to packed tiles, and the flush while decoding."""
+"""``python -m kvbench.bench quantize``: quantizing and packing of new keys and values, and flushes while decoding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,12 @@ FLUSH = ("model", "tokens held", "format", "flush", "GPU us", "called us", "torc
 
 
 def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
-    """The quantizer of one side of a single format."""
+    """Return the quantizer of the keys or the values in a format of one tier.
+
+    Args:
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        channels: channels per head.
+    """
     form = resolved(getattr(FORMATS[format].tiers[0], side), channels)
     axis: Any = form.axis
     if form.kind == "hierarchical":
@@ -43,7 +48,10 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
 
 
 def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int) -> PackedSegment:
-    """A segment with room for `capacity` tokens that waits for nobody."""
+    """Return an empty packed segment with room for `capacity` tokens.
+
+    Its watch for NaN and Inf is its own and is never read, so that packing does not wait for the device.
+    """
     model = MODELS[at.model]
     segment = PackedSegment(
         at.batch, model.heads, model.channels, dtype, "cuda",
@@ -55,7 +63,13 @@ def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int)
 
 
 def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
-    """Keys or values as a model makes them: ``[B, H, T, D]`` seen in ``[B, T, H, D]``; some channels stand out."""
+    """Return random keys or values as a model yields them: ``[B, H, T, D]``, a view of ``[B, T, H, D]``.
+
+    One channel has eight times the magnitude of the others.
+
+    Args:
+        count: T, number of tokens.
+    """
     model, rng = MODELS[at.model], torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(at.batch, count, model.heads, model.channels, generator=rng, device="cuda").to(dtype)
     x[..., 5] *= 8
@@ -64,7 +78,7 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
 
 @contextmanager
 def torchs_way() -> Iterator[None]:
-    """Segments encode with torch while this lasts."""
+    """Make packed segments quantize with torch instead of the kernel, within the block."""
     known = packed.served
     packed.served = lambda segment, x: "bench: torch's way"
     try:
@@ -75,7 +89,7 @@ def torchs_way() -> Iterator[None]:
 
 @contextmanager
 def warps(count: int | None) -> Iterator[None]:
-    """Segments are packed by programs of `count` warps while this lasts."""
+    """Make the packing kernel run with `count` warps per program within the block; None: its own choice."""
     known = packed.served
     if count is not None:
 
@@ -91,7 +105,12 @@ def warps(count: int | None) -> Iterator[None]:
 
 
 def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:
-    """Pack `x` behind `held` tokens."""
+    """Pack `x` into a segment that counts `held` tokens so far, whatever it really holds.
+
+    Args:
+        x: new keys or values, ``[B, H, T, D]``.
+        index: tokens of `x` to pack, in this order; None: all.
+    """
     segment.lengths = [held] * len(segment.lengths)
     if index is None:
         segment.append(ALL, x)
@@ -100,7 +119,10 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
 
 
 def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
-    """Return True if both sides are packed bit for bit as by torch (4096 tokens, gathered ones too)."""
+    """Return True if the kernel packs keys and values bit for bit like torch.
+
+    Compares 4096 tokens in order, and 2048 chosen ones.
+    """
     x = fresh(at, dtype, 4096)
     order = torch.randperm(4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
     for side in ("key", "value"):
@@ -116,7 +138,7 @@ def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
 
 
 def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]:
-    """Return calls that pack a layer's keys and values, in as many buffers as exceed the cache."""
+    """Return calls that pack a layer's keys and values, each in its own buffers, which together exceed the L2 cache."""
     model = MODELS[at.model]
     size = 4 * at.batch * model.heads * at.context * model.channels
     calls: list[Callable[[], None]] = []
@@ -129,20 +151,23 @@ def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]
 
 
 def put_both(made: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
-    """Pack a layer's keys and values from the front."""
+    """Pack keys and values into two segments, from their first slot on."""
     put(made[0], 0, keys)
     put(made[1], 0, values)
 
 
 def traffic(format: str, at: Point) -> int:
-    """Return the bytes that are read and written."""
+    """Return the bytes that packing a layer's keys and values must read and write."""
     model, tier = MODELS[at.model], FORMATS[format].tiers[0]
     packed = sum(side_bytes(form, at.context, model.channels) for form in (tier.key, tier.value))
     return (4 * at.context * model.channels + packed) * model.heads * at.batch
 
 
 def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str, Time | str]:
-    """Keys and values of a layer by the quantizers of transformers' QuantizedCache, where they are installed."""
+    """Return the time in which quanto and hqq, transformers' QuantizedCache back ends, quantize a layer.
+
+    For a back end that is not installed or fails, the error as text.
+    """
     times: dict[str, Time | str] = {}
     x, y = fresh(at, dtype, at.context).contiguous(), fresh(at, dtype, at.context, 1).contiguous()
     for name, method in (("quanto", quanto), ("hqq", hqq)):
@@ -155,7 +180,7 @@ def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str
 
 
 def quanto(bits: int) -> Callable[[Tensor], object]:
-    """optimum-quanto, groups of 64, as transformers calls it."""
+    """Return a function that quantizes with optimum-quanto in groups of 64, as transformers does."""
     from optimum import quanto as q  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     kind, optimizer = {2: q.qint2, 4: q.qint4}[bits], q.MaxOptimizer()
@@ -168,14 +193,17 @@ def quanto(bits: int) -> Callable[[Tensor], object]:
 
 
 def hqq(bits: int) -> Callable[[Tensor], object]:
-    """hqq, groups of 64, as transformers calls it."""
+    """Return a function that quantizes with hqq in groups of 64, as transformers does."""
     from hqq.core.quantize import Quantizer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     return lambda x: Quantizer.quantize(x, axis=1, device=x.device, compute_dtype=x.dtype, nbits=bits, group_size=64)
 
 
 def flushes(format: str) -> list[tuple[str, Side, int]]:
-    """Return the blocks that leave a window at once: a key group, half a tile (LogQuant, W = 64), one value (KIVI)."""
+    """Return name, side and tokens of the flushes to time, each the amount that leaves an exact window at once.
+
+    128 keys; 64 keys (LogQuant, W = 64) if the format's groups allow it; one value (KIVI).
+    """
     group = quantizer(format, "key", 128)
     blocks: list[tuple[str, Side, int]] = [("128 keys", "key", 128)]
     if group.block_tokens <= 64:
@@ -186,9 +214,12 @@ def flushes(format: str) -> list[tuple[str, Side, int]]:
 def measure_flush(
     format: str, at: Point, side: Side, count: int, dtype: torch.dtype, seconds: float
 ) -> tuple[float, float, float]:
-    """Return microseconds of a flush behind `at.context` tokens: on the GPU, as called from Python, and with torch."""
+    """Return the microseconds of a flush of `count` tokens behind `at.context` packed ones, measured in three ways.
+
+    The kernel in a replayed graph, the kernel called from Python, and torch called from Python.
+    """
     x = fresh(at, dtype, count).contiguous()
-    # the same tokens again and again: the place is what matters, and it is cold in no real decode step either
+    # always the same tokens into the same slots: only the slots matter, and a real decode step has them in cache too
     segment = empty(format, side, at, dtype, at.context + 128)
     call = partial(put, segment, at.context, x)
     on_gpu, called = replayed([call], seconds).us, eager(call, seconds).us
@@ -197,7 +228,7 @@ def measure_flush(
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure all rows; return 1 if one failed or differs from torch."""
+    """Measure all rows and flushes, write the JSON file, print tables; return 1 if one failed or differs from torch."""
     dtype = getattr(torch, args.dtype)
     if args.quick:
         args.seconds, args.contexts = min(args.seconds, 0.1), [4096, 32768]
@@ -237,7 +268,11 @@ def run(args: argparse.Namespace) -> int:
 def packed_rows(
     format: str, at: Point, dtype: torch.dtype, same: object, args: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """The kernel (with each number of warps asked for), and torch's way."""
+    """Yield a row for the kernel, one per number of warps in ``--warps``, and a row for torch up to 32k tokens.
+
+    Args:
+        same: entry of the kernel's rows: True if it packs like torch, else False or the error.
+    """
     size = traffic(format, at)
     for count in args.warps or [None]:
         try:
@@ -255,7 +290,13 @@ def packed_rows(
 def row_of(
     at: Point, format: str, what: str, found: Time | str, size: int | None, rate: float | None
 ) -> dict[str, Any]:
-    """Return a row for the JSON file."""
+    """Return a row for the JSON file.
+
+    Args:
+        what: what was timed, for example ``kernel``.
+        size: bytes read and written; None: unknown.
+        rate: bandwidth of plain reads, GB/s; None: added later.
+    """
     row: dict[str, Any] = {**asdict(at), "format": format, "what": what}
     if isinstance(found, str):
         return row | {"failed": found}
@@ -266,7 +307,11 @@ def row_of(
 
 
 def line(row: dict[str, Any], rate: float) -> list[object]:
-    """Return a row of the table."""
+    """Return the cells of a row of the table.
+
+    Args:
+        rate: bandwidth of plain reads, GB/s.
+    """
     start = [row["model"], short(row["context"]), row["format"], row["what"]]
     if "us" not in row:
         return [*start, None, None, None, None, row["failed"]]
@@ -277,7 +322,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
 
 
 def flush_rows(args: argparse.Namespace, formats: tuple[str, ...], dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """Return the flushes at every context of the first model."""
+    """Yield a row for each format, flush and context, for the first model only."""
     model = args.models[0]
     for format in formats:
         for name, side, count in flushes(format):
