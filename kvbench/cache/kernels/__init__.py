@@ -1,1 +1,1 @@
-"""Kernels over the stores: quantize and pack, append, roll; and what the host does for them."""
+"""Kernels that write to the stores (quantize and pack, append, roll), and the host code that launches them."""

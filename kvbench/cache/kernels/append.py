@@ -1,7 +1,7 @@
-"""New keys and values of a captured step into the tails, at places that stand in device memory.
+"""Appending the keys and values of a captured step to the tails, at positions read from device memory.
 
-An eager step knows on the host where its tokens go (`FullSegment.append`). A captured one is replayed with the
-addresses that it was captured with, so where a token goes must be read on the device.
+In an eager step the host knows where the tokens go (`FullSegment.append`). A captured step (CUDA graph) is replayed
+with the arguments that it was captured with, so the device must read from memory where the tokens go.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tensor, places: Tensor) -> None:
-    """Write the tokens of a step into the buffers of two tails, in one launch.
+    """Write the tokens of a step into the buffers of a layer's two tails, in one launch.
 
     Args:
-        keys, values: ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
+        keys, values: the new tokens, ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
         key_buffer, value_buffer: ``[B, H, capacity, D]`` and ``[B, H, capacity, Dv]``, contiguous.
-        places: int32 ``[B, 2]``: where the first token's key and value of each row go.
+        places: for each row the buffer indices of its first new key and value, int32 ``[B, 2]``.
     """
     if not keys.is_cuda:
         count = keys.shape[2]

@@ -1,4 +1,4 @@
-"""Kernel of :mod:`kvbench.cache.kernels.append` (Triton): a program copies one token's key, or value, of one head."""
+"""Triton kernel of :mod:`kvbench.cache.kernels.append`; each program copies one token's key or value of one head."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -10,11 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def copy_token(source, target, CHANNELS: tl.constexpr):
-    """Copy one token's channels.
+    """Copy the channels of one token.
 
     Args:
-        source, target: pointers to its first channel.
-        CHANNELS: how many there are.
+        source, target: pointers to the token's first channel.
+        CHANNELS: number of channels.
     """
     # ranges are powers of two in Triton; heads need not be
     BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
@@ -33,15 +33,15 @@ def write(
     Args:
         keys, values: ``[B, H, q, D]`` and ``[B, H, q, Dv]``, channels contiguous.
         key_buffer, value_buffer: ``[B, H, room, D]`` and ``[B, H, room, Dv]``.
-        places: int32 ``[B, 2]``: where the first new token of each row goes, its key and its value.
+        places: for each row the buffer indices of its first new key and value, int32 ``[B, 2]``.
         key_row, key_head, key_token, value_row, value_head, value_token: strides of `keys` and `values`, in elements.
-        heads: KV heads, H.
-        key_room, value_room: tokens that the buffers have room for.
-        KEY_DIM, VALUE_DIM: channels, D and Dv.
+        heads: number of KV heads, H.
+        key_room, value_room: number of tokens that the buffers have room for.
+        KEY_DIM, VALUE_DIM: channels of a key and of a value, D and Dv.
     """
     line, token, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = line // heads, line % heads
-    # read on the device: a captured step is replayed with the addresses that it was recorded with
+    # read from device memory, as a captured step is replayed with the arguments of its capture
     place = (tl.load(places + 2 * row + side) + token).to(tl.int64)
     if side == 0:
         source = keys + row.to(tl.int64) * key_row + head * key_head + token * key_token

@@ -1,4 +1,4 @@
-"""Jobs of a cache's layers that are deferred, so that alike ones share a launch."""
+"""Queue of deferred jobs of a cache's layers, so that identical jobs share a kernel launch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Deferred(Generic[T]):
-    """Jobs of one kind of one cache.
+    """Queue of the jobs of one kind (packing or rolling) of one cache.
 
     Attributes:
-        jobs: deferred so far; None outside of :meth:`collecting`: a job is done at once.
+        jobs: the jobs deferred so far; None outside of :meth:`collecting`, where jobs are done at once.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,10 @@ class Deferred(Generic[T]):
 
     @contextmanager
     def collecting(self) -> Iterator[list[T]]:
-        """Defer jobs inside; the caller launches them afterwards. Must not be nested."""
+        """Yield the list of the jobs that are deferred within the context, which the caller must launch afterwards.
+
+        Contexts must not be nested.
+        """
         assert self.jobs is None
         jobs: list[T] = []
         self.jobs = jobs

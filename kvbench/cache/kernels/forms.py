@@ -8,21 +8,24 @@ from functools import lru_cache
 from kvbench.cache.segments.layout import TILE
 from kvbench.quantizers.packing import PLANES
 
-#: elements of a program
+#: number of elements that a program processes, at most
 ELEMENTS = 8192
 
 
 @dataclass(frozen=True)
 class Form:
-    """Compile-time choices of the kernel, apart from the dtype.
+    """Compile-time parameters of a packing kernel, apart from the dtype.
 
     Args:
-        kind, bits, by_channel, group: of the quantizer.
-        rows, channels: word rows and channels of a program.
-        parts: programs of a tile.
-        warps: of a program. Threads along the tokens of a group each work out its parameters, so fewer warps do less
-            work in all, and more hide latency better.
-        window: tokens of a block whose groups, of at most `group` tokens, do not fit tiles; 0: they do.
+        kind: the quantizer's arithmetic: ``affine``, ``hierarchical`` or ``atom``.
+        bits: bits of a code.
+        by_channel: True for groups of tokens of one channel, False for groups of channels of one token.
+        group: number of elements of a group.
+        rows, channels: number of word rows and of channels that a program processes.
+        parts: number of programs per tile.
+        warps: number of warps of a program. All threads along the tokens of a group compute its parameters, so fewer
+            warps do less work in total, while more warps hide latency better.
+        window: number of tokens of a block whose groups, of at most `group` tokens, do not fit tiles; 0 if groups do.
     """
 
     kind: str
@@ -38,7 +41,13 @@ class Form:
 
 @lru_cache(maxsize=256)
 def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
-    """Return how the kernel serves a format for heads of `channels`, or why it does not; `half`: fp16, else bf16."""
+    """Return the form that packs a format of heads of `channels`, or the reason why there is none.
+
+    Args:
+        kind, bits, by_channel, group: as for :class:`Form`.
+        channels: channels of a head.
+        half: True for fp16 tokens, False for bf16.
+    """
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
     if group & (group - 1) or not 8 <= group <= TILE:
@@ -52,7 +61,7 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
         rows = min(all_rows, max(ELEMENTS * all_rows // (TILE * wide), 1)) if wide else 0
     if not wide:
         return f"heads of {channels} channels"
-    # as many as compile for sm_90 without spilling registers
+    # the fewest warps that compile for sm_90 without register spills
     if kind == "hierarchical" or (not half and (group <= 32 or not by_channel)):
         warps = 4
     else:
@@ -62,7 +71,10 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
 
 @lru_cache(maxsize=256)
 def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
-    """Return :func:`form` for blocks of `window` tokens, cut into groups of at most `group`, wherever they lie."""
+    """Return the form for blocks of `window` tokens in groups of at most `group` tokens, or why there is none.
+
+    Unlike those of :func:`form`, these groups may cross the borders of tiles. Arguments as for :func:`form`.
+    """
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
     least = window // -(-window // group)
@@ -71,18 +83,18 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
     wide = max((w for w in (16, 32, 64) if channels % w == 0), default=0)
     if not wide:
         return f"heads of {channels} channels"
-    # compiled for sm_90, two warps of 64 channels spill no register for W = 42 (a few words for some other windows)
+    # on sm_90, two warps for 64 channels spill no registers for W = 42, and a few words for some other windows
     return Form("affine", bits, True, group, word_rows(bits), wide, channels // wide, 2, window)
 
 
 def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
-    """Return the programs of a (row, KV head) that write tokens ``[start, start + count)``.
+    """Return which programs must run for a (row, KV head) to write tokens ``[start, start + count)``.
 
-    A token alone with groups of its own (the value that leaves a window at every step) touches one word row, so one
-    program of a small kind writes it, instead of all that a tile has.
+    A single token with per-token groups (the value that leaves the window at each step) touches one word row only. So a
+    form with one word row per program is used, and only the programs of that row run.
 
     Returns:
-        How a tile is cut, the first of its programs that is needed, and how many are.
+        The form, the number of the first program of the first tile to run, and the number of programs.
     """
     if count == 1 and not how.by_channel:
         one = alone_in_its_row(how)
@@ -94,10 +106,10 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
 @lru_cache(maxsize=256)
 def alone_in_its_row(how: Form) -> Form:
-    """Return the form whose programs have a single word row."""
+    """Return the same form with one word row per program."""
     return replace(how, rows=1, parts=how.parts * how.rows, warps=1)
 
 
 def word_rows(bits: int) -> int:
-    """Return the word rows of a tile."""
+    """Return the number of word rows of a tile for codes of `bits`."""
     return TILE * max(PLANES[bits]) // 16

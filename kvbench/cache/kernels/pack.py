@@ -1,8 +1,9 @@
-"""Quantize and pack in one launch: what the host does (kernels: pack_kernel and pack_windows beside it, Triton).
+"""Quantizing and packing in one launch: the host code (Triton kernels: ``pack_kernel`` and ``pack_windows``).
 
-Served are fp16 and bf16 tokens on a CUDA device of compute capability 8.0 or newer in codes of 2, 4 and 8 bits, affine,
-hierarchical or Atom's, in groups of a power of two, and windows of any length (LogQuant's W = 42) in groups of 8 to 64
-tokens. Three bits, other groups and fp32 take torch's way (`PackedSegment.append`), with the same result.
+The kernels serve fp16 and bf16 tokens on CUDA devices of compute capability 8.0 or newer; codes of 2, 4 and 8 bits from
+the affine, the hierarchical or Atom's quantizer; groups whose size is a power of two, and windows of any length
+(LogQuant's W = 42) in groups of 8 to 64 tokens. Three bits, other groups and fp32 are packed with torch operations
+(`PackedSegment.append`), with the same result.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from kvbench.quantizers.atom import AtomQuantizer
 from kvbench.quantizers.hierarchical import HierarchicalQuantizer
 from kvbench.quantizers.windowed import WindowedQuantizer
 
-#: class of a quantizer -> name of its arithmetic; subclasses have arithmetic of their own
+#: class of a quantizer -> name of its arithmetic; not valid for subclasses, whose arithmetic may differ
 KINDS = {
     AffineQuantizer: "affine",
     WindowedQuantizer: "affine",
     HierarchicalQuantizer: "hierarchical",
     AtomQuantizer: "atom",
 }
-#: whether tensors on a CPU are packed by Triton's interpreter where that is on: set by the kernel's own tests alone
+#: True to pack tensors on a CPU in Triton's interpreter if that is enabled; set only by the kernel's own tests
 INTERPRET = False
 
 
 @cache
 def missing() -> str | None:
-    """Return the reason why the kernel cannot run here at all, or None."""
+    """Return the reason why no Triton kernel can run on this machine, or None if it can."""
     try:
         import triton  # noqa: F401
     except ImportError:
@@ -59,12 +60,12 @@ def _too_old(device: torch.device) -> bool:
 
 @cache
 def compiled(device: torch.device) -> bool:
-    """Return True if kernels are compiled for `device`."""
+    """Return True if Triton kernels can be compiled for `device` and are not interpreted."""
     return device.type == "cuda" and missing() is None and not _too_old(device) and not _interpreted()
 
 
 def served(segment: Packed, x: Tensor) -> Form | str:
-    """Return the form in which the kernel packs tokens ``x`` ``[rows, H, n, D]`` into `segment`, or why it does not."""
+    """Return the form of the kernel that packs `x` ``[rows, H, n, D]`` into `segment`, or the reason why none can."""
     if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:
         return f"tokens in {str(x.dtype).removeprefix('torch.')}"
     reason = missing()
@@ -90,12 +91,17 @@ def served(segment: Packed, x: Tensor) -> Form | str:
 
 
 def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, index: Tensor | None = None) -> None:
-    """Encode tokens into ``[start, start + n)`` of rows ``first_row, ...`` of `segment`, whose buffers have room.
+    """Encode `n` tokens into ``[start, start + n)`` of rows ``first_row, ...`` of `segment`, whose buffers have room.
+
+    Within :func:`kvbench.cache.kernels.pack_together.together` this is deferred, unless `index` is given.
 
     Args:
-        how: from :func:`served`.
-        x: ``[rows, H, n, D]``, or any number of tokens where `index` is given.
-        index: which tokens of `x` to take, in this order (int64 or int32 ``[n]``, on the device of `x`).
+        how: the form that :func:`served` returned.
+        x: the tokens, ``[rows, H, n, D]``; with `index` any number of tokens.
+        index: the tokens of `x` to take, in this order, int64 or int32 ``[n]`` on the device of `x`; None for all.
+
+    Raises:
+        NonFiniteError: the segment has no watch, and a token holds NaN or Inf.
     """
     if index is None and pack_together.defer(segment, how, first_row, x, start):
         return
@@ -107,9 +113,9 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
 
 
 def warm(segment: Packed, x: Tensor) -> None:
-    """Compile the kernels that will pack tokens like ``x`` ``[B, H, 1, D]`` later; nothing is packed now.
+    """Compile the kernels that will pack tokens such as `x` ``[B, H, 1, D]`` later, without packing any.
 
-    A compilation takes a second: it should not fall into the step of the first flush.
+    Compilation takes about a second, which should not be part of the step that packs first.
     """
     how = served(segment, x)
     if isinstance(how, Form):
@@ -160,6 +166,6 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return the watch of segments that belong to no layer: it is read after every call."""
+    """Return the watch, and tag in it, for segments that belong to no layer; it is read after every call."""
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -1,9 +1,11 @@
-"""Codes of fp16 pairs (Triton): inline PTX on packed halves, and twins of plain operations for the interpreter.
+"""Codes of fp16 pairs (Triton): inline PTX on packed halves, with twins in plain operations for the interpreter.
 
-The arithmetic is that of :mod:`~kvbench.cache.kernels.pack_math`, two elements an instruction. Constants are pairs of
-fp16 numbers: 0x6400 is 1024 and 0x6608 is 1544, whose sums with a quotient have its rounding in the low bits.
+The arithmetic is that of :mod:`~kvbench.cache.kernels.pack_math`, but with two elements per instruction. Constants are
+pairs of fp16 numbers: 0x6400 is 1024 and 0x6608 is 1544; added to a quotient, they leave its rounded value in the low
+bits of the sum. The *share* of a group is the factor 1 or 1/4 from :func:`~kvbench.cache.kernels.pack_math.share`.
 
-Operands of the PTX are numbered in the order of the call: ``$0`` (and ``$1``) the results, then the arguments.
+Operands of the PTX are numbered in the order of the call: first the results (``$0``, or ``$0`` and ``$1``), then the
+arguments.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -15,8 +17,8 @@ import triton.language as tl
 
 from kvbench.cache.kernels.pack_math import INTERPRETED, bit_pair, half_pair, high_half, low_half, reciprocal, to_half
 
-# $X the pairs, $S the shares, $N minus the bases, $0R and $1R fl(1 / scale) of either half, $T the largest code:
-# offset = x * share - base * share; q = offset / (scale * share)
+# offset = x * share - base * share; q = offset / (scale * share), at most the largest code. $X: the pairs; $S: shares;
+# $N: -base * share; $0R and $1R: fl(1 / scale) / share of either half; $T: the largest code
 _OFFSET = """
     .reg .b32 t; .reg .b16 h0, h1; .reg .f32 f0, f1;
     fma.rn.f16x2 t, $X, $S, $N;
@@ -69,17 +71,19 @@ ATOM = tl.constexpr(
 
 @triton.jit
 def _rounded(q, bias: tl.constexpr):
-    """Return the low bits of fp16 ``q + bias``, which hold q rounded half to even."""
+    """Return the bits of ``q + bias`` in fp16, whose low bits hold `q` rounded half to even."""
     return (q + bias).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
 
 
 @triton.jit
 def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
-    """Return code bits, and the code as a number, for one half of the pairs.
+    """Return the codes of one half of the pairs, twice: in the low bits of an int32, and as fp32 numbers.
 
     Args:
-        x: elements, fp32. part: share of their groups.
-        base, r: minimum times share, and fl(1 / scale) / share. LEVELS: largest code.
+        x: elements, fp32.
+        part: share of their groups.
+        base, r: minimum times share, and fl(1 / scale) / share.
+        LEVELS: the largest code.
     """
     offset = to_half(x * part - base)
     rounded = to_half(tl.minimum(to_half(offset * r), LEVELS) + 1024.0)
@@ -88,13 +92,13 @@ def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
-    """Return codes of the affine quantizer in the low bits of either half.
+    """Return the affine codes of fp16 pairs, each in the low bits of its half of an int32.
 
     Args:
         x: fp16 pairs.
         part0, part1: share of the lower and of the upper channel's group.
-        base0, base1, r0, r1: minimum times share and fl(1 / scale) / share.
-        LEVELS: largest code.
+        base0, base1, r0, r1: minimum times share, and fl(1 / scale) / share, of the same groups.
+        LEVELS: the largest code.
     """
     if INTERPRETED:
         low, _ = _affine_twin(low_half(x, True), part0, base0, r0, LEVELS)
@@ -110,13 +114,16 @@ def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
 
 @triton.jit
 def _lower_twin(x, number, part, step, base, fine):
-    """Return the lower nibble's bits for one half of the pairs.
+    """Return the lower nibbles of one half of the pairs, in the low bits of an int32.
 
     Args:
-        x: elements, fp32. number: their upper nibble. part: share of their groups.
-        step: scale times share. base: minimum times share. fine: fl(1 / fl16(scale / 16)) / share.
+        x: elements, fp32.
+        number: their upper nibbles, as fp32 numbers.
+        part: share of their groups.
+        step, base: scale times share, and minimum times share.
+        fine: fl(1 / s) / share, where s is scale / 16 rounded to fp16.
     """
-    # what the upper nibble stands for; the lower one codes the rest in sixteenths of a step
+    # the decoded upper nibble; the lower nibble encodes the remainder in sixteenths of a step
     near = to_half(to_half(number * step) + base)
     q = to_half(to_half(x * part - near) * fine)
     return _rounded(tl.minimum(tl.maximum(q, -8.0), 7.0), 1544.0)
@@ -124,7 +131,7 @@ def _lower_twin(x, number, part, step, base, fine):
 
 @triton.jit
 def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
-    """Return upper and lower nibbles of the hierarchical quantizer in the low bits of either half.
+    """Return the upper and the lower nibbles of the hierarchical codes of fp16 pairs, as :func:`affine16` does.
 
     Args:
         x, part0, part1, base0, base1, r0, r1: as for :func:`affine16`.
@@ -137,7 +144,7 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
         x0, x1 = low_half(x, True), high_half(x, True)
         low, number0 = _affine_twin(x0, part0, base0, r0, 15)
         high, number1 = _affine_twin(x1, part1, base1, r1, 15)
-        upper = bit_pair(low, high)  # the lower nibble needs it as numbers, number0 and number1
+        upper = bit_pair(low, high)  # lower nibbles are computed from number0 and number1
         low = _lower_twin(x0, number0, part0, scale0 * part0, base0, fine0)
         lower = bit_pair(low, _lower_twin(x1, number1, part1, scale1 * part1, base1, fine1))
     else:
@@ -151,21 +158,22 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
 
 @triton.jit
 def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
-    """Return code bits for one half of the pairs: fp32 elements, fl(1 / scale), zero points."""
+    """Return the codes of one half of the pairs from fp32 elements, fl(1 / scale) and zero points."""
     q = tl.minimum(tl.maximum(to_half(x * r), -LEVELS), LEVELS)
-    # 1536 - 512 = 1024: rounded in the low bits, then moved by the zero point, without leaving fp16's integers
+    # + 1536 rounds q to an integer; + (zero - 512) then gives 1024 + q + zero, which fp16 represents exactly
     q = to_half(q + 1536.0) + (zero - 512.0)
     return _rounded(tl.minimum(tl.maximum(q, 1024.0), 1024.0 + LEVELS), 0.0)
 
 
 @triton.jit
 def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
-    """Return codes of Atom's quantizer in the low bits of either half.
+    """Return the codes of Atom's quantizer for fp16 pairs, each in the low bits of its half of an int32.
 
     Args:
         x: fp16 pairs.
-        r0, r1: fl(1 / scale) of the lower and of the upper channel's group. zero0, zero1: their zero points.
-        LEVELS: largest code.
+        r0, r1: fl(1 / scale) of the lower and of the upper channel's group.
+        zero0, zero1: zero points of the same groups.
+        LEVELS: the largest code.
     """
     if INTERPRETED:
         low = _atom_twin(low_half(x, True), r0, zero0, LEVELS)

@@ -1,6 +1,6 @@
-"""The kernels that pack, for segments of one shape in many layers (Triton): buffers come from a table of addresses.
+"""Triton kernel that packs segments of one shape in many layers in a single launch, given a table of addresses.
 
-A value leaves its window at every step, in every layer: one launch for all of them costs what one layer's did.
+At each step a value leaves the window in every layer; one launch for all layers costs about as much as one for a layer.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -21,20 +21,21 @@ def pack_layers(
     KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Run :func:`pack_tiles`, or :func:`pack_windows` where there is a `WINDOW`, for a number of layers.
+    """Run :func:`pack_tiles`, or :func:`pack_windows` if `WINDOW` is not 0, for several layers.
 
     Grid: (rows x H, programs, layers).
 
     Args:
-        table: int64 ``[layers, 6]``: addresses of the tokens' storage, both planes of words, scales and bases; the tag.
-        like: any tensor of the tokens' dtype: an address has none.
-        offset: of the first token in its storage, in elements.
+        table: int64 ``[layers, 6]``: addresses of the tokens' storage, of both planes of words, of scales and of bases;
+            and the segment's tag.
+        like: any tensor of the tokens' dtype, which the addresses do not carry.
+        offset: offset of the first token in its storage, in elements.
         record, stride_row, stride_head, stride_token, start, count, first_row, first_part, heads, tiles, param_rows: as
             for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`; the same in all layers.
         KIND, BITS, BY_CHANNEL, GROUP, HEAD_DIM, VALUE, ROWS, CHANNELS: likewise.
-        WINDOW: tokens of a block whose groups fit no tile; 0: they do.
+        WINDOW: number of tokens of a block whose groups do not fit tiles; 0 if groups do.
     """
-    # buffers are aligned as allocators align them; without the hint loads through an address are narrow
+    # allocators align buffers to 16 bytes; without this hint, loads through an address are not vectorized
     entry = table + tl.program_id(2) * 6
     x = tl.multiple_of(tl.load(entry).to(tl.pointer_type(like.dtype.element_ty)), 16) + offset
     upper_words = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.int16)), 16)

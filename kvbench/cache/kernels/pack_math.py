@@ -1,19 +1,18 @@
-"""The quantizers' arithmetic on pairs (Triton): what :mod:`kvbench.cache.kernels.pack_kernel` does to each element.
+"""The quantizers' arithmetic on pairs of elements (Triton), used by :mod:`kvbench.cache.kernels.pack_kernel`.
 
-A *pair* is an int32 that holds two neighbouring channels of fp16 or bf16, the lower one in the low half. fp16 stays
-packed (one instruction for two elements), bf16 is worked on in fp32. Codes and parameters are, bit for bit, those of
-``encode_groups`` of :mod:`kvbench.quantizers` in the same dtype:
+A *pair* is an int32 that holds two neighbouring channels in fp16 or bf16, the lower channel in the low half. fp16 pairs
+are processed packed (one instruction for two elements), bf16 ones in fp32. ``fl(x)`` is x rounded to fp32. Codes and
+parameters equal, bit for bit, those of ``encode_groups`` in :mod:`kvbench.quantizers` for the same dtype:
 
-* fp16 input: every operation is rounded to fp16; bf16 input: fp32 arithmetic. Fused multiply-adds are switched off at
-  the launch; those written out are exact.
-* Rounding half to even is the rounding of an addition: ``q + 1.5 * 2**23`` (fp16: ``q + 1024``) has the integer in its
-  low bits.
-* A division by a scale s is a multiplication by r = fl(1 / s). For fp16 operands o, s that gives the same fp16
-  quotient: two significands of 11 bits keep o / s further than 2**-23 (relative) from every border of rounding, and
-  fl(o * r) is nearer to it than that. For fp32 a Newton step on the exact remainder follows (Markstein, 1990), which
-  is exact wherever a code's rounding decides.
+* For fp16 input every operation is rounded to fp16; for bf16 input all arithmetic is in fp32. The compiler's fused
+  multiply-adds are switched off at the launch; those in the code are exact.
+* To round half to even, a constant is added: ``q + 1.5 * 2**23`` (fp16: ``q + 1024``) has the integer in its low bits.
+* A division by a scale s is a multiplication by r = fl(1 / s). For fp16 operands o and s this gives the same fp16
+  quotient: as both have significands of 11 bits, o / s differs by more than 2**-23 (relative) from every rounding
+  boundary, and fl(o * r) is closer to o / s than that. For fp32 it is followed by a Newton step on the exact remainder
+  (Markstein, 1990), which gives the correct quotient wherever the code depends on its rounding.
 
-Inline PTX does not run in Triton's interpreter; every such function has a twin of plain operations for it.
+Inline PTX does not run in Triton's interpreter, so each function that uses it has a twin in plain Triton operations.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -23,11 +22,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: Triton's interpreter (numpy on the CPU): no inline PTX, no fused multiply-add
+#: True in Triton's interpreter (numpy on the CPU), which has no inline PTX and no fused multiply-add
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 FP16_MAX = tl.constexpr(65504.0)
-#: adding it to an fp32 value leaves the value, rounded half to even, in the low bits
+#: added to an fp32 value, it leaves the value, rounded half to even, in the low bits
 ROUND32 = tl.constexpr(12582912.0)
 INFINITY = tl.constexpr(float("inf"))
 
@@ -37,7 +36,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def low_half(pair, HALF: tl.constexpr):
-    """Return the lower channel of pairs in fp32; HALF: they are fp16, else bf16."""
+    """Return the lower channel of pairs in fp32; `HALF` if pairs are fp16, else bf16."""
     if HALF:
         x = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -47,7 +46,7 @@ def low_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def high_half(pair, HALF: tl.constexpr):
-    """Return the upper channel of pairs in fp32; HALF: they are fp16, else bf16."""
+    """Return the upper channel of pairs in fp32; `HALF` if pairs are fp16, else bf16."""
     if HALF:
         x = ((pair >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -57,14 +56,14 @@ def high_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def half_pair(low, high):
-    """Return two values, rounded to fp16, as a pair."""
+    """Round two values to fp16 and return them as a pair."""
     bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
 def bit_pair(low, high):
-    """Return the low 16 bits of two int32 as a pair."""
+    """Return the low 16 bits of two int32 values as a pair."""
     return (low & 0xFFFF) | (high << 16)
 
 
@@ -90,7 +89,7 @@ def _min_bf16(a, b):
 
 @triton.jit
 def _raw_pair(low, high, HALF: tl.constexpr):
-    """Return two values that the dtype holds as a pair: the inverse of the halves (interpreter)."""
+    """Return as a pair two fp32 values that the dtype represents exactly; undoes `low_half` and `high_half`."""
     if HALF:
         pair = half_pair(low, high)
     else:
@@ -100,7 +99,7 @@ def _raw_pair(low, high, HALF: tl.constexpr):
 
 @triton.jit
 def smaller(a, b, HALF: tl.constexpr):
-    """Return the elementwise minimum of pairs; NaN where either is NaN. HALF: fp16, else bf16."""
+    """Return the elementwise minimum of pairs, NaN where either is NaN; `HALF` if fp16, else bf16."""
     if INTERPRETED:
         low = tl.minimum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.minimum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -114,7 +113,7 @@ def smaller(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def larger(a, b, HALF: tl.constexpr):
-    """Return the elementwise maximum of pairs; NaN where either is NaN. HALF: fp16, else bf16."""
+    """Return the elementwise maximum of pairs, NaN where either is NaN; `HALF` if fp16, else bf16."""
     if INTERPRETED:
         low = tl.maximum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.maximum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -128,7 +127,7 @@ def larger(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Return the minimum of pairs along dimension `AXIS`, which stays with size 1. HALF: fp16, else bf16."""
+    """Return the minimum of pairs over dimension `AXIS`, kept with size 1; `HALF` if fp16, else bf16."""
     if INTERPRETED:
         low, high = low_half(pairs, HALF), high_half(pairs, HALF)
         low = tl.min(low, AXIS, keep_dims=True) + tl.sum(low * 0.0, AXIS, keep_dims=True)  # the interpreter skips NaN
@@ -143,7 +142,7 @@ def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Return the maximum of pairs along dimension `AXIS`, which stays with size 1. HALF: fp16, else bf16."""
+    """Return the maximum of pairs over dimension `AXIS`, kept with size 1; `HALF` if fp16, else bf16."""
     if INTERPRETED:
         low = tl.max(low_half(pairs, HALF), AXIS, keep_dims=True)
         most = _raw_pair(low, tl.max(high_half(pairs, HALF), AXIS, keep_dims=True), HALF)
@@ -154,22 +153,22 @@ def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
     return most
 
 
-# -- parameters of a group (fp32 extremes in, fp32 numbers that fp16 holds out) ---------------------------------------
+# -- parameters of a group (from fp32 extremes; in fp32, but exact in fp16) --------------------------------------------
 
 
 @triton.jit
 def quotient(a, b, r):
-    """Return fl(a / b) in fp32 wherever a rounding to fp16 or to a code decides; 0 where b is 0.
+    """Return a / b in fp32, correctly rounded wherever its later rounding to fp16 or to a code needs it; 0 for b = 0.
 
     Args:
         a, b: dividend and divisor, fp32.
-        r: fl(1 / b) (:func:`reciprocal`).
+        r: fl(1 / b), from :func:`reciprocal`.
     """
     if INTERPRETED:
         q = tl.where(b == 0.0, 0.0, tl.div_rn(a, tl.broadcast_to(tl.where(b == 0.0, 1.0, b), a.shape)))
     else:
         b, r = tl.broadcast_to(b, a.shape), tl.broadcast_to(r, a.shape)
-        # Markstein: the remainder of a rounded quotient is exact in fp32, and one fma with it rounds correctly
+        # Markstein: the remainder of a rounded quotient is exact in fp32, and one fma with it corrects the quotient
         q = a * r
         q = tl.fma(tl.fma(-q, b, a), r, q)
     return q
@@ -183,7 +182,7 @@ def divided(x, by: tl.constexpr):
 
 @triton.jit
 def reciprocal(x):
-    """Return fl(1 / x) in fp32; 0 for 0, so that a constant group has code 0."""
+    """Return fl(1 / x), and 0 for x = 0, so that all codes of a constant group are 0."""
     if INTERPRETED:
         r = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.where(x == 0.0, 1.0, x))
     else:
@@ -199,20 +198,20 @@ def to_half(x):
 
 @triton.jit
 def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Return scale and minimum of :class:`kvbench.quantizers.AffineQuantizer`.
+    """Return scale and minimum of groups as :class:`kvbench.quantizers.AffineQuantizer` computes them.
 
     Args:
-        low, high: extremes of the groups, fp32.
-        LEVELS: largest code.
-        HALF: every operation is rounded to fp16, else fp32 arithmetic.
+        low, high: minimum and maximum of each group, fp32.
+        LEVELS: the largest code.
+        HALF: True to round each operation to fp16, False for fp32 arithmetic.
     """
     if HALF:
-        # a range beyond 65504 is worked out at a quarter, and the scale multiplied by 4: both exact
+        # a range above 65504 is computed at a quarter, and the scale multiplied by 4; both are exact
         base = low
         part = tl.where(to_half(high - low) == INFINITY, 0.25, 1.0)
         scale = to_half(to_half(high * part - low * part) * (1.0 / LEVELS)) * tl.where(part == 1.0, 1.0, 4.0)
     else:
-        # bf16 has more range than fp16, in which parameters are stored
+        # bf16 has a wider range than fp16, in which parameters are stored
         base = to_half(tl.minimum(tl.maximum(low, -FP16_MAX), FP16_MAX))
         scale = to_half(tl.minimum(tl.maximum(divided(high - base, LEVELS), 0.0), FP16_MAX))
     return scale, base
@@ -220,10 +219,11 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def share(scale, base, high, LEVELS: tl.constexpr):
-    """Return what fp16 input is multiplied by so that no offset passes 65504: 1, or 1/4 where one would.
+    """Return the group's share: the factor on fp16 input, 1 or 1/4, that keeps every ``x - base`` within 65504.
 
     Args:
-        scale, base, high: of the groups. LEVELS: largest code.
+        scale, base, high: scale, minimum and maximum of each group.
+        LEVELS: the largest code.
     """
     wide = (to_half(high - base) == INFINITY) | (to_half(scale * LEVELS) == INFINITY)
     return tl.where(wide, 0.25, 1.0)
@@ -231,18 +231,18 @@ def share(scale, base, high, LEVELS: tl.constexpr):
 
 @triton.jit
 def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Return scale and zero point of :class:`kvbench.quantizers.AtomQuantizer`.
+    """Return scale and zero point of groups as :class:`kvbench.quantizers.AtomQuantizer` computes them.
 
     Args:
         low, high, LEVELS, HALF: as for :func:`affine_params`.
     """
-    # an infinite quotient would spoil the Newton step; the scale ends at 65504 anyway
+    # bounded, as an infinite quotient would spoil the Newton step; the scale is limited to 65504 anyway
     scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
     if HALF:
         near = to_half(tl.maximum(to_half(high - low), 1.0013580322265625e-05) * (1.0 / LEVELS))
         scale = tl.where(near == INFINITY, scale, near)
     scale = to_half(tl.minimum(tl.maximum(scale, 5.9604644775390625e-08), FP16_MAX))
-    zero = tl.div_rn(-low, scale)  # once a group: a true division costs nothing here
+    zero = tl.div_rn(-low, scale)  # once per group, so a true division costs little
     if HALF:
         zero = to_half(zero)
     zero = (tl.minimum(tl.maximum(zero, 0.0), LEVELS) + ROUND32) - ROUND32
@@ -254,16 +254,18 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def bounded(q, least: tl.constexpr, most: tl.constexpr):
-    """Return `q` clamped; a NaN (a quotient below fp32's range) becomes `least`."""
+    """Clamp `q` to ``[least, most]``; a NaN (from a quotient below the range of fp32) becomes `least`."""
     return tl.minimum(tl.maximum(q, least), most)
 
 
 @triton.jit
 def affine32(x, scale, base, r, LEVELS: tl.constexpr):
-    """Return the code (low bits of an int32) and the same as a number, for fp32 input.
+    """Return the affine codes of fp32 input, twice: in the low bits of an int32, and as fp32 numbers.
 
     Args:
-        x: elements. scale, base, r: of their groups, and fl(1 / scale). LEVELS: largest code.
+        x: elements.
+        scale, base, r: scale, minimum and fl(1 / scale) of their groups.
+        LEVELS: the largest code.
     """
     rounded = bounded(quotient(x - base, scale, r), 0.0, LEVELS) + ROUND32
     return rounded.to(tl.int32, bitcast=True), rounded - ROUND32
@@ -271,10 +273,12 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def lower32(x, number, scale, base, r):
-    """Return the lower nibble of hierarchical codes (low bits of an int32), for fp32 input.
+    """Return the lower nibbles of the hierarchical codes of fp32 input, in the low bits of an int32.
 
     Args:
-        x: elements. number: their upper nibble. scale, base, r: of their groups, and fl(1 / scale).
+        x: elements.
+        number: their upper nibbles, as fp32 numbers.
+        scale, base, r: scale, minimum and fl(1 / scale) of their groups.
     """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
@@ -283,12 +287,14 @@ def lower32(x, number, scale, base, r):
 
 @triton.jit
 def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
-    """Return the code of Atom's quantizer (low bits of an int32), for fp32 input.
+    """Return the codes of Atom's quantizer for fp32 input, in the low bits of an int32.
 
     Args:
-        x: elements. scale, zero, r: of their groups, and fl(1 / scale). LEVELS: largest code.
+        x: elements.
+        scale, zero, r: scale, zero point and fl(1 / scale) of their groups.
+        LEVELS: the largest code.
     """
-    # beyond the code range everything is alike, and an infinite quotient would spoil the Newton step
+    # clamping beyond the code range changes no code, but an infinite quotient would spoil the Newton step
     x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))
     rounded = (bounded(quotient(x, scale, r), -LEVELS, LEVELS) + ROUND32) - ROUND32
     return (bounded(rounded + zero, 0.0, LEVELS) + ROUND32).to(tl.int32, bitcast=True)

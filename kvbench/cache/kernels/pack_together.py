@@ -32,7 +32,7 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """Arguments of :func:`kvbench.cache.kernels.pack.pack`, and the tag of what is noted of the segment."""
+    """A deferred call of :func:`kvbench.cache.kernels.pack.pack`; the fields are its arguments."""
 
     segment: Packed
     how: Form
@@ -41,14 +41,14 @@ class Job:
     start: int
 
     def signature(self) -> Hashable:
-        """Return what jobs of one launch have in common."""
+        """Return what must be equal in all jobs of one launch."""
         x, segment = self.x, self.segment
         assert segment.watch is not None
         where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
         return (self.how, where, segment.side, segment.words[0].shape, segment.params[0].shape, id(segment.watch[0]))
 
     def addresses(self) -> tuple[int, ...]:
-        """Return a line of the table of :func:`kvbench.cache.kernels.pack_layers.pack_layers`."""
+        """Return this job's row of the table for :func:`kvbench.cache.kernels.pack_layers.pack_layers`."""
         segment = self.segment
         assert segment.watch is not None
         buffers = (segment.words[0], segment.words[-1], segment.params[0], segment.params[1])
@@ -57,9 +57,9 @@ class Job:
 
 @contextmanager
 def together(packs: Deferred[Job]) -> Iterator[None]:
-    """Defer the packing of a cache's layers inside, and launch one kernel for each group of identical jobs at the end.
+    """Defer packing within the context; at its end, launch one kernel for all jobs of equal :meth:`Job.signature`.
 
-    Only where nothing inside reads what was packed or writes to where the tokens came from.
+    Within the context, nothing may read packed tokens or overwrite the tokens that they came from.
     """
     with packs.collecting() as jobs:
         yield
@@ -67,7 +67,10 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
-    """Return True if a job was deferred; a segment that belongs to no cache, or has no watch, packs at once."""
+    """Defer a job and return True, or return False if it must be done at once.
+
+    Not deferred are jobs outside of :func:`together`, without tokens, or of segments without a cache or a watch.
+    """
     if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False
     segment.packs.jobs.append(Job(segment, how, first_row, x, start))
@@ -75,7 +78,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 
 
 def launch(jobs: list[Job]) -> None:
-    """Pack `jobs`, one launch for each signature."""
+    """Pack `jobs` in one launch for each signature."""
     alike: dict[Hashable, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.signature(), []).append(job)
@@ -84,7 +87,7 @@ def launch(jobs: list[Job]) -> None:
 
 
 def run(group: list[Job]) -> None:
-    """Launch one kernel for jobs of one signature."""
+    """Pack a group of jobs that have one signature in one launch."""
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]

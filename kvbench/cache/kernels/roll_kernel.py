@@ -1,8 +1,8 @@
-"""Kernels of :mod:`~kvbench.cache.kernels.roll_together` (Triton): windows of all layers, over a table of addresses.
+"""Triton kernels of :mod:`~kvbench.cache.kernels.roll_together`: they roll the windows of many layers in one launch.
 
-A program serves one KV head of one row in one segment. Tokens move within a buffer, and old and new places overlap: a
-program's threads have all read a part before any of them writes it, and parts are taken in the order in which none is
-overwritten before it was read.
+A program serves one KV head of one row in one segment. Tokens move within a buffer, where their old and new places may
+overlap. So all threads of a program read a block of tokens before any of them writes it, and blocks are processed in an
+order in which none is overwritten before it has been read.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -21,24 +21,25 @@ def write_sinks(
     """Write the sinks to their new places; grid: (B x H, segments).
 
     Args:
-        table: int64 ``[segments]``: addresses of buffers ``[B, H, room, D]``.
-        turned: the sinks ``[B, segments, H, sinks, D]``, or, unless `TURNED`, any tensor of their dtype: they are taken
-            from their old places, which are not behind the new ones.
-        places: int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`): old and new place of the sinks,
-            start and count of what goes to the front; -1: nothing moves.
-        heads: KV heads, H.
-        room: tokens that a buffer has room for.
-        sinks: tokens to write.
-        TURNED: keys, turned to their new positions beforehand; else values, which are moved.
-        CHANNELS: channels of a head, D. BLOCK: the power of two that holds them.
-        TOKENS: tokens at a time.
+        table: addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
+        turned: if `TURNED`, the rotated keys of the sinks, ``[B, segments, H, sinks, D]``; else any tensor of their
+            dtype, as the sinks are copied from their old places, which never come after the new ones.
+        places: int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`): old and new buffer index of the
+            sinks, then start and count of the tokens that move to the front; the first two are -1 in rows that do not
+            move.
+        heads: number of KV heads, H.
+        room: number of tokens that a buffer has room for.
+        sinks: number of sinks to write.
+        TURNED: True for keys, which have been rotated to their new positions; False for values, which are only moved.
+        CHANNELS: channels of a head, D. BLOCK: the next power of two.
+        TOKENS: number of tokens that are copied at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row, head = line // heads, line % heads
     old, new = tl.load(places + row * 4).to(tl.int64), tl.load(places + row * 4 + 1).to(tl.int64)
     if new >= 0:  # else this row does not move
         buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(turned.dtype.element_ty)), 16)
-        # several segments, one launch: the address of each stands in the table
+        # one launch serves several segments, whose addresses are in the table
         buffer += line.to(tl.int64) * room * CHANNELS
         source = buffer + old * CHANNELS
         if TURNED:
@@ -46,7 +47,7 @@ def write_sinks(
         channel = tl.arange(0, BLOCK)[None, :]
         parts = tl.cdiv(sinks, TOKENS)
         for part in range(parts):
-            token = (parts - 1 - part) * TOKENS + tl.arange(0, TOKENS)[:, None]  # they move up: the last ones first
+            token = (parts - 1 - part) * TOKENS + tl.arange(0, TOKENS)[:, None]  # towards the end: last ones first
             mask = (token < sinks) & (channel < CHANNELS)
             x = tl.load(source + token * CHANNELS + channel, mask=mask)
             tl.debug_barrier()
@@ -57,7 +58,7 @@ def write_sinks(
 def move_to_front(
     table, like, places, heads, room, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Move live tokens to the front of their buffers; grid: (B x H, segments).
+    """Move tokens to the front of their buffers; grid: (B x H, segments).
 
     Args:
         table, places, heads, room, CHANNELS, BLOCK, TOKENS: as for :func:`write_sinks`.
@@ -69,7 +70,7 @@ def move_to_front(
     buffer = tl.multiple_of(tl.load(table + number).to(tl.pointer_type(like.dtype.element_ty)), 16)
     buffer += line.to(tl.int64) * room * CHANNELS
     channel = tl.arange(0, BLOCK)[None, :]
-    # towards the front: a part's new place holds nothing that is still to be read
+    # towards the front, so the first ones first
     for first in range(0, count, TOKENS):
         token = first + tl.arange(0, TOKENS)[:, None]
         mask = (token < count) & (channel < CHANNELS)

@@ -1,8 +1,8 @@
-"""Windows that roll in the same step, in all layers at once: their sinks cost no launches a layer.
+"""Rolling the windows of all layers in one launch per step, instead of launches for each layer.
 
-The host knows at once where a window begins anew (`RollingSegment.roll`); what the device
-has to do for it is put off until all layers have settled. Then the sinks' keys of all layers are turned as one tensor,
-and a kernel writes them over a table of addresses; where none is compiled, one copy of lists of tensors.
+When a window rolls, the host updates its start at once (`RollingSegment.roll`), while the work of the device is
+deferred until all layers have settled. Then the sinks' keys of all layers are rotated as one tensor and written by one
+kernel, which finds the buffers in a table of addresses; without compiled kernels, torch copies lists of tensors.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from kvbench.cache.kernels.deferred import Deferred
 from kvbench.cache.kernels.pack import compiled
 from kvbench.cache.kernels.tables import addresses, upload
 
-#: run the kernels in Triton's interpreter on a CPU (tests)
+#: True to run the kernels in Triton's interpreter on a CPU (tests)
 INTERPRET = False
-#: elements of a program of :func:`kvbench.cache.kernels.roll_kernel.move_to_front` at a time
+#: number of elements that a program of :func:`kvbench.cache.kernels.roll_kernel.move_to_front` copies at a time
 ELEMENTS = 8192
-#: elements of keys that are turned at a time: those of 32 rows of a 7B model, in fp32 and with copies about 300 MB
+#: number of elements of keys that are rotated at a time (32 rows of a 7B model; about 300 MB in fp32 with copies)
 TURNED = 1 << 24
-#: sinks of a program of :func:`kvbench.cache.kernels.roll_kernel.write_sinks` at a time
+#: number of sinks that a program of :func:`kvbench.cache.kernels.roll_kernel.write_sinks` copies at a time
 SINKS = 8
 
 
 class Move(NamedTuple):
-    """A move that rows ``[first, last)`` of a segment have in common.
+    """One roll of a segment, the same for rows ``[first, last)``.
 
     Attributes:
-        old, new: where the sinks begin in the buffer, before and after.
-        evicted: positions by which keys are turned.
-        back: tokens, from `new` on, that go to the front of the buffer once the sinks stand before them; or 0.
+        first, last: the rows, half-open.
+        old, new: buffer index of the first sink before and after.
+        evicted: number of positions by which the sinks' original keys are rotated.
+        back: number of tokens, sinks included, that then move from index `new` to the front of the buffer; 0 for none.
     """
 
     first: int
@@ -47,7 +48,7 @@ class Move(NamedTuple):
 
 
 class Rolling(Protocol):
-    """The fields of a rolling segment (:class:`kvbench.cache.segments.rolling.RollingSegment`) that are read here."""
+    """The fields of a rolling segment (:class:`kvbench.cache.segments.rolling.RollingSegment`) that are used here."""
 
     buffer: Tensor
     sinks: int
@@ -56,29 +57,29 @@ class Rolling(Protocol):
     rolls: Deferred[Roll] | None
 
 
-#: a segment, and what moves in it
+#: a segment and its moves
 Roll = tuple[Rolling, tuple[Move, ...]]
 
 
 @contextmanager
 def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
-    """Defer the rolls of a cache's layers inside, and launch one kernel for each group of identical ones at the end.
+    """Defer rolls of a cache's layers within the context; at its end, launch each group of identical rolls together.
 
-    Only where nothing inside reads or writes the windows after they have rolled.
+    Within the context, nothing may read or write a window after it has rolled.
 
     Yields:
-        The rolls deferred so far.
+        The list of the rolls deferred so far.
     """
     deferred: list[Roll] = []
     try:
         with rolls.collecting() as deferred:
             yield deferred
     finally:
-        launch(deferred)  # also after an error: the host counts with it
+        launch(deferred)  # also after an error, as the host's offsets are already updated
 
 
 def roll(segment: Rolling, move: Move) -> None:
-    """Move the sinks of `segment`, now or, inside :func:`together`, later."""
+    """Carry out `move` in `segment`: now, or at the end of :func:`together` if within it."""
     if segment.originals is None and move.old == move.new and not move.back:
         return
     if segment.rolls is None or segment.rolls.jobs is None:
@@ -88,7 +89,7 @@ def roll(segment: Rolling, move: Move) -> None:
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
-    """Return all moves of each segment, by its identity."""
+    """Return for each segment, by its ``id``, the segment with all of its moves."""
     by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
         known = by_segment.get(id(segment))
@@ -97,7 +98,7 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 
 def launch(rolls: Sequence[Roll]) -> None:
-    """Carry out `rolls`, those alike in one launch."""
+    """Carry out `rolls`; segments of one shape with equal moves share a launch."""
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
         if moves:
@@ -109,7 +110,7 @@ def launch(rolls: Sequence[Roll]) -> None:
 
 
 def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
-    """Carry out the same moves of segments of one shape."""
+    """Carry out `moves` in each of `segments`, which have one shape."""
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
     do = by_kernel if INTERPRET or compiled(segments[0].buffer.device) else by_torch
@@ -119,9 +120,9 @@ def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
 
 
 def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
-    """Return the sinks' keys of all segments ``[B, segments x H, sinks, D]``, turned as the moves say.
+    """Return the sinks' keys of all segments, rotated by ``Move.evicted``, ``[B, segments x H, sinks, D]``.
 
-    Rows that do not move are turned by any number, and must not be used.
+    Rows in none of the moves have meaningless keys, which must not be used.
     """
     keys = [segment.originals for segment in segments if segment.originals is not None]
     x = keys[0] if len(keys) == 1 else torch.cat(keys, 1)
@@ -135,7 +136,7 @@ def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
 
 
 def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
-    """Carry out moves in plain torch."""
+    """Carry out `moves` with torch operations; arguments as for :func:`by_kernel`."""
     targets: list[Tensor] = []
     sources: list[Tensor] = []
     for move in moves:
@@ -144,7 +145,7 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
             targets.append(segment.buffer[rows, :, move.new : move.new + count])
         if turned is not None:
             joint = turned[rows]
-        else:  # a copy of all: old and new places overlap
+        else:  # a copy, as old and new places may overlap
             joint = torch.cat([segment.buffer[rows, :, move.old : move.old + count] for segment in segments], 1)
         sources.extend(joint.chunk(len(segments), 1))
     torch._foreach_copy_(targets, sources)
@@ -155,7 +156,13 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
 
 
 def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
-    """Launch one kernel for the sinks, and one for what goes to the front of its buffer."""
+    """Carry out `moves` with one kernel for the sinks, and one for tokens that move to the front of their buffers.
+
+    Args:
+        segments: segments of one shape.
+        moves: the moves of each of them.
+        turned: the sinks' keys from :func:`turn`; None if the sinks are only moved.
+    """
     import triton
 
     from kvbench.cache.kernels.roll_kernel import move_to_front, write_sinks
@@ -186,9 +193,9 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
 
 
 def warm(segment: Rolling) -> None:
-    """Compile the kernels that will roll `segment` later; nothing moves now.
+    """Compile the kernels that will roll `segment` later, without moving any token.
 
-    A compilation takes a second: it should not fall into the step of the first roll.
+    Compilation takes about a second, which should not be part of the step that rolls first.
     """
     if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)):
         return
@@ -198,11 +205,10 @@ def warm(segment: Rolling) -> None:
 
 @lru_cache(maxsize=16)
 def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
-    """Return the moves on the device, int32 ``[rows, 4]``.
+    """Return the moves as a tensor on the device, int32 ``[rows, 4]``; cached, as all layers of a step need the same.
 
-    Columns: old and new place of the sinks, start and count of what goes to the front; -1: nothing moves.
-
-    All layers of a step ask for the same.
+    Columns: old and new buffer index of the sinks, then start and count of the tokens that move to the front. Rows that
+    do not move have -1, -1, 0, 0.
     """
     lines = [[-1, -1, 0, 0]] * rows
     for move in moves:

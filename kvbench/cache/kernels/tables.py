@@ -1,4 +1,4 @@
-"""Small tables of numbers for kernels: places and addresses, sent to a device without the host waiting for it."""
+"""Small tables of indices and addresses for kernels, copied to a device without making the host wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a (nested) list of numbers as a tensor on `device`, in its shape."""
+    """Return a (nested) list of numbers as a tensor of the same shape on `device`, copied asynchronously."""
     with torch.inference_mode(False):
         on_host = torch.tensor(numbers, dtype=dtype)
         return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
@@ -18,5 +18,5 @@ def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) 
 
 @lru_cache(maxsize=1024)
 def addresses(numbers: tuple[object, ...], device: torch.device) -> Tensor:
-    """Return addresses of buffers (and numbers that go with them), int64; sent once, as buffers stay where they are."""
+    """Return buffer addresses (and other numbers) as an int64 tensor on `device`; cached, as buffers seldom change."""
     return upload(numbers, torch.int64, device)
