@@ -1,13 +1,13 @@
-"""Quantize and pack in one kernel (Triton): full-precision tokens straight into the words and parameters of a segment.
+"""Triton kernel that quantizes and packs full-precision tokens into the words and parameters of a segment.
 
-A program takes a part of one tile of one (row, KV head): some word rows with all their fields, some channels. It reads
-each token once, finds the extremes of its groups, and writes words and parameters in place; nothing of the size of the
-tokens lies in between. The arithmetic (:mod:`~kvbench.cache.kernels.pack_math`) is bit for bit that of the quantizers.
+A program handles a part of one tile of one (row, KV head): some word rows with all their fields, and some channels. It
+reads each token once, finds the extremes of its groups, and writes words and parameters in place, without an
+intermediate tensor. The arithmetic (:mod:`~kvbench.cache.kernels.pack_math`) equals that of the quantizers bit for bit.
 
-Groups are never cut: their borders are those of the parts. Tokens that an append does not cover keep their fields.
+A group is always within one part. The fields of tokens that an append does not cover keep their contents.
 
-Names: a *pair* is an int32 with two neighbouring channels; ``0`` and ``1`` at the end of a name are the parameters of
-its lower and of its upper channel. ``HALF``: the tokens are fp16, else bf16. docs/kernels.md draws words and tiles.
+Names: a *pair* is an int32 that holds two neighbouring channels; names that end in ``0`` and ``1`` belong to its lower
+and its upper channel. ``HALF`` is True for fp16 tokens, False for bf16. docs/kernels.md draws words and tiles.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment,var-annotated"
@@ -39,13 +39,15 @@ from kvbench.cache.kernels.pack_math import (
 
 @triton.jit
 def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Return scale, base (minimum or zero point), fl(1 / scale) and share of groups, fp32.
+    """Return scale, base (minimum or zero point), fl(1 / scale) and share of each group, fp32.
+
+    The share is the factor 1 or 1/4 from :func:`kvbench.cache.kernels.pack_math.share`.
 
     Args:
-        low, high: extremes of the groups, fp32.
+        low, high: minimum and maximum of each group, fp32.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
-        LEVELS: largest code (of the upper nibble, for hierarchical ones).
-        HALF: the tokens are fp16, so each operation is rounded to fp16; else bf16.
+        LEVELS: the largest code (hierarchical: the largest upper nibble).
+        HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
     """
     part = tl.full(low.shape, 1.0, tl.float32)
     if KIND == "atom":
@@ -62,10 +64,12 @@ def encode(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Return the codes of pairs in the low bits of either half; of hierarchical ones the upper and the lower nibbles.
+    """Return two int32 tensors with the codes of pairs, each code in the low bits of its half.
+
+    The two are the upper and the lower nibbles if `KIND` is ``hierarchical``, otherwise both are the codes.
 
     Args:
-        x: pairs of tokens' channels.
+        x: pairs of channels of the tokens.
         scale0, base0, r0, part0: :func:`group_params` of the lower channel's group.
         scale1, base1, r1, part1: those of the upper channel's.
         KIND, LEVELS, HALF: as for :func:`group_params`.
@@ -75,7 +79,7 @@ def encode(
             codes = atom16(x, r0, r1, base0, base1, LEVELS)
             lower = codes
         else:
-            # dividing by share * scale: the share is 1 or 1/4
+            # divide by share * scale; the share is 1 or 1/4
             r0, r1 = r0 * tl.where(part0 == 1.0, 1.0, 4.0), r1 * tl.where(part1 == 1.0, 1.0, 4.0)
             base0, base1 = base0 * part0, base1 * part1
             if KIND == "hierarchical":
@@ -103,30 +107,30 @@ def encode(
 def put_words(
     words, pairs, written, whole, base, row, pair, HEAD_DIM: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
 ):
-    """Write pairs of words ``[rows, channels / 2]``; bits that are not `written` stay as they are.
+    """Write pairs of words ``[rows, channels / 2]``; bits that are not set in `written` are left unchanged.
 
     Args:
         words: the segment's words.
-        pairs: words of two neighbouring channels in the halves of an int32.
-        written: for each word row the bits that this append covers ``[rows]``.
-        whole: it covers the whole tile, so that nothing needs to be read.
-        base: the tile's first word.
+        pairs: the words to write, those of two neighbouring channels in the halves of an int32.
+        written: for each word row a mask of the bits that this append covers, ``[rows]``.
+        whole: True if the append covers the whole tile, so that present words need not be read.
+        base: offset of the tile's first word.
         row, pair: word rows and pairs of channels of the program.
         HEAD_DIM: channels of a head.
         WORD_ROWS: word rows of a tile.
-        VALUE: order of the words: ``[channels, rows]``; else that of keys, ``[rows, channels]``.
+        VALUE: True for the word order of values, ``[channels, rows]``; False for that of keys, ``[rows, channels]``.
     """
     ROWS: tl.constexpr = pairs.shape[0]
     PAIRS: tl.constexpr = pairs.shape[1]
     if VALUE:
-        # word rows are contiguous: the halves of a pair belong to two lines of words, so they are taken apart
+        # word rows are contiguous, so the two halves of a pair are not adjacent and are split
         both = tl.join((pairs & 0xFFFF).to(tl.int16), ((pairs >> 16) & 0xFFFF).to(tl.int16))
         word = tl.trans(tl.reshape(both, (ROWS, PAIRS * 2)))
         channel = (tl.min(pair, 0) * 2) + tl.arange(0, PAIRS * 2)
         place = words + base + channel[:, None] * WORD_ROWS + row[None, :]
         covered = written[None, :]
     else:
-        # channels are contiguous: a pair of words is one 32-bit store
+        # channels are contiguous, so a pair of words is one 32-bit store
         word = pairs
         place = (words + base).to(tl.pointer_type(tl.int32)) + row[:, None] * (HEAD_DIM // 2) + pair[None, :]
         covered = (written | (written << 16))[:, None]
@@ -140,7 +144,7 @@ def put_words(
         tl.store(place, mixed.to(place.dtype.element_ty), mask=some)
 
 
-# Numbers that change from call to call must not make Triton compile anew.
+# Not specialized: arguments that change from call to call must not cause a recompilation.
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows", "tag"])
 def pack_tiles(
     x,
@@ -173,29 +177,31 @@ def pack_tiles(
 ):
     """Encode ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
 
-    Grid: (rows x H, programs), the programs of a tile side by side (:func:`kvbench.cache.kernels.pack.programs`).
+    Grid: (rows x H, programs); programs of one tile are adjacent (:func:`kvbench.cache.kernels.forms.programs`).
 
     Args:
-        x: tokens, channels contiguous. index: which of them to take, ``[count]`` (`INDEXED`), else ignored.
-        upper_words, lower_words: ``[B, H, tiles, ...]`` int16 (:class:`kvbench.cache.segments.layout.TileLayout`): the
-            planes of upper and of lower nibbles where codes have 8 bits, else the same plane.
+        x: the tokens, channels contiguous.
+        index: if `INDEXED`, the tokens of `x` to take, ``[count]``; else ignored.
+        upper_words, lower_words: words ``[B, H, tiles, ...]``, int16
+            (:class:`kvbench.cache.segments.layout.TileLayout`): for 8-bit codes the planes of upper and of lower
+            nibbles, otherwise twice the same plane.
         scales, bases: ``[B, H, param_rows, ...]`` fp16.
         record: int32 ``[6]``: found, tag, row, head, token of the segment, channel of a NaN or Inf.
-        stride_row, stride_head, stride_token: of `x`, in pairs of elements.
-        start, count: tokens of the segment that are written.
-        first_row: row of the buffers that row 0 of `x` belongs to.
-        first_part: of the first tile, the program that the grid's second dimension counts from.
-        heads: KV heads, H.
-        tiles, param_rows: tiles, and rows of parameters, that a head's buffers have room for.
-        tag: number of the segment, for the record.
+        stride_row, stride_head, stride_token: strides of `x`, in pairs of elements.
+        start, count: first token of the segment to write, and number of tokens.
+        first_row: row of the buffers that corresponds to row 0 of `x`.
+        first_part: number, within the first tile, of the first program to run.
+        heads: number of KV heads, H.
+        tiles, param_rows: number of tiles, and of rows of parameters, that the buffers of a head have room for.
+        tag: number of the segment in `record`.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
-        BITS: of a code: 2, 4 or 8.
-        BY_CHANNEL: groups of GROUP tokens of a channel, else of GROUP channels of a token.
-        GROUP: elements of a group.
+        BITS: bits of a code: 2, 4 or 8.
+        BY_CHANNEL: True for groups of GROUP tokens of one channel, False for GROUP channels of one token.
+        GROUP: number of elements of a group.
         HEAD_DIM: channels of a head.
-        VALUE: order of the words: that of values, else of keys.
-        ROWS, CHANNELS: word rows (all of a tile where BY_CHANNEL) and channels of a program.
-        INDEXED: take the tokens that `index` names.
+        VALUE: True for the word order of values, False for that of keys.
+        ROWS, CHANNELS: word rows (if BY_CHANNEL, all rows of a tile) and channels of a program.
+        INDEXED: True to take the tokens in `index`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
@@ -206,7 +212,7 @@ def pack_tiles(
     LEVELS: tl.constexpr = 15 if KIND == "hierarchical" else (1 << BITS) - 1
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16
     FIELD: tl.constexpr = ((1 << WIDTH) - 1) * 0x10001
-    # a field is cut into SETS groups of tokens, or JOINT fields make one group; the groups' dimension is AXIS
+    # a field has SETS groups of tokens, or JOINT fields share a group; AXIS is the dimension to reduce
     SETS: tl.constexpr = (ROWS // GROUP if GROUP < ROWS else 1) if BY_CHANNEL else ROWS
     JOINT: tl.constexpr = (GROUP // ROWS if GROUP > ROWS else 1) if BY_CHANNEL else 1
     AXIS: tl.constexpr = 1 if BY_CHANNEL else 2
@@ -214,7 +220,7 @@ def pack_tiles(
 
     SHAPE: tl.constexpr = (SETS, ROWS // SETS if BY_CHANNEL else PAIRS // WIDE, WIDE)
 
-    # Heads run fastest: keys and values come token by token, so neighbours read neighbouring addresses.
+    # Heads vary fastest: a token's heads are adjacent in memory, so neighbouring programs read adjacent addresses.
     row, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     part = tl.program_id(1) + first_part
     tile, part = start // 128 + part // PARTS, part % PARTS
@@ -224,7 +230,7 @@ def pack_tiles(
     both = (first_row + row).to(tl.int64) * heads + head
     stop = start + count
 
-    # token of field f, word row r: f * WORD_ROWS + r; everything is asked for before anything is looked at
+    # token of field f, word row r: f * WORD_ROWS + r; all loads are issued before the first use
     values = ()
     written = tl.zeros((ROWS,), tl.int32)
     for f in tl.static_range(FIELDS):
@@ -237,7 +243,7 @@ def pack_tiles(
         values = values + (tl.load(where, mask=tl.broadcast_to(valid[:, None], (ROWS, PAIRS)), other=0),)
         written |= tl.where(valid, (FIELD & 0xFFFF) << (f * WIDTH), 0)
 
-    # words are put together in registers, a field after the other, and written once
+    # words are assembled in registers, field by field, and written once
     upper = tl.zeros((ROWS, PAIRS), tl.int32)
     lower = tl.zeros((ROWS, PAIRS), tl.int32)
     odd = tl.zeros((SETS, 1, PAIRS) if BY_CHANNEL else (SETS, PAIRS // WIDE, 1), tl.float32)
@@ -246,24 +252,24 @@ def pack_tiles(
         most = least
         for j in tl.static_range(1, JOINT):
             least, most = smaller(least, values[g * JOINT + j], HALF), larger(most, values[g * JOINT + j], HALF)
-        # fields of one group are compared in registers first, so that threads meet once
+        # fields of one group are first compared in registers, so that threads synchronize only once
         least = smallest(tl.reshape(least, SHAPE), AXIS, HALF)
         most = largest(tl.reshape(most, SHAPE), AXIS, HALF)
         low0, low1 = low_half(least, HALF), high_half(least, HALF)
         high0, high1 = low_half(most, HALF), high_half(most, HALF)
-        # NaN and Inf both show in an extreme of their group: x - x is NaN then, otherwise 0
+        # NaN and Inf appear in an extreme of their group, for which x - x is NaN, otherwise 0
         odd += (low0 - low0) + (low1 - low1) + (high0 - high0) + (high1 - high1)
-        # the sum with 0 makes 0 of -0, as the quantizers do
+        # + 0 turns -0 into 0, as in the quantizers
         if BY_CHANNEL:
             scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
             scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, KIND, LEVELS, HALF)
         else:
-            # groups run over channels: both halves of a pair are of one group
+            # groups are over channels, so both halves of a pair are in one group
             low0, high0 = tl.minimum(low0, low1), tl.maximum(high0, high1)
             scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, KIND, LEVELS, HALF)
             scale1, base1, r1, part1 = scale0, base0, r0, part0
         if BY_CHANNEL:
-            # parameters of two neighbouring channels are one 32-bit store, too
+            # the parameters of two neighbouring channels are one 32-bit store, too
             entry = tile * (128 // GROUP) + g * SETS + tl.arange(0, SETS)
             keep = ((entry * GROUP >= start) & (entry * GROUP < stop))[:, None] & (pair >= 0)[None, :]
             target = (both * param_rows + entry[:, None]) * (HEAD_DIM // 2) + pair[None, :]
@@ -284,13 +290,13 @@ def pack_tiles(
                 field, scale0, scale1, base0, base1, r0, r1, part0, part1, KIND, LEVELS, HALF
             )  # fmt: skip
             if BITS == 8 and KIND != "hierarchical":
-                codes = codes >> 4  # plain 8 bits are stored as two nibbles: `fine` holds the lower one
+                codes = codes >> 4  # plain 8-bit codes are stored as two nibbles, too; `fine` holds the lower one
             upper |= (tl.reshape(codes, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
             if BITS == 8:
                 lower |= (tl.reshape(fine, (ROWS, PAIRS)) & FIELD) << ((g * JOINT + j) * WIDTH)
 
     words = (both * tiles + tile) * (WORD_ROWS * HEAD_DIM)
-    # a tile that the append covers needs no look at what is there
+    # if the append covers the tile, its present words need not be read
     whole = (tile * 128 >= start) & (tile * 128 + 128 <= stop)
     put_words(upper_words, upper, written, whole, words, word_row, pair, HEAD_DIM, WORD_ROWS, VALUE)
     if BITS == 8:
@@ -305,20 +311,23 @@ def note(
     begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
     HEAD_DIM: tl.constexpr, FIELDS: tl.constexpr, WORD_ROWS: tl.constexpr, HALF: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Look for the first NaN or Inf of this part, and record its place if nothing is recorded yet.
+    """Find the first NaN or Inf of the program's part, and record its place unless the record already has one.
 
-    Rarely run: the caller has seen that an extreme of a group is not finite.
+    Rarely run, only after the caller has found that an extreme of a group is not finite.
 
     Args:
-        begin: the (row, head) of the tokens, as pairs. index: tokens to take (`INDEXED`).
-        record: where the place is noted.
-        row, head, tile: of the program. start, stop: tokens of the segment that the append covers.
-        first_row: row of the buffers that row 0 of the tokens belongs to.
-        tag: number of the segment.
-        stride_token: of the tokens, in pairs.
+        begin: pointer to the tokens of the program's row and head, as pairs.
+        index: if `INDEXED`, the tokens to take.
+        record: the record of NaN and Inf, as for :func:`pack_tiles`.
+        row, head, tile: row, head and tile of the program.
+        start, stop: the tokens of the segment that the append covers, half-open.
+        first_row: row of the buffers that corresponds to row 0 of the tokens.
+        tag: number of the segment in `record`.
+        stride_token: stride of the tokens, in pairs.
         word_row, pair: word rows and pairs of channels of the program.
         HEAD_DIM, FIELDS, WORD_ROWS: channels of a head, fields of a word, word rows of a tile.
-        HALF: the tokens are fp16, else bf16. INDEXED: `index` counts.
+        HALF: True for fp16 tokens, False for bf16.
+        INDEXED: True to take the tokens in `index`.
     """
     first = 0x7FFFFFFF
     for f in range(FIELDS):
@@ -333,9 +342,9 @@ def note(
         place = f * (WORD_ROWS * HEAD_DIM) + word_row[:, None] * HEAD_DIM + channel
         place = tl.where((low - low == 0.0) & (high - high == 0.0), 0x7FFFFFFF, place)
         first = tl.minimum(first, tl.min(tl.min(place, 1), 0))
-    # none, where all of it lies in the neighbouring tile that a window's group reaches into (`and` would do both)
+    # nothing if it is in the next or the previous tile, with which a window's group is shared (`and` would run both)
     if first != 0x7FFFFFFF:  # noqa: SIM102
-        # the first program to find one records it; the host names one place, not all
+        # only the first program to find one records it, as the host reports a single place
         if tl.atomic_cas(record, 0, 1) == 0:
             tl.store(record + 1, tag)
             tl.store(record + 2, first_row + row)

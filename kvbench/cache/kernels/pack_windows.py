@@ -1,13 +1,13 @@
-"""Quantize and pack windows whose groups do not fit tiles, in one kernel (Triton): LogQuant's W of 42 tokens.
+"""Triton kernel that quantizes and packs windows whose groups do not fit tiles (LogQuant's W of 42 tokens).
 
-Appends begin and end with a window, so its groups lie anywhere: across the ends of words' fields and of tiles, where
-two windows share words. Programs are cut by tile, so that no word has two writers. One takes the groups that reach into
-its tile one after another: it reads a group whole, whichever tiles that lies in, finds its extremes, and puts the
-codes of those tokens that are the tile's into the words. A group across an end is so worked out by both its tiles;
-nothing is kept for it between programs, and its parameters are written by the tile of its first token alone.
+An append consists of whole windows, so their groups may cross the borders of fields and of tiles, and two windows may
+share words. Each program handles one tile, so that no word has two writers. It processes the groups that overlap its
+tile one after another: it reads the whole group, even the part in another tile, finds its extremes, and writes the
+codes of the group's tokens in its own tile. A group that crosses a border is thus processed by the programs of both
+tiles, which share nothing; its parameters are written only by the program of the tile that has its first token.
 
-The arithmetic is that of :mod:`kvbench.cache.kernels.pack_math`, bit for bit that of
-:class:`kvbench.quantizers.windowed.WindowedQuantizer`.
+The arithmetic is that of :mod:`kvbench.cache.kernels.pack_math`; codes and parameters equal those of
+:class:`kvbench.quantizers.windowed.WindowedQuantizer` bit for bit.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="assignment,misc,var-annotated"
@@ -20,20 +20,20 @@ import triton.language as tl
 from kvbench.cache.kernels.pack_kernel import encode, group_params, note, put_words
 from kvbench.cache.kernels.pack_math import half_pair, high_half, larger, largest, low_half, smaller, smallest
 
-#: tokens that are handled at once: the rows of the narrowest words, so that they lie in one field of one tile
+#: number of tokens that are processed at once: at most the word rows of a tile, so that they are in one field
 RUN = tl.constexpr(16)
 
 
 @triton.jit
 def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the number of the group that holds a token, both counted from the segment's first.
+    """Return the number of the group that holds a token; groups and tokens are numbered within the segment.
 
     Args:
         token: a scalar or a vector.
-        WINDOW: tokens of a block.
-        GROUP: most tokens of a group: a block has as few groups as that makes.
+        WINDOW: number of tokens of a window.
+        GROUP: maximum number of tokens of a group; a window has as few groups as this allows.
     """
-    # a window has as few groups as it can; the first LONGER of them have a token more than LEAST
+    # the first LONGER groups of a window have LEAST + 1 tokens, the others LEAST
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     LEAST: tl.constexpr = WINDOW // GROUPS
     LONGER: tl.constexpr = WINDOW % GROUPS
@@ -44,9 +44,9 @@ def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the first token of a group, both counted from the segment's first.
+    """Return the number of a group's first token; groups and tokens are numbered within the segment.
 
-    The first ``WINDOW % GROUPS`` groups of a window are longer by one token than its others.
+    The first ``WINDOW % GROUPS`` groups of a window are longer than the others by one token.
 
     Args:
         group: a scalar or a vector.
@@ -57,7 +57,7 @@ def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
     return group // GROUPS * WINDOW + inside * (WINDOW // GROUPS) + tl.minimum(inside, WINDOW % GROUPS)
 
 
-# Numbers that change from call to call must not make Triton compile anew.
+# Not specialized: arguments that change from call to call must not cause a recompilation.
 @triton.jit(do_not_specialize=["start", "count", "first_row", "first_part", "tiles", "param_rows", "tag"])
 def pack_windows(
     x,
@@ -88,18 +88,18 @@ def pack_windows(
 ):
     """Encode whole windows ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
 
-    Grid: (rows x H, programs): each takes the tokens of one tile, in CHANNELS channels.
+    Grid: (rows x H, programs); each program handles the tokens of one tile in CHANNELS channels.
 
     Args:
         x, index, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
             first_row, first_part, heads, tiles, param_rows, tag: as for
             :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
-        BITS: of a code: 2, 4 or 8.
-        WINDOW, GROUP: tokens of a block, and of its longest group; it has as few groups as that makes.
+        BITS: bits of a code: 2, 4 or 8.
+        WINDOW, GROUP: as for :func:`group_holding`.
         HEAD_DIM: channels of a head.
-        VALUE: order of the words: that of values, else of keys.
-        CHANNELS: of a program.
-        INDEXED: take the tokens that `index` names.
+        VALUE: True for the word order of values, False for that of keys.
+        CHANNELS: channels of a program.
+        INDEXED: True to take the tokens in `index`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
@@ -109,7 +109,7 @@ def pack_windows(
     LEVELS: tl.constexpr = (1 << BITS) - 1
     HALF: tl.constexpr = x.dtype.element_ty == tl.float16
     FIELD: tl.constexpr = ((1 << WIDTH) - 1) * 0x10001
-    # runs of a field, and most runs that a group reaches into
+    # number of runs in a field, and maximum number of runs that a group overlaps
     SPLIT: tl.constexpr = WORD_ROWS // RUN
     RUNS: tl.constexpr = (GROUP - 2) // RUN + 2
 
@@ -121,18 +121,18 @@ def pack_windows(
     both = (first_row + row).to(tl.int64) * heads + head
     stop = start + count
 
-    # words come in two halves where a field has two runs; of the second there is nothing where it has one
+    # accumulators of the words, one for each run of a field; upper1 and lower1 are unused if a field has one run
     upper0 = tl.zeros((RUN, PAIRS), tl.int32)
     upper1, lower0, lower1 = upper0, upper0, upper0
     odd = tl.zeros((1, PAIRS), tl.float32)
     begins, ends = tl.maximum(tile * 128, start), tl.minimum(tile * 128 + 128, stop)
-    # groups that reach into this tile, the first of which may begin in the tile before
+    # the groups that overlap this tile; the first may begin in the tile before
     group = group_holding(begins, WINDOW, GROUP)
     last = tl.where(ends > begins, group_holding(tl.maximum(ends - 1, 0), WINDOW, GROUP) + 1, group)
     for number in range(group, last):
         front, behind = first_token(number, WINDOW, GROUP), first_token(number + 1, WINDOW, GROUP)
         run = front // RUN
-        # everything is asked for before anything is looked at; beyond the group's ends its outer tokens stand again
+        # all loads are issued before the first use; beyond the group's ends its first or last token is repeated
         values = ()
         for j in tl.static_range(RUNS):
             token = (run + j) * RUN + tl.arange(0, RUN)
@@ -147,25 +147,25 @@ def pack_windows(
         least, most = smallest(least, 0, HALF), largest(most, 0, HALF)
         low0, low1 = low_half(least, HALF), high_half(least, HALF)
         high0, high1 = low_half(most, HALF), high_half(most, HALF)
-        # NaN and Inf both show in an extreme of their group: x - x is NaN then, otherwise 0
+        # NaN and Inf appear in an extreme of their group, for which x - x is NaN, otherwise 0
         odd += (low0 - low0) + (low1 - low1) + (high0 - high0) + (high1 - high1)
-        # the sum with 0 makes 0 of -0, as the quantizers do
+        # + 0 turns -0 into 0, as in the quantizers
         scale0, base0, r0, part0 = group_params(low0 + 0.0, high0 + 0.0, "affine", LEVELS, HALF)
         scale1, base1, r1, part1 = group_params(low1 + 0.0, high1 + 0.0, "affine", LEVELS, HALF)
-        if front >= tile * 128:  # the tile of the group's first token writes its parameters
+        if front >= tile * 128:  # only the tile of the group's first token writes its parameters
             target = (both * param_rows + number) * (HEAD_DIM // 2) + pair[None, :]
             tl.store(scales.to(tl.pointer_type(tl.int32)) + target, half_pair(scale0, scale1))
             tl.store(bases.to(tl.pointer_type(tl.int32)) + target, half_pair(base0, base1))
         for j in tl.static_range(RUNS):
             at = run + j
-            # a run lies in one field of one tile: those of the neighbouring tile are that tile's program's
+            # a run is in one field of one tile; runs in a neighbouring tile are left to that tile's program
             if (at // (128 // RUN) == tile) & (at * RUN < behind):
                 token = at * RUN + tl.arange(0, RUN)
                 mine = ((token >= front) & (token < behind))[:, None]
                 codes, fine = encode(
                     values[j], scale0, scale1, base0, base1, r0, r1, part0, part1, "affine", LEVELS, HALF
                 )  # fmt: skip
-                # the run's field, and which half of it where a field has two runs
+                # the run's field, and its number within the field if a field has two runs
                 place = at % (128 // RUN)
                 shift = place // SPLIT * WIDTH
                 if BITS == 8:
