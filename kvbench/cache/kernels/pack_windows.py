@@ -20,7 +20,7 @@ import triton.language as tl
 from kvbench.cache.kernels.pack_kernel import encode, group_params, note, put_words
 from kvbench.cache.kernels.pack_math import half_pair, high_half, larger, largest, low_half, smaller, smallest
 
-#: number of tokens that are processed at once: at most the word rows of a tile, so that they are in one field
+#: number of tokens that are processed at once: the word rows of a tile of 2-bit codes, so they are in one field
 RUN = tl.constexpr(16)
 
 
