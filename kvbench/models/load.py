@@ -131,7 +131,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype for ``model.dtype``; ``auto`` is bfloat16 on a GPU, else float32, which is faster there."""
+    """Return the torch dtype for ``model.dtype``; ``auto`` is bfloat16 on a GPU, else float32 (faster there)."""
     import torch
 
     if name == "auto":
