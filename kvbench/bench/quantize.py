@@ -105,7 +105,7 @@ def warps(count: int | None) -> Iterator[None]:
 
 
 def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:
-    """Pack `x` into a segment that counts `held` tokens so far, whatever it really holds.
+    """Set the segment's length to `held` tokens, whatever it holds, and pack `x` behind them.
 
     Args:
         x: new keys or values, ``[B, H, T, D]``.

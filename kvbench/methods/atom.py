@@ -55,7 +55,7 @@ class Atom(RecencyMethod):
 
     @property
     def eager(self) -> bool:
-        """True for ``prefill=quantized``."""
+        """True for ``prefill=quantized``: a new token is packed before it is attended to."""
         return self.prefill == "quantized"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:

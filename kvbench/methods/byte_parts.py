@@ -24,7 +24,7 @@ class KVBytes:
 
     @property
     def total(self) -> int:
-        """Sum of the parts."""
+        """Bytes of all parts together."""
         return self.codes + self.scales + self.window + self.index
 
     def __mul__(self, times: int) -> KVBytes:

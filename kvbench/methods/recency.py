@@ -118,7 +118,7 @@ class RecencyMethod(Method):
 
     @property
     def drops_tokens(self) -> bool:
-        """True for the eviction twin."""
+        """True with :attr:`evict`: tokens are dropped where they would be packed."""
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -244,7 +244,7 @@ class RecencyMethod(Method):
         return torch.cat([torch.arange(sinks), torch.arange(n - store.tail.length(one), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of sinks, packed tokens and window."""
+        """Return the bytes of one layer of one sequence: sinks, packed tokens and window."""
         if not self.packs(at.layer, at.window):
             return at.both(at.tokens - at.hidden)
         here = at.tokens - whole(at.hidden, self.unit(at.heads * at.channels), self.sinks)

@@ -63,7 +63,7 @@ class ScoredMethod(Method):
 
     @property
     def drops_tokens(self) -> bool:
-        """True."""
+        """True: prompt tokens beyond the budget are dropped."""
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -93,7 +93,11 @@ class ScoredMethod(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the tokens that :meth:`choose` picks."""
+        """Store the prompt tokens that :meth:`choose` picks, and record their positions.
+
+        Raises:
+            CacheError: the method needs the prompt's attention, and none was observed.
+        """
         if self.observe_prompt and scores is None:
             raise CacheError(
                 f"{type(self).__name__.lower()} chooses by the attention of the prompt, and none was observed"

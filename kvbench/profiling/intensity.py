@@ -22,7 +22,7 @@ Part = Literal["linear", "attention", "aggregate"]
 
 @dataclass(frozen=True)
 class Intensity:
-    """A cell of Table 1.
+    """Operations and memory traffic of one cell of QuantSpec's Table 1.
 
     Args:
         flops: floating-point operations, up to a constant factor.
