@@ -51,7 +51,7 @@ def encode(
             and in addition to it with ``truncation="longbench"``.
 
     Raises:
-        DataError: the prompt is too long and its task refuses truncation, or the wrapper alone is too long.
+        DataError: the prompt is too long and its task refuses truncation, or the chat wrapper leaves no room for it.
         ModelError: the tokenizer has no offsets or no chat template.
     """
     if sample.rules.ids is not None:
@@ -173,7 +173,7 @@ def pad(
     decode: Callable[[Sequence[int]], str] | None = None,
     query_sources: Sequence[str | None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, Prompts]:
-    """Pad prompts on the left to the length of the longest.
+    """Return a batch of prompts, padded on the left to the length of the longest.
 
     Args:
         prompts: B prompts.

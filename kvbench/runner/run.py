@@ -46,8 +46,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: a wrong key, value or combination; nothing was written.
-        KvbenchError: the model or the data are unavailable, or another error outside a sample. If the run had begun,
-            it is recorded with status ``error``.
+        KvbenchError: the model or the data are unavailable, or another error outside a sample. The run is recorded with
+            status ``error`` unless this happens before its missing samples are known.
         DiskError: results cannot be written; those on disk stay readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run is recorded as ``interrupted``.
     """
@@ -271,7 +271,7 @@ class _Run:
             return self._ended
 
     def _write(self, status: str) -> dict[str, Any]:
-        """Write `metrics.json`, then send it to the logger, whose failure cannot lose it; return the metrics."""
+        """Write `metrics.json`, send it to the logger, and return it; a failing logger cannot lose it."""
         asked = {sample.id for sample in self.samples}
         metrics = summary.build(
             self.store,

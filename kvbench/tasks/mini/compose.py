@@ -62,7 +62,7 @@ def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng:
         room: maximum number of tokens of the head and the context together.
 
     Raises:
-        TooShort: head and records alone need more than `room` tokens.
+        TooShort: the head and the records need more than `room` tokens even without filler.
     """
     gap = "\n\n" if draft.code else "\n"
     fixed = [wrapper.head, *(gap + record for record in draft.records), *([draft.closing] if draft.closing else [])]

@@ -40,9 +40,9 @@ def variable_tracking(setting: Setting) -> Draft:
 
 
 def two_hop(setting: Setting) -> Draft:
-    """Return a draft that asks where somebody's brother lives, which takes two records of 12 pairs.
+    """Return a draft that asks where the brother of A lives; the answer combines two records of 24.
 
-    The records are ``The brother of A is B.`` and, elsewhere, ``B lives in P.``; the answer is ``B lives in P``.
+    The two are ``The brother of A is B.`` and, elsewhere, ``B lives in P.``; the answer is ``B lives in P``.
     """
     rng, n = setting.rng, setting.count(12, 85, least=2)
     people = names.distinct(2 * n, lambda: names.person(rng))
