@@ -1,4 +1,4 @@
-"""The options of ``python -m kvbench``, which may stand anywhere among the overrides."""
+"""Parsing of the options of ``python -m kvbench``, which may appear anywhere among the overrides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvbench.errors import ConfigError, nearest
 
-#: options without a value, by their names
+#: options without a value, and the attributes of :class:`Arguments` that they set
 SWITCHES = {
     "--help": "help",
     "-h": "help",
@@ -19,7 +19,7 @@ SWITCHES = {
     "-r": "run",
     "--resolve": "resolve",
 }
-#: options with a value, and the values allowed (empty: any)
+#: options with a value: the attributes that they set, and the allowed values (empty: any)
 VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
     "--cfg": ("cfg", ("job", "hydra", "all")),
     "-c": ("cfg", ("job", "hydra", "all")),
@@ -30,7 +30,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 #: values of ``--info``
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-#: options of Hydra that kvbench does not use, with the reason and what to type instead
+#: options of Hydra that kvbench rejects, with the reason and what to type instead
 REFUSED = {
     "--config-path": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
     "-cp": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
@@ -44,7 +44,7 @@ REFUSED = {
 
 @dataclass
 class Arguments:
-    """A command line: its options, and its overrides in their order."""
+    """A parsed command line: its options, and its overrides in the given order."""
 
     overrides: list[str] = field(default_factory=list)
     help: bool = False
@@ -59,7 +59,7 @@ class Arguments:
     info: str | None = None
 
     def argv(self, overrides: Sequence[str]) -> list[str]:
-        """Return the words of the command line for Hydra: options before overrides."""
+        """Return a command line for Hydra with the same options, followed by `overrides`."""
         words = []
         for switch in ("hydra_help", "multirun", "resolve"):
             words += [f"--{switch.replace('_', '-')}"] if getattr(self, switch) else []
@@ -70,10 +70,10 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Return the options and overrides of a command line.
+    """Parse a command line.
 
     Raises:
-        ConfigError: an option does not exist, lacks its value, is given twice or excludes another.
+        ConfigError: an option is unknown, lacks its value, is given twice, or conflicts with another.
     """
     arguments = Arguments()
     words = list(argv)

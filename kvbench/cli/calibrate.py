@@ -1,8 +1,8 @@
-"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: the calibration file of method=kvquant for a model.
+"""``python -m kvbench.calibrate --model llama2-7b --text FILE``: make the calibration file of method=kvquant.
 
-Runs the model over a text, forwards and backwards, and writes thresholds of the keys' channels and codebooks of keys
-and values (KVQuant, sec. 3) as safetensors. ``method=kvquant`` finds the file in results/calibration, or takes it by
-``method.calibration=FILE``.
+Runs forward and backward passes of the model over a text, and writes thresholds for the channels of keys, and codebooks
+for keys and values (KVQuant, sec. 3), to a safetensors file. ``method=kvquant`` finds the file in results/calibration;
+use ``method.calibration=FILE`` for a file elsewhere.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kvbench.tasks.files import is_file
 from kvbench.util.requirements import exists
 from kvbench.util.schema import MOST_ROWS, MOST_TOKENS, build
 
-#: seed of the generated texts: no evaluation uses it
+#: seed of the generated prompts, which no evaluation uses
 MINI_SEED = 2**31
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Calibrate and return the exit status."""
+    """Run the command and return the exit status; print errors to standard error."""
     arguments = _parser().parse_args(argv)
     try:
         print(run(arguments))
@@ -40,10 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Calibrate and return a line about the written file.
+    """Calibrate a model, write the file and return a line about it.
 
     Raises:
-        KvbenchError: the model or the text is unavailable, or does not fit.
+        KvbenchError: an argument is invalid, the model or a text is unavailable, or a text is too short.
     """
     bits = _bits(arguments.bits)
     _check(arguments)
@@ -88,7 +88,13 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def model_config(name: str, path: str | None, dtype: str | None, random: bool) -> ModelConfig:
-    """Return the model of a preset, of a repository of the hub, or of a folder with weights.
+    """Return the checked configuration of a model.
+
+    Args:
+        name: a preset, a repository on the hub, or a folder.
+        path: folder of the weights, or None.
+        dtype: dtype of the weights; None: the model's default.
+        random: True for random weights.
 
     Raises:
         ConfigError: there is no such model.
@@ -101,10 +107,10 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
 
 
 def documents(name: str) -> list[str]:
-    """Return the texts of a file or folder, or generated ones: ``mini`` or ``python``.
+    """Return the texts in the file or folder `name`, or generated ones if it is ``mini`` or ``python``.
 
     Raises:
-        DataError: there is no text.
+        DataError: there is no such file or folder, or it contains no text.
     """
     there = is_file(Path(name), "--text ")
     if name in GENERATED and there is None:
@@ -120,7 +126,7 @@ def documents(name: str) -> list[str]:
 
 
 def mini() -> list[str]:
-    """Return prompts of mini's tasks with their answers, drawn with a seed that no evaluation uses."""
+    """Return prompts of the mini tasks with their answers, generated with a seed that no evaluation uses."""
     from kvbench.tasks.mini import Mini
 
     task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
@@ -128,10 +134,10 @@ def mini() -> list[str]:
 
 
 def python() -> list[str]:
-    """Return the running Python's own modules, without those that ``mini_text`` measures perplexity on.
+    """Return the source of Python's standard modules, without those on which ``mini_text`` measures perplexity.
 
     Raises:
-        DataError: this Python has no sources.
+        DataError: this installation of Python has no sources.
     """
     from kvbench.tasks.mini.heldout import EXCLUDED
 
@@ -142,7 +148,7 @@ def python() -> list[str]:
     return [path.read_text(encoding="utf-8", errors="replace") for path in modules]
 
 
-#: texts that need no file
+#: names of generated texts, and the functions that return them
 GENERATED: dict[str, Callable[[], list[str]]] = {"mini": mini, "python": python}
 
 
@@ -162,10 +168,10 @@ def _bits(text: str) -> tuple[int, ...]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Check numbers, device and output file before any text is read.
+    """Check numbers, device and paths before any text is read.
 
     Raises:
-        ConfigError: one of them is invalid.
+        ConfigError: an argument is invalid.
     """
     from kvbench.util.requirements import check_writable, has_gpu
 

@@ -1,7 +1,7 @@
-"""Checks of command-line overrides that Hydra makes late, tersely or not at all.
+"""Composition of configurations with Hydra, and checks that Hydra lacks.
 
-Hydra silently accepts ``+method.foo=1``, proposes no near miss, and does not check types in plain YAML. So every
-override is checked before composition, and every job's whole configuration after it.
+Hydra silently accepts ``+method.foo=1``, does not suggest similar names, and does not check types in plain YAML.
+Therefore each override is checked before composition, and the whole configuration of each job after it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
 from kvbench.util.confdir import conf_dir, groups, options
 
-#: combinations of choices whose keys are checked beforehand; the rest is checked when a job starts
+#: maximum number of combinations of options whose keys are checked in advance; others are checked when a job starts
 MAX_COMBINATIONS = 256
-#: command that lists every choice
+#: command that lists all options of all groups
 HELP = "python -m kvbench --help"
-#: keys that only a choice's file may set, so that a name means one thing
+#: keys that only the YAML file of an option may set, so that names are unambiguous; with what to type instead
 FIXED = {
     "method._target_": "method=NAME; a class of your own: --config-dir DIR with method/foo.yaml",
     "method.takes": "which quantizers a method takes is its class's: method=NAME with a quantizer of `--help`",
@@ -55,18 +55,18 @@ FIXED = {
     "quantizer.name": "the name follows from the formats: quantizer=NAME, quantizer.key.bits=4, ...",
     "logger.name": "logger=NAME",
 }
-#: seconds that checking the jobs of a sweep beforehand may take; the rest is checked when a job starts
+#: time limit in seconds for checking the jobs of a sweep in advance; other jobs are checked when they start
 CHECK_SECONDS = 1.5
 
 
 class Composer:
-    """A parser, checker and composer of overrides.
+    """Composer of configurations from overrides, which it checks.
 
     Args:
-        extra: the folder of ``--config-dir``, with further choices for the groups, or None.
+        extra: the folder of ``--config-dir``, with additional options for the groups, or None.
 
     Raises:
-        ConfigError: `extra` is not a folder of choices, or a file in it is not a choice.
+        ConfigError: `extra` is not such a folder, or a file in it is invalid.
     """
 
     def __init__(self, extra: Path | None = None) -> None:
@@ -81,8 +81,8 @@ class Composer:
 
         Args:
             texts: overrides as typed, for example ``["method=kivi", "method.residual=64"]``.
-            multirun: True if values may be swept over.
-            here: True if jobs start from this machine, which must then have their packages, GPU and files.
+            multirun: True for a sweep, in which overrides may list several values.
+            here: True to check also that this machine has the packages, GPU and files that the jobs require.
 
         Returns:
             The overrides of each job.
@@ -100,10 +100,12 @@ class Composer:
         return jobs
 
     def _jobs(self, texts: Sequence[str], multirun: bool, times: int) -> list[list[str]]:
-        """Return the overrides of each job of a command line whose setting is spelled out, checked one by one.
+        """Check the overrides of one setting and return the overrides of each of its jobs.
 
         Args:
-            times: settings that the sweep goes over with the same other overrides.
+            texts: overrides, with ``setting=`` already replaced by ``method=``, ``quantizer=`` and ``method.KEY=``.
+            multirun: True for a sweep.
+            times: number of settings that the sweep combines with these overrides, to check the number of jobs.
         """
         parsed = [self._parse(text) for text in texts]
         check_sweeps([override for override in parsed if multirun and not is_hydras(override)], self.groups, times)
@@ -136,14 +138,15 @@ class Composer:
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
 
     def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
-        """Return the configuration that a run of `texts` would have, as YAML (``--cfg job``).
+        """Return the configuration that `texts` compose to, as YAML (``--cfg job``).
 
         Args:
-            package: a part of it, for example ``method``; None: all.
+            texts: overrides of one job.
+            package: key of the part to return, for example ``method``; None: the whole configuration.
             resolve: True to resolve interpolations.
 
         Raises:
-            ConfigError: it cannot be composed, or has no such part.
+            ConfigError: the configuration cannot be composed, or has no such part.
         """
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = self.compose(texts)
@@ -157,14 +160,14 @@ class Composer:
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
     def compose(self, texts: Sequence[str], fill: bool = True) -> DictConfig:
-        """Return the configuration that `texts` compose to; call inside Hydra's initialised state.
+        """Return the configuration that `texts` compose to; to be called inside ``initialize_config_dir``.
 
         Args:
-            texts: overrides as typed.
-            fill: the model is described by its checkpoint's files; False: the keys are all that is asked for.
+            texts: overrides of one job.
+            fill: True to fill in the `model` group from the checkpoint's files; False if only the keys matter.
 
         Raises:
-            ConfigError: Hydra cannot compose it.
+            ConfigError: Hydra cannot compose the configuration, or the checkpoint's files cannot be read.
         """
         search = [f"hydra.searchpath=[file://{self.extra}]"] if self.extra else []
         try:
@@ -218,7 +221,7 @@ class Composer:
                 )
 
     def _check_leaves(self, leaves: Sequence[Override], chosen: Sequence[Override]) -> None:
-        """Raise ConfigError for a key that some combination of choices does not have."""
+        """Raise ConfigError for a key that cannot be set, or that a combination of the chosen options lacks."""
         if not leaves:
             return
         for override in leaves:
@@ -228,16 +231,16 @@ class Composer:
         began = time.monotonic()
         for choice in itertools.islice(_combinations(chosen), MAX_COMBINATIONS):
             if time.monotonic() - began > CHECK_SECONDS:
-                break  # each job's own check comes before it starts
+                break  # each job is checked again when it starts
             config = to_plain(self.compose(choice, fill=False), resolve=False)
             for override in leaves:
                 self.keys.check_path(config, override, " ".join(choice))
 
     def _check_jobs(self, jobs: Sequence[Sequence[str]], launcher: str | None) -> None:
-        """Check each job's whole configuration, as far as the time allows.
+        """Check the whole configuration of as many jobs as the time limit allows.
 
-        A sweep is refused for a value with which no job can run. A job whose values do not fit together is left to fail
-        by itself, unless all jobs do: the rest of the sweep is worth having.
+        Raises ConfigError if no job is valid, or if a job is invalid because of a value that no valid job has. A job
+        whose values are only invalid in combination is left to fail when it starts, so that the other jobs can run.
         """
         began = time.monotonic()
         tried: list[tuple[Sequence[str], ConfigError | None]] = []
@@ -259,7 +262,7 @@ class Composer:
 
 
 def run_config(config: DictConfig) -> dict[str, Any]:
-    """Return the groups of a composed configuration that determine a run, as plain data.
+    """Return a composed configuration as plain data, without the groups that do not describe a run.
 
     Raises:
         ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
@@ -267,12 +270,12 @@ def run_config(config: DictConfig) -> dict[str, Any]:
     plain = to_plain(config)
     quantizer = plain.get("quantizer")
     if isinstance(quantizer, dict) and isinstance(quantizer.get("name"), str):
-        quantizer["name"] = true_name(quantizer)  # keys that were overridden stand in the name
+        quantizer["name"] = true_name(quantizer)  # the name includes overridden keys
     return {key: value for key, value in plain.items() if key not in ("hydra", "launcher", "experiment")}
 
 
 def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
-    """Return OmegaConf's tree as dicts and lists.
+    """Return an OmegaConf tree as dicts and lists.
 
     Raises:
         ConfigError: an interpolation cannot be resolved, or a mandatory value is missing.
@@ -287,7 +290,7 @@ def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
 
 
 def _combinations(chosen: Sequence[Override]) -> Iterator[list[str]]:
-    """Yield every combination of the choices of groups, as overrides."""
+    """Yield all combinations of the options that overrides of groups choose, each as a list of overrides."""
     axes = []
     for override in chosen:
         swept = override.is_sweep_override()

@@ -1,4 +1,4 @@
-"""The number of jobs of a sweep, checked before they are listed."""
+"""A check of the number of jobs in a sweep, before the list of jobs is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 from kvbench.cli.overrides import text
 from kvbench.errors import ConfigError
 
-#: most jobs of a sweep; the environment variable raises it
+#: maximum number of jobs in a sweep, and the environment variable that changes it
 MAX_JOBS = 10_000
 MAX_JOBS_NAME = "KVBENCH_MAX_JOBS"
 
@@ -21,7 +21,7 @@ def limit(name: str, default: int) -> int:
     """Return the limit in the environment variable `name`, or `default`.
 
     Raises:
-        ConfigError: it is not a whole number above 0.
+        ConfigError: the variable is not a positive whole number.
     """
     text = os.environ.get(name, "").strip()
     if not text:
@@ -32,11 +32,12 @@ def limit(name: str, default: int) -> int:
 
 
 def check_sweeps(overrides: Sequence[Override], groups: Collection[str], settings: int = 1) -> None:
-    """Raise ConfigError for a sweep over nothing, over one value twice, or over more jobs than anyone means.
+    """Raise ConfigError for a sweep without values, with the same value twice, or with too many jobs.
 
     Args:
-        overrides: of one setting.
-        settings: how many ``setting=`` sweeps over.
+        overrides: overrides of one setting.
+        groups: names of the configuration groups.
+        settings: number of settings in ``setting=``, by which the number of jobs is multiplied.
     """
     most, jobs = limit(MAX_JOBS_NAME, MAX_JOBS), settings
     parts = [f"setting has {settings}"] if settings > 1 else []
@@ -91,7 +92,7 @@ def _count(override: Override, groups: Collection[str]) -> int:
 
 
 def _check_twice(override: Override) -> None:
-    """Raise ConfigError for a value that a list names twice: one run would have two rows."""
+    """Raise ConfigError if a list contains a value twice, since a run would then appear in two rows."""
     sweep = override.value()
     if not isinstance(sweep, ChoiceSweep):
         return

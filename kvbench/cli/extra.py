@@ -1,4 +1,4 @@
-"""The folder of ``--config-dir``, checked before Hydra composes its files."""
+"""Checks of the folder of ``--config-dir`` before Hydra reads its files."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kvbench.cli.expand import limit
 from kvbench.errors import ConfigError, cut
 from kvbench.util.confdir import groups, options
 
-#: most values in one file, aliases counted at each use; the environment variable raises it
+#: maximum number of values in a file, counting aliases at each use, and the environment variable that changes it
 MAX_VALUES = 5_000
 MAX_VALUES_NAME = "KVBENCH_MAX_YAML_VALUES"
-#: most groups within groups
+#: maximum nesting depth
 MAX_DEPTH = 32
-#: most bytes of a file per value that it may have
+#: maximum size of a file, as bytes per allowed value
 BYTES_A_VALUE = 40
 
 OPTION = "--config-dir"
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder of choices.
+    """Check a folder with additional options for configuration groups.
 
     Raises:
-        ConfigError: it is not a folder, holds no group's folder, or a file in it is damaged, too large, named like one
-            of kvbench's choices, or sets other groups than its own.
+        ConfigError: `folder` is not a folder or contains no group's folder; or a file in it is damaged or too large,
+            has the name of a built-in option, or sets other groups than its own.
     """
     try:
         is_folder = folder.is_dir()
@@ -57,7 +57,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path, group: str) -> None:
-    """Check the file of one choice of `group`.
+    """Check the YAML file of an option of `group`.
 
     Raises:
         ConfigError: as :func:`check_folder`.
@@ -94,7 +94,19 @@ def check_file(path: Path, group: str) -> None:
 
 
 def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, path: Path) -> int:
-    """Return the number of values in a YAML tree; an alias counts as what it stands for."""
+    """Return the number of values in a YAML tree, counting aliases as the nodes that they refer to.
+
+    Args:
+        node: root of the tree.
+        sizes: sizes of the nodes seen so far, by id.
+        above: ids of the nodes that contain `node`.
+        depth: depth of `node`.
+        path: the file, for messages.
+
+    Raises:
+        ConfigError: a key occurs twice in a mapping, or an alias refers to a node that contains it.
+        RecursionError: the tree is nested too deeply.
+    """
     if id(node) in above:
         raise _refusal(path, "has an alias that stands for a group around it", "write the values out")
     if id(node) in sizes:
@@ -120,7 +132,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
 
 
 def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a choice would set other groups than its own (presets of experiment/ may)."""
+    """Raise ConfigError if an option sets other groups than its own, which only files in experiment/ may do."""
     if group == "experiment":
         return
     package = re.search(r"^#\s*@package\s+(\S+)", text, flags=re.MULTILINE)
@@ -134,7 +146,7 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
     if not isinstance(defaults, list):
         raise _refusal(path, "its defaults are no list", "defaults: [_self_]")
     for item in defaults:
-        if isinstance(item, str):  # another choice of the group
+        if isinstance(item, str):  # another option of the same group
             continue
         for key in item if isinstance(item, Mapping) else ():
             target = str(key).removeprefix("override ").strip().lstrip("/").partition("@")[0]

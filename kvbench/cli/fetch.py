@@ -1,7 +1,7 @@
-"""``python -m kvbench.fetch dataset=longbench model=llama2-7b``: downloads for a machine without network.
+"""``python -m kvbench.fetch dataset=longbench model=llama2-7b``: download files for a machine without network.
 
-Takes the same choices as ``python -m kvbench`` (lists too) and downloads into the hub's cache, with progress bars; an
-interrupted download is resumed. Copy the cache (``HF_HOME``) to the machine without network.
+Accepts the same overrides as ``python -m kvbench``, including lists, and downloads into the hub's cache with progress
+bars. An interrupted download is resumed. Copy the cache (``HF_HOME``) to the machine without network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from kvbench.tasks import data
 from kvbench.util.confdir import conf_dir, options
 from kvbench.util.schema import build
 
-#: remedy where the hub does not answer
+#: hint if the hub does not answer
 REMEDY = (
     "this command needs the hub: give it network (and no HF_HUB_OFFLINE), or run it on a machine that has it and copy "
     "that machine's HF_HOME here; a copy of the files themselves is read by dataset.path=FILE_OR_FOLDER"
 )
 
-#: patterns of the files that loading a model reads
+#: patterns of the files that are needed to load a model
 MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch what the overrides name and return the exit status."""
+    """Run the command and return the exit status; print errors to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
         print(__doc__)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for an option, or a command line that names nothing to fetch."""
+    """Raise ConfigError if the command line has an option, or names nothing to fetch."""
     for text in arguments:
         if text.startswith("-"):
             raise ConfigError(text, None, "no such option: lists are swept without one", hint="dataset=NAME,NAME")
@@ -72,15 +72,15 @@ def _check(arguments: Sequence[str]) -> None:
 
 
 def named(overrides: Sequence[str]) -> set[str]:
-    """Return the groups that the command line names: nothing else is fetched."""
+    """Return the groups that the command line mentions (dataset, model, method); only these are fetched."""
     return {text.partition("=")[0].partition(".")[0] for text in overrides} & {"dataset", "model", "method"}
 
 
 def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the configuration of each combination of choices.
+    """Yield the configuration of each job that the overrides describe.
 
     Raises:
-        ConfigError: a wrong choice, key or value.
+        ConfigError: an option, key or value is wrong.
     """
     composer = Composer()
     jobs = composer.check(overrides, multirun=True)
@@ -90,7 +90,7 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
-    """Fetch the named groups of one configuration and yield a line about each.
+    """Fetch the files for the named groups of one configuration and yield lines about them.
 
     Raises:
         DataError: a data set is unavailable.
@@ -106,7 +106,7 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
-    """Fetch the files of a data set and yield a line about each, then its checksum."""
+    """Fetch the files of a data set; yield a line for each file, then one with the checksum. Raises DataError."""
     task = tasks.load(config)
     name = config.get("name")
     if config.get("path") is not None:
@@ -125,12 +125,12 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def fetch_model(model: ModelConfig) -> str:
-    """Fetch weights and tokenizer of a model and return a line about them."""
+    """Fetch the weights and tokenizer of a model and return a line about them. Raises ModelError."""
     source = locate(model)
     if source.name is None or source.local:
         return f"model {model.name}: {'random weights' if source.name is None else 'already here'}"
     folder = _snapshot(source.name, model.revision, f"model {model.name}")
-    if not is_cached(model):  # where the hub gives no list of files, its client returns whatever was there before
+    if not is_cached(model):  # without a list of files from the hub, its client may return an incomplete folder
         raise ModelError(
             f"model {model.name}: the download of {source.name} is incomplete: weights are missing in {folder}.\n"
             "  hint: run the same command again; it resumes where it stopped"
@@ -139,7 +139,7 @@ def fetch_model(model: ModelConfig) -> str:
 
 
 def encoders(method: Mapping[str, Any]) -> list[str]:
-    """Return the encoders that a method, or the method of its draft (QuantSpec), reads prompts with."""
+    """Return the names of the encoders that a method, or the draft method of a speculative one, uses for retrieval."""
     names = [method.get("encoder")]
     draft = options("method").get(str(method.get("draft")))
     if draft is not None and method.get("gamma"):
@@ -149,7 +149,7 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 
 
 def fetch_encoder(name: str) -> str:
-    """Fetch the weights of an encoder and return a line about them."""
+    """Fetch the weights of an encoder and return a line about them. Raises ModelError."""
     from kvbench.retrieval.encoders import HUB, hub_answers
 
     if name in ("bm25", "openai"):
@@ -164,7 +164,7 @@ def _snapshot(hub_id: str, revision: str | None, what: str) -> str:
     from huggingface_hub import snapshot_download
 
     try:
-        # an encoder without safetensors has pytorch_model.bin; a model that has them needs no second copy
+        # some encoders have only pytorch_model.bin; for models, it would be a second copy of the weights
         patterns = [*MODEL_FILES, *(["*.bin"] if what.startswith("encoder") else [])]
         return str(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Keys on the command line: the check that a configuration has them, and hints at the keys that were meant."""
+"""Checks that the configuration has the keys given on the command line, with hints for misspelled ones."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kvbench.util.schema import field_names, unknown
 
 
 class Keys:
-    """The keys of a configuration, by group and choice.
+    """The keys that configurations can have, by group and option.
 
     Args:
-        groups: the choices of each group of Hydra.
+        groups: names of the options of each group.
         extra: the folder of ``--config-dir``, or None.
     """
 
@@ -28,7 +28,7 @@ class Keys:
         self.groups, self.extra = groups, extra
 
     def check_name(self, override: Override) -> None:
-        """Raise ConfigError unless the key is a group, or begins with one."""
+        """Raise ConfigError unless the key of an override is a group (``method``) or in one (``method.KEY``)."""
         key = override.key_or_group
         shown = value(override)
         if key in self.groups:
@@ -39,7 +39,7 @@ class Keys:
             if group in self.groups:
                 near = nearest(option, self.groups[group])
                 raise ConfigError(key, shown, "is not a group", hint=f"{group}={near or self.groups[group][0]}")
-        if not dot and top in GROUPS:  # a block of keys without choices, as `decoding`
+        if not dot and top in GROUPS:  # a group with keys but without options, such as `decoding`
             raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
         if top in GROUPS and rest:
             return
@@ -57,7 +57,7 @@ class Keys:
         return options(group, self.extra) if group in self.groups else {}
 
     def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
-        """Return ``group.name`` for each group with a choice that has a key `name`."""
+        """Return ``GROUP.name`` for each group in which some option has the key `name`."""
         homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
         for group in groups:
             if any(name in _yaml(path) for path in self._files(group).values()):
@@ -65,7 +65,7 @@ class Keys:
         return homes
 
     def check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
-        """Raise ConfigError for an override of a key that `config`, composed from `choices`, does not have."""
+        """Raise ConfigError if `config` does not have the key of an override; `choices` describes it in the message."""
         key, shown = override.key_or_group, value(override)
         node: Any = config
         path: list[str] = []
@@ -86,7 +86,7 @@ class Keys:
             raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
 
     def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
-        """Return a hint at the same key in another choice of the group, or in another group."""
+        """Return a hint that another option of the group, or another group, has a similar key; empty if none has."""
         if len(path) != 1:
             return ""
         group = path[0]

@@ -1,4 +1,4 @@
-"""The command ``python -m kvbench``: check the command line, hand it to Hydra's launcher, print one table."""
+"""The command ``python -m kvbench``: checks the command line, starts the jobs through Hydra and prints a table."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from kvbench.util.confdir import conf_dir, groups
 from kvbench.util.progress import say, show, silence
 from kvbench.util.requirements import check_writable
 
-#: exit status of an interrupted run, as a shell counts SIGINT
+#: exit status of an interrupted run: 128 + SIGINT, as in shells
 INTERRUPTED = 130
-#: how many jobs the sweep has, for the line that announces each; workers of a launcher inherit it
+#: environment variable with the number of jobs in a sweep, for messages; inherited by the workers of a launcher
 JOBS = "KVBENCH_SWEEP_JOBS"
 
 #: outcomes of the jobs that ran in this process
@@ -46,16 +46,16 @@ _outcomes: list[dict[str, Any]] = []
 def main(argv: Sequence[str]) -> int:
     """Run the command line `argv` (without the program's name) and return the exit status.
 
-    Errors that a user can mend are printed to standard error, not raised.
+    Errors that a user can fix are printed to standard error, not raised.
     """
     try:
-        if launch.rank() > 0:  # one of several processes: rank 0 speaks for all
+        if launch.rank() > 0:  # one of several processes: only rank 0 prints
             sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         _check_place()
         status = _main(list(argv))
         sys.stdout.flush()
         return _left(status)
-    except BrokenPipeError:  # `... | head` has seen enough; results are on disk
+    except BrokenPipeError:  # for example `... | head`; results are on disk
         with suppress(OSError, ValueError):
             silence(sys.stdout)
         return _left(0)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_launcher(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if jobs are for SLURM and this machine has none: submitit would raise a traceback."""
+    """Raise ConfigError for launcher=submitit on a machine without SLURM, where submitit fails with a traceback."""
     if "launcher=submitit" in overrides and shutil.which("srun") is None:
         raise ConfigError(
             "launcher",
@@ -89,7 +89,7 @@ def _check_launcher(overrides: Sequence[str]) -> None:
 
 
 def _left(status: int) -> int:
-    """Leave the team of a tensor-parallel run; if a rank was lost, end this process at once."""
+    """Leave the team of a tensor-parallel run and return `status`; if a rank has failed, end this process at once."""
     if launch.launched() and "kvbench.parallel.team" in sys.modules:
         from kvbench.parallel.team import current, leave
 
@@ -97,13 +97,13 @@ def _left(status: int) -> int:
         if team is not None and team.broken:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(status or 1)  # what waits for a rank that is gone would keep the interpreter from ending
+            os._exit(status or 1)  # threads that wait for the failed rank would keep the interpreter from exiting
         leave()
     return status
 
 
 def _check_place() -> None:
-    """Raise ConfigError if the current folder is gone: every path of a run is relative to it."""
+    """Raise ConfigError if the current folder no longer exists, since the paths of a run are relative to it."""
     try:
         os.getcwd()
     except OSError as error:
@@ -119,13 +119,13 @@ def _main(argv: list[str]) -> int:
     arguments = arguments_of(argv)
     extra = Path(arguments.config_dir).absolute() if arguments.config_dir is not None else None
     composer = Composer(extra)
-    if extra is not None:  # a method from outside is a YAML in this folder, and a module next to the groups' folders
+    if extra is not None:  # the folder may contain Python modules of external methods next to the folders of groups
         sys.path.insert(0, str(extra))
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(extra), os.environ.get("PYTHONPATH")]))
     if arguments.help:
         show(help_text(extra))
         return 0
-    # the default, typed out: Hydra knows no such choice
+    # the default, which Hydra does not accept as an option
     overrides = [text for text in arguments.overrides if text != "experiment=null"]
     if arguments.hydra_help:
         return _hydra(arguments.argv(overrides))
@@ -148,7 +148,7 @@ def _main(argv: list[str]) -> int:
             check_writable(named[-1], "hydra.sweep.dir")
             Path(named[-1]).mkdir(parents=True, exist_ok=True)
         sweep.begin()
-        if launch.rank() > 0:  # rank 0 keeps the record
+        if launch.rank() > 0:  # only rank 0 records the sweep
             folder = Path(tempfile.mkdtemp(prefix="kvbench-rank-"))
         else:
             folder = Path(named[-1]) if named else sweep.new_folder()
@@ -161,7 +161,7 @@ def _main(argv: list[str]) -> int:
 
 
 def run_job(config: DictConfig) -> str:
-    """Run one of Hydra's jobs and return its status (``ok``, ``oom``, ``error``); raise only if interrupted."""
+    """Run a job that Hydra starts and return its status (``ok``, ``oom``, ``error``); raises only if interrupted."""
     job = HydraConfig.get()
     multirun = job.mode == RunMode.MULTIRUN
     number = int(job.job.num) if multirun else 0
@@ -178,12 +178,12 @@ def run_job(config: DictConfig) -> str:
 
 
 def _composed(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """Return a job's configuration as plain data, with the name that its method was chosen by.
+    """Return the configuration of a job as plain data, with the name of the method's preset in ``method.preset``.
 
     Args:
-        config: as Hydra composed it, where a setting of a sweep is still a key of its own.
-        job: Hydra's own part of it.
-        texts: the job's overrides, with that setting spelled out.
+        config: the configuration as composed by Hydra; in a sweep over settings, it has a key `setting`.
+        job: Hydra's configuration of the job.
+        texts: the job's overrides, with the setting replaced by ``method=``, ``quantizer=`` and ``method.KEY=``.
 
     Raises:
         ConfigError: a checkpoint's config.json cannot be read, or a value is missing.
@@ -202,7 +202,7 @@ def _composed(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, A
 
 
 def _run(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
-    """Run one job (for the arguments see :func:`_composed`); errors become the outcome's message."""
+    """Run one job (arguments as in :func:`_composed`) and return its outcome; errors become its message."""
     import traceback
 
     began, plain = time.time(), None
@@ -214,7 +214,7 @@ def _run(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
     except KvbenchError as error:
         say(f"error: {error}")
         return _failed(job, plain, str(error), error.exit_code)
-    except Exception as error:  # a bug in one method must not cost the rest of a sweep
+    except Exception as error:  # a bug in one method must not end a sweep
         traceback.print_exc()
         return _failed(job, plain, f"{type(error).__name__}: {error}", 1)
     outcome = {"status": metrics["status"], "message": metrics.get("error") or ""}
@@ -225,7 +225,7 @@ def _run(config: DictConfig, job: Any, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _failed(job: Any, plain: dict[str, Any] | None, message: str, exit_code: int) -> dict[str, Any]:
-    """Return the outcome of a job that could not run: in a sweep with a row, unless it has no configuration."""
+    """Return the outcome of a job that failed; in a sweep with ``metrics`` for a row, if it has a configuration."""
     outcome = {"status": "error", "message": message, "exit_code": exit_code}
     if job.mode != RunMode.MULTIRUN or plain is None:
         return outcome
@@ -235,7 +235,7 @@ def _failed(job: Any, plain: dict[str, Any] | None, message: str, exit_code: int
 
 
 def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
-    """Return True if all samples of a run were stored before the time `began`."""
+    """Return True if no sample of a run was stored after the time `began`."""
     try:
         return os.stat(Path(metrics["run_dir"]) / "samples.jsonl").st_mtime < began
     except (KeyError, OSError):
@@ -243,7 +243,13 @@ def _untouched(metrics: Mapping[str, Any], began: float) -> bool:
 
 
 def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None) -> int:
-    """Print the table of all jobs and a line per failed job; return the exit status."""
+    """Print the table of all jobs and, for a sweep, a line per failed job; return the exit status.
+
+    Args:
+        done: outcomes of the jobs.
+        expected: number of jobs.
+        folder: folder of the sweep's record; None for a single run.
+    """
     from kvbench.results import ranking, tables
     from kvbench.results.store import DONE
 
@@ -271,7 +277,7 @@ def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None
 
 
 def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
-    """Return a line with the number of jobs by status, and of those that had nothing left to do."""
+    """Return a line with the number of jobs by status, and how many of them were complete before."""
     from kvbench.results.store import STATUSES
 
     ended = Counter(outcome["status"] for outcome in done)
@@ -285,7 +291,7 @@ def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
 
 
 def _hydra(argv: Sequence[str]) -> int:
-    """Let Hydra parse, compose and launch; it reads ``sys.argv``."""
+    """Let Hydra parse `argv` (through ``sys.argv``), compose configurations and launch jobs; return 0."""
     original = sys.argv
     sys.argv = [original[0], *argv]
     try:

@@ -1,8 +1,8 @@
-"""A model on the command line that no YAML describes: a placeholder for Hydra, filled once it is composed.
+"""Models on the command line without a YAML file: placeholders for Hydra, filled after composition.
 
-Hydra composes choices from files alone. So a repository or folder after ``model=`` is stored as a choice in memory,
-which holds nothing but the keys of the group (:data:`kvbench.models.by_name.PLAIN`); launchers hand it on to their
-workers. :func:`filled` then puts in what the checkpoint's own files say.
+Hydra accepts only options that it can look up. A repository or folder after ``model=`` is therefore registered in
+memory as an option with the default keys of the group (:data:`kvbench.models.by_name.PLAIN`); launchers pass it on to
+their workers. After composition, :func:`filled` adds the values from the checkpoint's files.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from kvbench.util.confdir import conf_dir, options
 
 
 def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None = None) -> None:
-    """Make a repository or folder a choice of Hydra's group `model`.
+    """Register a repository or folder as an option of Hydra's group `model`; do nothing for a preset.
 
     Args:
-        choice: as Hydra parsed it, quotes included.
+        choice: the value of ``model=`` as parsed by Hydra, quotes included.
         presets: names of the presets.
-        listing: command that lists them.
+        listing: command that lists them, for messages.
         extra: the folder of ``--config-dir``, or None.
 
     Raises:
@@ -43,18 +43,18 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
         if (folder / "model" / f"{name}.yaml").is_file() and not name.startswith("/"):
             full = Path(name).absolute()
             raise ConfigError("model", name, "is the path of a preset's file too", hint=f"the full path: model={full}")
-    parts = [part for part in name.split("/") if part]  # Hydra's store has no empty parts: of /a/b it looks up a/b
+    parts = [part for part in name.split("/") if part]  # Hydra's store has no empty parts: it looks up /a/b as a/b
     ConfigStore.instance().store(
         group="/".join(["model", *parts[:-1]]), name=parts[-1], node=dict(by_name.PLAIN), package="model"
     )
 
 
 def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: Path | None = None) -> DictConfig:
-    """Return the configuration with a model's name, context and chat as of the checkpoint that it loads.
+    """Return the configuration with the name, context length and chat template of the checkpoint that will be loaded.
 
     Args:
-        config: as Hydra composed it; its `model` group is changed.
-        choice: preset, repository or folder of the `model` group.
+        config: the configuration as composed by Hydra; its `model` group is changed in place.
+        choice: the preset, repository or folder after ``model=``.
         texts: the overrides.
         extra: the folder of ``--config-dir``, or None.
 
@@ -67,7 +67,7 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
         return config
     try:
         plain = OmegaConf.to_container(model, resolve=True)
-    except OmegaConfBaseException:  # refused by to_plain, with the key
+    except OmegaConfBaseException:  # to_plain raises an error that names the key
         return config
     assert isinstance(plain, dict)
     group = {str(key): value for key, value in plain.items()}

@@ -1,4 +1,4 @@
-"""Rules for single overrides that Hydra does not have, and Hydra's own refusals in our form."""
+"""Checks of single overrides that Hydra lacks, and conversion of Hydra's errors to ConfigError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 
 from kvbench.errors import ConfigError, cut
 
-#: characters of the longest number that is read
+#: maximum length of a number in characters
 LONGEST_NUMBER = 300
 
 
@@ -21,22 +21,27 @@ def is_hydras(override: Override) -> bool:
 
 
 def value(override: Override) -> str:
-    """Return an override's value as it was typed."""
+    """Return the value of an override as text; for a sweep, all values as typed."""
     if override.is_sweep_override():
         return text(override)
     return "" if override.is_delete() and override.value() is None else override.get_value_element_as_str()
 
 
 def text(override: Override) -> str:
-    """Return everything that was typed after the ``=``."""
+    """Return the text of an override after the first ``=``, as typed."""
     return (override.input_line or "").partition("=")[2]
 
 
 def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> None:
-    """Raise ConfigError for an override of Hydra's own settings, except for two.
+    """Raise ConfigError for an override of Hydra's own configuration, with two exceptions.
 
-    The others would do nothing or break kvbench's record of a run. Allowed are ``hydra.sweep.dir``, the folder of a
-    sweep's record, and ``hydra.launcher.KEY`` of the launchers that send jobs elsewhere.
+    Allowed in a sweep are ``hydra.sweep.dir``, the folder of its record, and ``hydra.launcher.KEY`` with a launcher
+    other than ``local``. Other keys would have no effect, or break the record of a run.
+
+    Args:
+        override: the override of Hydra's configuration.
+        texts: all overrides.
+        multirun: True for a sweep.
     """
     key, typed = override.key_or_group, override.input_line or ""
     launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
@@ -74,7 +79,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
 
 
 def check_number(override: Override) -> None:
-    """Raise ConfigError for a number that a float would round to 0 or infinity (``1e-400``)."""
+    """Raise ConfigError for a number that is too long, or that a float would round to 0 or infinity (``1e-400``)."""
     for word in text(override).strip("[]()").replace("choice(", "").split(","):
         typed = word.strip()
         if not re.fullmatch(r"[+-]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d+)?", typed):
@@ -88,7 +93,7 @@ def check_number(override: Override) -> None:
 
 
 def check_repeats(overrides: Sequence[Override]) -> None:
-    """Raise ConfigError for a key that is given twice: Hydra silently takes the last one."""
+    """Raise ConfigError if a key is given twice, where Hydra would silently use the last value."""
     seen: dict[str, Override] = {}
     for override in overrides:
         key = override.key_or_group
@@ -99,7 +104,7 @@ def check_repeats(overrides: Sequence[Override]) -> None:
 
 
 def refuse_marks(text: str, override: Override) -> None:
-    """Raise ConfigError for ``+``, ``~`` and ``@package``: the keys of a configuration and their places are fixed."""
+    """Raise ConfigError for ``+``, ``~`` and ``@package``, since a configuration has a fixed set of keys."""
     key = override.key_or_group
     if is_hydras(override):
         return
@@ -114,10 +119,11 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Return the overrides of a sweep over choices, with each plain key as a sweep over its one value.
+    """Return the overrides for a sweep over options of a group, with single values written as ``KEY=choice(VALUE)``.
 
-    Hydra first composes a sweep's own configuration from what is not swept: with ``dataset=a,b dataset.path=X`` from
-    the default data set and its `path`, which it need not have. As a sweep the key goes to the jobs alone.
+    Hydra first composes a configuration for the sweep itself from the overrides that are not swept. With
+    ``dataset=a,b dataset.path=X``, this applies `path` to the default data set, which may not have that key. As a sweep
+    over one value, the key is applied only to the jobs.
     """
     parser = OverridesParser.create()
     parsed = [parser.parse_override(text) for text in texts]
@@ -132,13 +138,13 @@ def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
 
 
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
-    """Return Hydra's own refusal in our form."""
+    """Return a ConfigError with the first line of an error from Hydra or OmegaConf."""
     problem = cut(first_line(error))
     hint = "this launcher is a plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
     return ConfigError(" ".join(texts) or "configuration", None, problem, hint=hint)
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, without its full stop."""
+    """Return the first line of an error's message without its full stop, or the error's type if it is empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

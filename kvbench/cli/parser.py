@@ -1,4 +1,4 @@
-"""Hydra's parser of flags, made to work on every supported Python."""
+"""Hydra's parser of options, patched to work on all supported Python versions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hydra._internal.utils import get_args_parser
 
 @contextmanager
 def help_as_text() -> Iterator[None]:
-    """Let Hydra make its parser inside the block.
+    """Patch argparse inside the block so that Hydra can create its parser.
 
-    Python 3.14 looks into each flag's help when it is added, and that of Hydra 1.3's ``--shell-completion`` is an
-    object that only prints itself: there it gets a text instead.
+    Python 3.14 checks the help text of each option when it is added. The help of ``--shell-completion`` in Hydra 1.3 is
+    not a string and fails this check; it is replaced by one.
     """
     container: Any = argparse._ActionsContainer
     check = getattr(container, "_check_help", None)
@@ -36,6 +36,6 @@ def help_as_text() -> Iterator[None]:
 
 
 def hydra_parser() -> argparse.ArgumentParser:
-    """Make the parser of Hydra's own flags."""
+    """Return the parser of Hydra's own options."""
     with help_as_text():
         return get_args_parser()

@@ -1,4 +1,4 @@
-"""``python -m kvbench.report``: what runs are there, and what they gave. Reads files only; needs no torch."""
+"""``python -m kvbench.report``: lists, shows and compares stored runs. Only reads files; does not import torch."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from kvbench.results.store import DONE, RunStore, find_runs
 from kvbench.runner import sources
 from kvbench.util.requirements import exists
 
-#: samples of older code that --show names
+#: maximum number of samples of older code that --show lists
 SHOWN = 8
-#: groups of a configuration that a line of the list is made of
+#: groups of a configuration that a line of the list is computed from
 GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status; print errors to standard error."""
     arguments = _parser().parse_args(argv)
     try:
         return _main(arguments)
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # `... | head` has seen enough
+    except BrokenPipeError:  # for example `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -80,7 +80,7 @@ def _main(arguments: argparse.Namespace) -> int:
 
 
 def _skipped(store: RunStore) -> bool:
-    """Return True if a run cannot be shown, after printing the reason."""
+    """Return True if a run cannot be shown, and print the reason."""
     problem = store.problem()
     if problem:
         print(f"skipped: {problem}", file=sys.stderr)
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _find(stores: Sequence[RunStore], name: str) -> RunStore:
-    """Return the run whose id is `name` or begins with it (or whose second half does)."""
+    """Return the run whose id, or its second half, begins with `name`; raise KvbenchError unless exactly one does."""
     matches = [s for s in stores if s.run_id.startswith(name) or s.run_id.partition("-")[2].startswith(name)]
     exact = [s for s in matches if s.run_id == name]
     if len(exact or matches) == 1:
@@ -119,7 +119,7 @@ def _list(stores: Sequence[RunStore]) -> None:
     lines = [RunLine(name, record.read(run)) for name, run in zip(names, runs, strict=True)]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     chosen = columns(lines, LIST)
-    for column in chosen:  # texts take another line where the screen is narrow; figures never
+    for column in chosen:  # on a narrow terminal, texts wrap and figures do not
         table.add_column(column.name, no_wrap=not column.wraps, overflow="fold")
     for line in lines:
         table.add_row(*(column.cell(line).main for column in chosen if column.cell is not None))
@@ -127,9 +127,13 @@ def _list(stores: Sequence[RunStore]) -> None:
 
 
 def marked(store: RunStore, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return a run with ``status`` and ``older`` as they are for the code of now.
+    """Return the metrics of a run with ``status`` and ``older`` updated for the present code.
 
-    A run whose method or data set is not on this machine stays as it was stored.
+    They are unchanged if the run's `config.yaml` is missing or incomplete.
+
+    Args:
+        store: the run.
+        metrics: the content of its `metrics.json`.
     """
     config = store.config()
     if config is None or any(not isinstance(config.get(group), dict) for group in GROUPS):
@@ -143,7 +147,7 @@ def marked(store: RunStore, metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _begun(store: RunStore) -> dict[str, Any]:
-    """Return a row of the list for a run without `metrics.json`."""
+    """Return the metrics of a run without a valid `metrics.json`, for its line in the list."""
     written = store.config() or {}
     config = {group: value if isinstance(value := written.get(group), dict) else {} for group in GROUPS}
     try:
@@ -198,7 +202,7 @@ def _details(store: RunStore) -> None:
 
 
 def _code_details(store: RunStore, metrics: Mapping[str, Any]) -> None:
-    """Print which code made the samples, and which of them are of older code than now's."""
+    """Print the versions of the code that made a run's samples, and the samples made by older code."""
     counts = metrics.get("code")
     if not counts:
         return

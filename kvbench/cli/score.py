@@ -1,8 +1,8 @@
-"""``python -m kvbench.score``: scores of outputs that somebody else made, by LongBench's and GSM8K's own rules.
+"""``python -m kvbench.score``: scores outputs of other programs by the rules of LongBench and GSM8K.
 
-A file holds one JSON object a line: LongBench's form (``pred``, ``answers``, ``all_classes``, ``length``), or for
-GSM8K a response and its answer under any of the names in :data:`RESPONSES` and :data:`ANSWERS` (lm-evaluation-harness's
-sample logs too). Reads files only; needs no torch.
+A file contains one JSON object per line: for LongBench in its own form (``pred``, ``answers``, ``all_classes``,
+``length``), for GSM8K with a response and an answer under any of the names in :data:`RESPONSES` and :data:`ANSWERS`,
+which include those in sample logs of lm-evaluation-harness. Only reads files; does not import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvbench.tasks.longbench import EXTENDED
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
 from kvbench.util.requirements import check_writable, exists
 
-#: names under which a record may hold what the model said, and the reference
+#: accepted keys for the response of the model, and for the reference answer
 RESPONSES = ("pred", "response", "prediction", "model_output", "output", "resps")
 ANSWERS = ("answers", "answer", "target", "ground_truth", "reference")
 
@@ -36,7 +36,7 @@ _GSM8K = ("gsm8k", "gsm8k_logquant")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command and return the exit status; print errors to standard error."""
     arguments = _parser().parse_args(argv)
     try:
         if arguments.output is not None:
@@ -58,17 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the scores of a file, or of each file of a folder that is named for a task.
+    """Return the scores of a file, or of each file in a folder whose name is that of a task.
 
     Args:
-        path: a .jsonl, .json (.gz) file, or a folder of them.
-        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None: the file's name.
+        path: a .jsonl or .json file (also with .gz), or a folder of such files.
+        task: ``qasper``, ``qasper_e``, ``gsm8k``, ...; None: the name of the file without its suffix.
 
     Returns:
-        Task -> :func:`score_records`, and the files of a folder that are no task's.
+        Task -> scores (:func:`score_records`), and the names of the files in a folder that belong to no task.
 
     Raises:
-        KvbenchError: no such file or task; a record lacks a field.
+        KvbenchError: there is no such file or task, a folder has several files for a task, or a record is invalid.
     """
     exists(str(path), "path")
     single = data.is_file(path, "")
@@ -101,14 +101,20 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
 
 
 def score_records(task: str, records: Sequence[Record], where: str = "records") -> dict[str, Any]:
-    """Return the scores of one task's outputs.
+    """Return the scores of the outputs for one task.
+
+    Args:
+        task: name of the task.
+        records: the outputs, as in a file.
+        where: name of their origin, for messages.
 
     Returns:
-        ``{score, stderr, n, variants, buckets}``: on LongBench's scale of 0..100 (`score` rounded as its eval.py does);
-        ``variants`` are other readings of the same outputs; ``buckets`` LongBench-E's, for tasks that end in ``_e``.
+        ``{score, stderr, n, variants, buckets}``. Scores are from 0 to 100 and rounded to two digits, as by LongBench's
+        eval.py; ``variants`` are other scores of the same outputs; ``buckets`` are the scores by length of LongBench-E,
+        only for tasks whose names end in ``_e``.
 
     Raises:
-        KvbenchError: an unknown task, or a record without response or answer.
+        KvbenchError: the task is unknown, there are no records, or a record lacks a response or an answer.
     """
     places = (f"{where}, record {number}" for number in range(len(records)))
     return _score_placed(task, zip(places, records, strict=True), where)
@@ -127,7 +133,7 @@ def _check_known(task: str) -> None:
 
 
 def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
-    """Return what :func:`score_records` does, for records that follow their places."""
+    """Return the same as :func:`score_records`, for pairs of a record's place (for messages) and the record."""
     _check_known(task)
     score_one = _gsm8k if task in _GSM8K else _longbench
     rows = []
@@ -159,7 +165,7 @@ def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> 
 
 
 def known(task: str) -> bool:
-    """Return True if there is such a task."""
+    """Return True if `task` is a task of LongBench, LongBench-E or GSM8K."""
     return task in _GSM8K or task in longbench.METRICS or task in EXTENDED
 
 
@@ -209,7 +215,7 @@ def _field(record: Record, names: Sequence[str], where: str) -> Any:
 
 
 def _overall(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the plain mean of the tasks' scores, as papers average them, and the number of tasks."""
+    """Return the unweighted mean of the tasks' scores, as papers report it, and the number of tasks."""
     return {"mean": round(sum(entry["score"] for entry in scores.values()) / len(scores), 2), "tasks": len(scores)}
 
 

@@ -1,7 +1,7 @@
-"""``setting=...`` on the main command line: one setting, or with ``--multirun`` a list that is swept over.
+"""``setting=...`` on the main command line: one setting, or with ``--multirun`` a list of settings to sweep over.
 
-A single setting is spelled out as ``method=``, ``quantizer=`` and ``method.KEY=`` before Hydra sees it. A list is one
-axis of the sweep: Hydra carries each setting to its job as the key ``setting``, and the job spells it out.
+A single setting is expanded to ``method=``, ``quantizer=`` and ``method.KEY=`` before it is passed to Hydra. A list is
+one axis of the sweep: Hydra passes each setting to its job as the key ``setting``, and the job expands it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from kvbench.config.setting import Setting, parse_list, written
 from kvbench.errors import ConfigError
 
 KEY = "setting"
-#: keys that a setting stands for
+#: groups that a setting replaces
 COVERED = ("method", "quantizer")
 
 
 def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
-    """Return the settings that the overrides `texts` name; none where there is no ``setting=``.
+    """Return the settings in the overrides `texts`; an empty list without ``setting=``.
 
     Raises:
-        ConfigError: a setting cannot be read, stands beside ``method=`` or ``quantizer=``, or several stand outside a
-            sweep.
+        ConfigError: a setting cannot be parsed, is combined with ``method=`` or ``quantizer=``, or several are given
+            without ``--multirun``.
     """
     values = [text.partition("=")[2] for text in texts if _is_setting(text)]
     if not values:
@@ -46,7 +46,7 @@ def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
 
 
 def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
-    """Return the overrides once for each setting, spelled out; `texts` alone where they name none."""
+    """Return a list of overrides for each setting, with the setting expanded; just `texts` if they name none."""
     settings = chosen(texts, multirun)
     if not settings:
         return [list(texts)]
@@ -57,7 +57,7 @@ def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
 
 
 def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
-    """Return the overrides as Hydra takes them: one setting spelled out, several as a sweep over a key of their own."""
+    """Return the overrides for Hydra: a single setting expanded, several as a sweep over the key ``setting``."""
     settings = chosen(texts, multirun)
     if len(settings) < 2:
         return variants(texts, multirun)[0]
@@ -66,11 +66,11 @@ def for_hydra(texts: Sequence[str], multirun: bool) -> list[str]:
 
 
 def spelled_out(texts: Sequence[str], setting: str | None) -> tuple[list[str], list[str]]:
-    """Return a job's overrides as they were typed, and with the setting that Hydra carried to it spelled out.
+    """Return a job's overrides in two forms: as typed by the user, and with the setting expanded.
 
     Args:
-        texts: overrides of the job.
-        setting: the value of the key ``setting`` in its configuration; None where it has none.
+        texts: overrides of the job, as received from Hydra.
+        setting: value of the key ``setting`` in the job's configuration; None if it has none.
     """
     if setting is None:
         return list(texts), list(texts)
@@ -83,5 +83,5 @@ def _is_setting(text: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` in quotes of Hydra's grammar, whatever quotes it holds."""
+    """Return `text` quoted for Hydra's grammar, even if it contains both kinds of quotes."""
     return written(text) if "'" not in text or '"' not in text else "'" + text.replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""A sweep's record: one file per job, whichever process ran it, and the table of all."""
+"""The record of a sweep: a file per job, written by the process that ran it, and the table of all jobs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kvbench.errors import KvbenchError
 from kvbench.results.record import problem as problem_of
 from kvbench.util import atomic
 
-#: folder of the sweeps
+#: folder in which each sweep gets a folder of its own
 SWEEPS = Path("results/sweeps")
-#: environment variable that names a job's sweep; workers of a launcher inherit it
+#: environment variable with the id of the sweep, inherited by the workers of a launcher
 TOKEN = "KVBENCH_SWEEP_TOKEN"
 
 
 def new_folder() -> Path:
-    """Make and return a folder for one sweep, named after the time; two sweeps of one second get one each.
+    """Create and return a folder for a sweep, named after the current time, with a number if that name is taken.
 
     Raises:
-        KvbenchError: it cannot be made.
+        KvbenchError: the folder cannot be created.
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     for suffix in ("", *(f"_{i}" for i in range(2, 1000))):
@@ -42,23 +42,23 @@ def new_folder() -> Path:
 
 
 def begin() -> None:
-    """Give this sweep a name, which tells its records from another sweep's in the same folder."""
+    """Set a new id for this sweep, by which :func:`outcomes` ignores other sweeps' records in the same folder."""
     os.environ[TOKEN] = uuid.uuid4().hex
 
 
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
-    """Write the outcome of job `number`: ``status``, ``overrides``, and ``metrics`` or ``message``."""
+    """Write the outcome of job `number` (``status``, ``overrides``, ``message``, ``metrics``) to a file in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
     atomic.write(folder / f"job-{number:04d}.json", text.encode())
 
 
 def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-    """Return the outcomes of the jobs in order; report and skip files of another sweep and files that are no record.
+    """Return the outcomes of this sweep's jobs in order; report and skip other and damaged files.
 
     Args:
         folder: folder of the sweep.
-        say: receives a line for the user.
+        say: called with a line for the user about each file that is skipped.
     """
     records = []
     for path in sorted(folder.glob("job-*.json")):
@@ -71,7 +71,7 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
 
 
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
-    """Write the sweep's table into its folder as Markdown and CSV and return the former; raise OSError."""
+    """Write the table of a sweep to its folder as markdown and CSV; return the path of the markdown. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "table.csv", csv.encode())
     atomic.write(folder / "table.md", markdown.encode())
@@ -79,7 +79,7 @@ def keep_table(folder: Path, markdown: str, csv: str) -> Path:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """Return a record and an empty string, or the problem with it."""
+    """Return a job's outcome and the problem that excludes it, an empty string if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -92,7 +92,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
     sweep, metrics = content.get("sweep"), content.get("metrics")
     if sweep is not None:
         return content, "" if sweep == os.environ.get(TOKEN) else "is of another sweep"
-    if metrics is not None:  # of a worker that did not inherit the name, or of unknown origin
+    if metrics is not None:  # from a worker that did not inherit the id, or of unknown origin
         problem = problem_of(metrics)
         return content, f"is not a record of a job ({problem})" if problem else ""
     return content, ""

@@ -1,4 +1,4 @@
-"""The text of ``python -m kvbench --help``: every group with its choices, a line each, and how to combine them."""
+"""The text of ``python -m kvbench --help``: all groups with their options, one per line, and examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ One run is one model, method, quantizer and data set. Its row lands in results/r
 where it stopped.
 """
 
-#: how a model without a preset is named
+#: lines about models without a preset
 ANY_MODEL = (
     "  model=OWNER/NAME  any other model of the hub, such as Qwen/Qwen3-0.6B: context, dtype and chat template its own",
     "  model=./FOLDER    any checkpoint in a folder, likewise",
@@ -57,7 +57,7 @@ Exit status: 0 all runs ok, 1 one failed or ran out of memory, 2 the command lin
 
 
 def help_text(extra: Path | None = None) -> str:
-    """Return the whole help; `extra` is the folder of ``--config-dir``."""
+    """Return the whole help text, with the options in `extra`, the folder of ``--config-dir``."""
     known = groups()
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):
