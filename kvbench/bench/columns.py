@@ -14,8 +14,8 @@ Column = Callable[[Row, Row], Any]
 
 NOTES = {
     "tpot": "same: tokens alike, captured and eager, of those compared; x: TPOT to the roofline's; expected: the"
-    " roofline and what the kernels of a compiled step take beside their bytes; GB/s: weights (without the embedding"
-    " table) and keys and values in use over TPOT; %: of the ceiling; peak: GiB while decoding",
+    " roofline and what the kernels of a compiled step take in addition to their bytes; GB/s: weights (without the"
+    " embedding table) and keys and values in use over TPOT; %: of the ceiling; peak: GiB while decoding",
     "prefill": "GiB; medians. x: time to stock's (DynamicCache, sdpa), the search apart; above: peak less weights and"
     " the buffers of the cache; layer K/V: fresh keys and values of one layer",
     "memory": "GiB. KV: bytes of the whole batch in use; x: peak of decoding to weights + KV; roof: TPOT by the"

@@ -23,7 +23,7 @@ from kvbench.util.confdir import options
 #: command -> description
 COMMANDS = {
     "tpot": "seconds a token of a whole model, captured and eager",
-    "prefill": "time and peak of the prompt beside stock transformers'",
+    "prefill": "time and peak of the prompt, compared with stock transformers'",
     "memory": "peaks, bytes and throughput against the batch until memory ends",
 }
 
@@ -96,8 +96,8 @@ def _add_steps(parser: argparse.ArgumentParser, command: str) -> None:
     add = parser.add_argument
     graphs = "never" if command == "prefill" else "always"
     add("--graphs", choices=["always", "never"], default=graphs, help=f"captured steps (default: {graphs})")
-    add("--eager", action="store_true", help="eager steps too, beside captured ones")
-    add("--eager-only", action="store_const", const="never", dest="graphs", help="eager steps alone")
+    add("--eager", action="store_true", help="eager steps too, in addition to captured ones")
+    add("--eager-only", action="store_const", const="never", dest="graphs", help="eager steps only")
     add("--compile", action="store_true", help="torch.compile of the layers around attention")
     add("--profile", action="store_true", help="the time of a captured step by kind of kernel")
     if command == "tpot":

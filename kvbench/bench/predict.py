@@ -98,7 +98,10 @@ def add_parser(commands: Any) -> None:
     add("--weight-group", type=number, default=128, help="weights that share scale and minimum, below 16 bits")
     add("--acceptance", type=share, default=0.9, help="probability that a drafted token is accepted (quantspec)")
     add(
-        "--overhead-us", type=duration, default=0.0, help="time of a layer beside its bytes and FLOPs; 0: pure roofline"
+        "--overhead-us",
+        type=duration,
+        default=0.0,
+        help="time of a layer in addition to its bytes and FLOPs; 0: pure roofline",
     )
     add("--prefill-chunk", type=tokens, metavar="N", help="tokens of a prompt that are read at once; default: all")
     add(
@@ -130,7 +133,7 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
     if all(own):
         if args.memory_gb is None:
             raise ConfigError(
-                "--memory-gb", None, "is missing beside --bandwidth-TBs and --tflops", hint="--memory-gb 80"
+                "--memory-gb", None, "is required with --bandwidth-TBs and --tflops", hint="--memory-gb 80"
             )
         return [own_gpu(args.bandwidth_TBs, args.tflops, args.memory_gb)]
     if any(own):
@@ -345,8 +348,8 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
         lines.append((*name, *time, row.bound, 100 * row.kv_share, *sizes))
     groups = ", all prompts read together" if args.prefill_rows is None else ", prompts read in groups"
     notes = [
-        "A roofline: no step can be faster. Expected: with what the kernels of a compiled step take beside their bytes,"
-        f" {KERNELS} a layer."
+        "A roofline: no step can be faster. Expected: with what the kernels of a compiled step take in addition to"
+        f" their bytes, {KERNELS} per layer."
     ]
     notes += [f"KV % is of fp16; max B: most sequences that fit{groups}."]
     if any(row.draft_s is not None for row in found):

@@ -147,7 +147,7 @@ class Meter:
         self._warm = True
 
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
-        """Return the token ids of prompts of `prompt` tokens, ``[batch, prompt]``, and their description for a cache."""
+        """Return token ids ``[batch, prompt]`` of exactly `prompt` tokens each, and their description for the cache."""
         texts = filled(self.tokenizer, prompt, batch, self.how.seed)
         ids = torch.tensor(texts.ids, device=self.device)
         return ids, Prompts([0] * batch, [prompt] * batch, texts.contexts, texts.queries, ids, self.tokenizer.decode)
