@@ -1,9 +1,9 @@
-"""Captured decoding: a decode step recorded as a CUDA graph once, replayed for every token.
+"""Captured decoding: a decode step is recorded once as a CUDA graph and replayed for every token.
 
-An eager step costs the host tens of milliseconds of launches whatever the GPU does; a replayed one costs what the GPU
-needs. Between two replays the host settles the cache (a method's flushes are ordinary launches on the same stream) and
-updates a table; it stays one step ahead, so the device does not wait for it. Tokens come back by a copy that the host
-awaits one step late: where a row ends, one step too many was begun, and it is taken back.
+In an eager step the host spends tens of milliseconds on launches, whatever the GPU needs; a replayed step takes only
+the GPU's time. Between two replays the host settles the cache (a method's flushes are ordinary launches on the same
+stream) and updates a table. It stays one step ahead, so the device does not wait for it: it reads a step's tokens only
+after queueing the next step. When the last row ends, one step too many has therefore been started and is rolled back.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from kvbench.util.failures import is_out_of_memory
 
 Graphs = Literal["auto", "always", "never"]
 
-#: steps from which on a capture, about a second, is worth its time
+#: smallest number of steps for which a capture, which takes about a second, is worth its time
 WORTH = 64
-#: steps that the host may be ahead of the tokens that it has seen
+#: largest number of steps that are queued before the host has seen their tokens
 AHEAD = 2
-#: runs before a capture: kernels are compiled and work space is allocated in them
+#: runs before a capture, in which kernels are compiled and workspaces allocated
 WARM_UPS = 2
 
 
 class NotCaptured(Exception):
-    """Error of a step that cannot be captured; its message is the reason, for the result row."""
+    """Error raised if a step cannot be captured; its message is the reason, for the result row."""
 
 
 def refuses(
@@ -53,7 +53,14 @@ def refuses(
     device: torch.device,
     speculation: Speculation | None = None,
 ) -> str | None:
-    """Return why `steps` decode steps are not to be captured, as far as known beforehand; None if they may be."""
+    """Return a reason, known before trying, not to capture decode steps; None if there is none.
+
+    Args:
+        graphs: the user's choice: with ``auto``, fewer than :data:`WORTH` steps are not captured.
+        steps: number of steps to come.
+        device: device of the tokens.
+        speculation: settings of speculative decoding, if any.
+    """
     if graphs == "never":
         return "runtime.graphs=never"
     if device.type != "cuda":
@@ -70,16 +77,16 @@ def refuses(
 
 
 class Captured:
-    """A pass that has been recorded.
+    """A forward pass that is captured as a CUDA graph and replayed.
 
     Args:
-        step: what is recorded.
+        step: the pass to capture.
         compile: compile everything around attention (:mod:`kvbench.decoding.compiled`).
-        capture: record a CUDA graph; False: run the recorded step's code each time (for tests on a CPU).
+        capture: capture a CUDA graph; False: run the pass's code at each replay instead (for tests on a CPU).
 
     Attributes:
-        seconds: spent on warm-ups and captures.
-        captures: how many there were.
+        seconds: seconds spent on warm-ups and captures.
+        captures: number of captures so far.
     """
 
     def __init__(self, step: Recorded, *, compile: bool = False, capture: bool = True) -> None:
@@ -89,18 +96,18 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """The kind of step, for the result row: ``graph``, ``graph, compiled``, or why it is not compiled."""
+        """How steps are run, for the result row: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)
         return "graph, compiled" if layers else "graph (not compiled: no list of decoder layers)"
 
     def first(self) -> None:
-        """Do the bookkeeping of the first step and record it; the step itself is yet to be replayed.
+        """Do the bookkeeping of the first step and capture the pass; :meth:`replay` then runs the step.
 
         Raises:
-            NotCaptured: with the cache as it was before.
-            torch.OutOfMemoryError: there is no room for it.
+            NotCaptured: the pass cannot be captured; the cache is left as it was.
+            torch.OutOfMemoryError: there is not enough memory for the capture.
         """
         cache, before = self.step.cache, self.step.cache.get_seq_length()
         started = time.perf_counter()
@@ -119,10 +126,10 @@ class Captured:
             raise NotCaptured(reason(error)) from error
 
     def next(self) -> None:
-        """Do the bookkeeping of the next step, and record anew if a buffer has moved or a new format has come up.
+        """Do the bookkeeping of the next step, and capture again if a buffer has moved or a new format has appeared.
 
         Raises:
-            CacheError: that did not succeed.
+            CacheError: the step can no longer be captured.
         """
         try:
             self.step.advance()
@@ -136,7 +143,7 @@ class Captured:
             ) from error
 
     def replay(self) -> None:
-        """Queue the step that bookkeeping was done for."""
+        """Queue the step for which :meth:`first` or :meth:`next` did the bookkeeping."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -148,13 +155,13 @@ class Captured:
     def _record(self) -> None:
         started = time.perf_counter()
         step = self.step
-        self._graph = None  # its memory is free before the next capture
+        self._graph = None  # frees its memory before the next capture
         if self.capture:
             stream = side_stream(step.device)
             with torch.cuda.device(step.device), recording(step.model, step.serve):
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
-                    rehearse(step)  # as it is: finds out what cannot be served before anything is compiled
+                    rehearse(step)  # without compilation first, which finds what cannot be served
                 with compiled.around(step.model, self.compile, rows=step.tokens.numel()):
                     with torch.cuda.stream(stream):
                         for _ in range(WARM_UPS):
@@ -170,10 +177,10 @@ class Captured:
 
 
 def rehearse(step: Recorded) -> None:
-    """Run a pass and put back what it changed.
+    """Run a pass and restore the inputs that it changed.
 
-    Between any two runs, not after the last: for a step after the last one there is nothing to draw with and no place
-    to write a draft to, and a GPU ends the process where an index is out of bounds.
+    Without that, repeated runs would count past the last step, for which there are no random numbers and no room for
+    its draft; an index out of bounds on a GPU ends the process.
     """
     copies = [x.clone() for x in step.changed()]
     step.run()
@@ -183,18 +190,22 @@ def rehearse(step: Recorded) -> None:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which a device's passes are recorded: one, as kernels keep work space for each stream."""
+    """Return the stream for captures on a device; always the same one, as kernels keep a workspace per stream."""
     return torch.cuda.Stream(device)
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of an error's message, at most 200 characters; its class name if there is no message."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
 
 
 class Tokens:
-    """Tokens on their way from the device to the host."""
+    """A queue of copies of tokens from the device to the host.
+
+    Args:
+        source: the tensor with the newest tokens, which every step overwrites.
+    """
 
     def __init__(self, source: Tensor) -> None:
         self.source = source
@@ -205,7 +216,7 @@ class Tokens:
         return len(self._waiting)
 
     def fetch(self) -> None:
-        """Ask for the tokens of the step that was queued last."""
+        """Queue a copy of the tokens of the step that was queued last."""
         cuda = self.source.is_cuda
         with torch.inference_mode(False):
             room = self._free.pop() if self._free else torch.empty(self.source.shape, dtype=torch.long, pin_memory=cuda)
@@ -216,7 +227,7 @@ class Tokens:
         self._waiting.append((room, event))
 
     def wait(self) -> list[int]:
-        """Return the tokens that were asked for first, once they are here."""
+        """Wait for the oldest queued copy and return its tokens, one for each row."""
         room, event = self._waiting.popleft()
         if event is not None:
             event.synchronize()
@@ -225,22 +236,24 @@ class Tokens:
 
 
 def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
-    """Continue from the first new token until every row has ended; the tokens are in `stopping`.
+    """Continue from the first new token by replays until every row has ended; the tokens are in `stopping`.
 
     Args:
-        captured: after :meth:`Captured.first`.
+        captured: the captured step, after :meth:`Captured.first`.
         token: first new token of each row, ``[B]``.
+        stopping: collects the tokens and says which rows have ended.
+        max_new_tokens: limit for every row, the first token included.
 
     Returns:
-        Seconds from one step's tokens to the next's, as the host received them.
+        Seconds of each step: from the arrival of the previous step's tokens on the host to that of its own.
 
     Raises:
-        CacheError: a step could be captured no longer.
-        NonFiniteError: the method packed NaN or Inf; one or two steps late.
+        CacheError: a step could no longer be captured, or the model did not use the cache.
+        NonFiniteError: the method packed NaN or Inf; raised one or two steps later.
     """
     step, total = captured.step, max_new_tokens - 1
     cache = step.cache
-    width = cache.get_seq_length() - 1  # the first step's token is held already
+    width = cache.get_seq_length() - 1  # Captured.first has already added the first step's token
     stopping.take(token.tolist())
     tokens, steps, begun = Tokens(step.tokens), [], 0
     last = time.perf_counter()
@@ -249,7 +262,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
             if begun:
                 before = captured.seconds
                 captured.next()
-                last += captured.seconds - before  # recording is in no step's time
+                last += captured.seconds - before  # captures do not count as time of a step
             captured.replay()
             tokens.fetch()
             begun += 1
@@ -269,7 +282,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
 
 def uniforms(sampling: Sampling, generators: Sequence[torch.Generator], steps: int) -> Tensor | None:
-    """Return the numbers that `steps` tokens of each row are drawn with, fp32 ``[steps, B]``; None if greedy."""
+    """Return the random numbers for drawing `steps` tokens of each row, fp32 ``[steps, B]``; None if greedy."""
     if sampling.temperature == 0.0:
         return None
     return torch.stack([torch.cat([torch.rand(1, generator=g) for g in generators]) for _ in range(steps)])

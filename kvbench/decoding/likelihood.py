@@ -1,4 +1,4 @@
-"""The likelihood of the reference answer on the cached prompt: graded where exact match is saturated."""
+"""The likelihood of the reference answer after the cached prompt, a finer measure than exact match."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def answer_nll(
 ) -> list[tuple[float, int]]:
     """Return the negative log-likelihood of each row's answer, teacher-forced on a copy of the cache.
 
-    The answer runs in one forward pass on the state that the prompt left, so its tokens see each other exact.
+    The whole answer is one forward pass, so its tokens see each other in full precision.
 
     Args:
-        cache: after the prefill; left as it is.
-        logits: of the prompt's last token, ``[B, V]``.
+        cache: the cache after the prefill; it is not changed.
+        logits: logits of the prompt's last token, ``[B, V]``.
         answer_ids: tokens of each row's answer (may be empty).
-        mask: ``[B, T]`` of the padded prompts, or None.
+        mask: attention mask of the prompts, ``[B, T]``; None: no padding.
 
     Returns:
-        For each row the sum in nats and the number of tokens.
+        For each row the sum over its answer's tokens, in nats, and the number of tokens.
     """
     longest = max((len(a) for a in answer_ids), default=0)
     if longest == 0:

@@ -1,10 +1,10 @@
-"""Linear layers of a step with a single row: products of a matrix and a vector, as one operation for ``torch.compile``.
+"""Linear layers of a step with a single row: matrix-vector products, as one operation for ``torch.compile``.
 
-Such a product is bound by reading its matrix. The compiler's own kernels for it depend on a search that measures, and
-steps of 8.2 ms with them took 0.44 ms more in another process; libraries write theirs for many rows. The kernel here
-(:mod:`kvbench.decoding.matvec_kernel`) asks for all that a program reads before it sums, in shapes that are fixed
-(``python -m kvbench.bench products``; results/h200/README.md). fp32, and what it cannot read (:func:`served`), go to
-torch's library.
+The time of such a product is that of reading its matrix. The compiler chooses its own kernels by timing candidates, so
+they differ between processes: steps of 8.2 ms took 0.44 ms more in another process. Libraries optimise for many rows.
+The kernel here (:mod:`kvbench.decoding.matvec_kernel`) has fixed block shapes and requests everything that a program
+reads before it sums (``python -m kvbench.bench products``; results/h200/README.md). Products in fp32, and those that it
+cannot compute (:func:`served`), go to torch's library.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor, library, nn
 
-#: (most columns, (rows and columns of a program at a time, warps)), as measured on an H200
+#: pairs of a largest number of columns and the (rows of a program, columns at a time, warps) to use, as measured on an
+#: H200
 SHAPES = ((8192, (2, 2048, 4)), (1 << 30, (4, 2048, 8)))
 
-#: columns up to which a program asks for all that it reads at once; beyond them it would run out of registers
+#: number of columns up to which a program requests everything that it reads at once; with more, registers would not
+#: suffice
 UNROLLED = 16384
 
 
 @library.custom_op("kvbench::matvec", mutates_args=())
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply ``x`` ``[..., K]`` by ``weight`` ``[N, K]`` and add ``bias`` ``[N]``: ``[..., N]``. Has no gradient."""
+    """Return ``x`` ``[..., K]`` times the transpose of ``weight`` ``[N, K]`` plus ``bias`` ``[N]``: ``[..., N]``.
+
+    The operation has no gradient.
+    """
     return launch(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
 
 
@@ -35,7 +40,11 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Return True if the kernel computes it: a single row on a GPU in 16 bits, in memory as it reads it."""
+    """Return True if the kernel can compute the product.
+
+    It needs a single row, 16-bit dtypes and a GPU for which it compiles; contiguous columns, a multiple of 8; and rows
+    of the matrix that begin at multiples of 16 bytes.
+    """
     rows, columns = weight.shape
     return (
         x.is_cuda
@@ -55,7 +64,7 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 @cache
 def kernels(device: torch.device) -> bool:
-    """Return True if Triton is installed and compiles for this GPU."""
+    """Return True if Triton is installed, is not interpreting kernels, and supports this GPU."""
     try:
         import triton
     except ImportError:
@@ -65,7 +74,11 @@ def kernels(device: torch.device) -> bool:
 
 @lru_cache(maxsize=256)
 def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: torch.device) -> bool:
-    """Return True if the kernel compiles for such a matrix; if not, warn once with the reason."""
+    """Return True if the kernel compiles for a matrix ``[rows, columns]``; if not, warn once with the reason.
+
+    Args:
+        bias: whether a bias is added.
+    """
     x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
     try:
         launch(x, weight.expand(rows, columns).as_strided((rows, columns), (0, 1)), x.new_empty(rows) if bias else None)
@@ -79,7 +92,7 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Launch the kernel for arguments that :func:`served` accepts."""
+    """Launch the kernel and return the product; the arguments must be ones that :func:`served` accepts."""
     from kvbench.decoding.matvec_kernel import product
 
     rows, columns = weight.shape
@@ -106,5 +119,5 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shape(columns: int) -> tuple[int, int, int]:
-    """Return rows and columns that a program processes at a time, and its warps, for so many columns."""
+    """Return, for a matrix with `columns` columns, a program's rows, its columns at a time, and its warps."""
     return next(shape for most, shape in SHAPES if columns <= most)

@@ -1,4 +1,4 @@
-"""Product of a matrix and a vector that reads the matrix as fast as the memory gives it (Triton)."""
+"""A Triton kernel for matrix-vector products that reads the matrix at close to memory bandwidth."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 
@@ -12,7 +12,7 @@ import triton.language as tl
 def part(
     total, x, begin, first, column, row, rows, K: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr
 ):  # fmt: skip
-    """Add the products of the columns ``first + column`` to `total`."""
+    """Return `total` plus the products of matrix and vector at the columns ``first + column``."""
     if WHOLE and EXACT:
         w = tl.load(begin + first, eviction_policy="evict_first")
     else:
@@ -28,12 +28,14 @@ def product(
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     BIAS: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Compute ``out[n] = sum_k weight[n, k] x[k] + bias[n]`` in fp32; a program takes ROWS rows.
+    """Compute ``out[n] = sum_k weight[n, k] x[k] + bias[n]`` in fp32; each program computes ROWS elements.
 
     Args:
-        x: ``[K]``. weight: ``[rows, K]`` with `stride` elements from row to row. bias (``BIAS``), out: ``[rows]``.
-        BLOCK: columns that are asked for at once. WHOLE: BLOCK divides K. EXACT: ROWS divides rows.
-        UNROLL: all that a program reads is under way before the first number is here.
+        x: ``[K]``. weight: ``[rows, K]`` with `stride` elements from row to row. bias, out: ``[rows]``.
+        ROWS: rows of a program. EXACT: ROWS divides rows.
+        BLOCK: columns that are read at once. WHOLE: BLOCK divides K.
+        BIAS: whether to add the bias.
+        UNROLL: unroll the loop over columns, so that a program requests everything it reads before it sums.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)

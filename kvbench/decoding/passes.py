@@ -1,7 +1,7 @@
-"""Forward passes over a kvbench cache: the prompt, a step of new tokens, and the check that the model used the cache.
+"""Forward passes with a kvbench cache: the prompt, a step of new tokens, and the check that the model used the cache.
 
-kvbench runs its own loops because transformers' ``generate`` may replace a foreign cache without a word (Phi-3 longrope
-past its original length) and cannot say which prefill chunk is the last.
+kvbench has its own loops because transformers' ``generate`` may silently replace a foreign cache (Phi-3 longrope beyond
+its original length) and does not tell the cache which prefill chunk is the last.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kvbench.cache import KVCache
 from kvbench.decoding.slices import sliced
 from kvbench.errors import CacheError, NonFiniteError
 
-#: prompts that are run in one forward pass
+#: number of prompts in one forward pass (:func:`groups`)
 Rows = int | Literal["auto"] | None
-#: tokens of a pass over several prompts: more make it no faster, only larger
+#: number of tokens of a pass over several prompts; with more it needs more memory but is no faster
 TOGETHER = 16384
 
 
@@ -31,15 +31,21 @@ def prefill(
     chunk: int | None = None,
     rows: Rows = "auto",
 ) -> Tensor:
-    """Run the prompt ``[B, T]``; logits of its last token, ``[B, V]``. Every token attends to exact keys and values.
+    """Run the prompts and return the logits of their last tokens, ``[B, V]``.
+
+    Tokens attend to exact keys and values, unless the method's prompt reads quantized ones (``quantized_prefill``).
 
     Args:
-        chunk: tokens a forward pass; None: the whole prompt at once.
-        rows: prompts a forward pass (:func:`groups`): the memory of a pass, packed cache apart, grows with them.
+        cache: a fresh cache, which holds the prompts afterwards.
+        input_ids: prompts ``[B, T]``, padded on the left.
+        mask: attention mask ``[B, T]``; None: no padding.
+        chunk: tokens per forward pass; None: the whole prompt at once.
+        rows: prompts per forward pass (:func:`groups`). A pass's memory, apart from the packed cache, is proportional
+            to it.
 
     Raises:
         CacheError: the cache was used before, or the model used another one.
-        NonFiniteError: the logits are not numbers, so every answer would be the token 0.
+        NonFiniteError: logits are NaN or +Inf, so that every answer would consist of token 0.
     """
     logits = _prompt(model, cache, input_ids, mask, chunk, rows)
     bad = (torch.isnan(logits) | torch.isposinf(logits)).any(-1).nonzero()
@@ -91,12 +97,15 @@ def _prompt(
 
 
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
-    """Return the rows whose prompts are run together.
+    """Return the groups of rows whose prompts are run in one forward pass each.
+
+    There is a single group if the cache does not support several: with keys stored before RoPE, with prompts that read
+    quantized keys and values, or with padding that was not declared when the cache was made.
 
     Args:
-        rows: so many at a time; ``auto``: as many as make :data:`TOGETHER` tokens; None: all of them. All at once where
-            the cache cannot take them in groups: keys before RoPE, prompts read through what is stored, padding that
-            it does not know.
+        batch, width: shape of the prompts.
+        mask: attention mask of the prompts; None: no padding.
+        rows: rows of a group; ``auto``: as many as have :data:`TOGETHER` tokens, at least 1; None: all rows.
     """
     if rows == "auto":
         rows = max(1, TOGETHER // width)
@@ -119,7 +128,13 @@ def forward(
     *,
     all_logits: bool = False,
 ) -> Tensor:
-    """Run one forward pass of new tokens ``[B, q]``; logits ``[B, q, V]`` (``[B, 1, V]`` unless `all_logits`)."""
+    """Run one forward pass of new tokens and return their logits.
+
+    Args:
+        input_ids: new tokens ``[B, q]``. positions: their positions ``[B, q]``.
+        mask: attention mask ``[B, T + q]`` of cached and new columns; None: no padding.
+        all_logits: return the logits of all new tokens, ``[B, q, V]``, not only the last one's, ``[B, 1, V]``.
+    """
     keep = {} if all_logits else {"logits_to_keep": 1}
     return model(
         input_ids=input_ids,
@@ -132,7 +147,7 @@ def forward(
 
 
 def check_cache(cache: KVCache, expected: int) -> None:
-    """Raise CacheError unless the cache has seen `expected` columns: the model must not have replaced it."""
+    """Raise CacheError unless the cache has seen `expected` columns; otherwise the model has used another cache."""
     if cache.get_seq_length() != expected:
         raise CacheError(
             f"the cache holds {cache.get_seq_length()} tokens where {expected} went through the model: the model used "
@@ -141,7 +156,7 @@ def check_cache(cache: KVCache, expected: int) -> None:
 
 
 def now(tensor: Tensor) -> float:
-    """Return the host's clock once everything queued on the tensor's device is done."""
+    """Wait until the tensor's device has finished all queued work, then return the host's clock in seconds."""
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)
     return time.perf_counter()
