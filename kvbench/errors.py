@@ -86,15 +86,15 @@ class NonFiniteError(KvbenchError):
 
 
 class CacheError(KvbenchError):
-    """A cache was used in a way that it does not support, for example a rollback past its exact tokens."""
+    """A use of a cache that it does not support, for example a rollback past its exact tokens."""
 
 
 class ModelError(KvbenchError):
-    """A model cannot be loaded or used: no weights, no network, gated access, or an unsupported architecture."""
+    """A model that cannot be loaded or used: no weights, no network, gated access, or an unsupported architecture."""
 
 
 class DataError(KvbenchError):
-    """A data set cannot be fetched or read: no network, a damaged file, or a missing field."""
+    """A data set that cannot be fetched or read: no network, a damaged file, or a missing field."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:

@@ -42,11 +42,11 @@ from kvbench.errors import CombinationError, ConfigError
 from kvbench.methods.load import true_name
 from kvbench.util.confdir import conf_dir, groups, options
 
-#: maximum number of combinations of options whose keys are checked in advance; others are checked when a job starts
+#: maximum number of combinations of choices whose keys are checked in advance; others are checked when a job starts
 MAX_COMBINATIONS = 256
-#: command that lists all options of all groups
+#: command that lists all choices of all groups
 HELP = "python -m kvbench --help"
-#: keys that only the YAML file of an option may set, so that names are unambiguous; with what to type instead
+#: keys that only the YAML file of a choice may set, so that names are unambiguous; with what to type instead
 FIXED = {
     "method._target_": "method=NAME; a class of your own: --config-dir DIR with method/foo.yaml",
     "method.takes": "which quantizers a method takes is its class's: method=NAME with a quantizer of `--help`",
@@ -63,7 +63,7 @@ class Composer:
     """Composer of configurations from overrides, which it checks.
 
     Args:
-        extra: the folder of ``--config-dir``, with additional options for the groups, or None.
+        extra: the folder of ``--config-dir``, with additional choices for the groups, or None.
 
     Raises:
         ConfigError: `extra` is not such a folder, or a file in it is invalid.
@@ -221,7 +221,7 @@ class Composer:
                 )
 
     def _check_leaves(self, leaves: Sequence[Override], chosen: Sequence[Override]) -> None:
-        """Raise ConfigError for a key that cannot be set, or that a combination of the chosen options lacks."""
+        """Raise ConfigError for a key that cannot be set, or that a combination of the choices lacks."""
         if not leaves:
             return
         for override in leaves:
@@ -290,7 +290,7 @@ def to_plain(config: DictConfig, resolve: bool = True) -> dict[str, Any]:
 
 
 def _combinations(chosen: Sequence[Override]) -> Iterator[list[str]]:
-    """Yield all combinations of the options that overrides of groups choose, each as a list of overrides."""
+    """Yield all combinations of the choices that overrides of groups choose, each as a list of overrides."""
     axes = []
     for override in chosen:
         swept = override.is_sweep_override()

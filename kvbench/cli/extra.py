@@ -25,11 +25,11 @@ OPTION = "--config-dir"
 
 
 def check_folder(folder: Path) -> None:
-    """Check a folder with additional options for configuration groups.
+    """Check a folder with additional choices for configuration groups.
 
     Raises:
         ConfigError: `folder` is not a folder or contains no group's folder; or a file in it is damaged or too large,
-            has the name of a built-in option, or sets other groups than its own.
+            has the name of a built-in choice, or sets other groups than its own.
     """
     try:
         is_folder = folder.is_dir()
@@ -57,7 +57,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_file(path: Path, group: str) -> None:
-    """Check the YAML file of an option of `group`.
+    """Check the YAML file of a choice of `group`.
 
     Raises:
         ConfigError: as :func:`check_folder`.
@@ -132,7 +132,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
 
 
 def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an option sets other groups than its own, which only files in experiment/ may do."""
+    """Raise ConfigError if a choice sets other groups than its own, which only files in experiment/ may do."""
     if group == "experiment":
         return
     package = re.search(r"^#\s*@package\s+(\S+)", text, flags=re.MULTILINE)
@@ -146,7 +146,7 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
     if not isinstance(defaults, list):
         raise _refusal(path, "its defaults are no list", "defaults: [_self_]")
     for item in defaults:
-        if isinstance(item, str):  # another option of the same group
+        if isinstance(item, str):  # another choice of the same group
             continue
         for key in item if isinstance(item, Mapping) else ():
             target = str(key).removeprefix("override ").strip().lstrip("/").partition("@")[0]

@@ -80,7 +80,7 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the configuration of each job that the overrides describe.
 
     Raises:
-        ConfigError: an option, key or value is wrong.
+        ConfigError: a choice, key or value is wrong.
     """
     composer = Composer()
     jobs = composer.check(overrides, multirun=True)

@@ -17,10 +17,10 @@ from kvbench.util.schema import field_names, unknown
 
 
 class Keys:
-    """The keys that configurations can have, by group and option.
+    """The keys that configurations can have, by group and choice.
 
     Args:
-        groups: names of the options of each group.
+        groups: names of the choices of each group.
         extra: the folder of ``--config-dir``, or None.
     """
 
@@ -39,7 +39,7 @@ class Keys:
             if group in self.groups:
                 near = nearest(option, self.groups[group])
                 raise ConfigError(key, shown, "is not a group", hint=f"{group}={near or self.groups[group][0]}")
-        if not dot and top in GROUPS:  # a group with keys but without options, such as `decoding`
+        if not dot and top in GROUPS:  # a group with keys but without choices, such as `decoding`
             raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
         if top in GROUPS and rest:
             return
@@ -57,7 +57,7 @@ class Keys:
         return options(group, self.extra) if group in self.groups else {}
 
     def _homes(self, name: str, groups: Sequence[str] = GROUPS) -> list[str]:
-        """Return ``GROUP.name`` for each group in which some option has the key `name`."""
+        """Return ``GROUP.name`` for each group in which some choice has the key `name`."""
         homes = [f"decoding.{name}"] if "decoding" in groups and name in field_names(DecodingConfig) else []
         for group in groups:
             if any(name in _yaml(path) for path in self._files(group).values()):
@@ -86,7 +86,7 @@ class Keys:
             raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
 
     def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
-        """Return a hint that another option of the group, or another group, has a similar key; empty if none has."""
+        """Return a hint that another choice of the group, or another group, has a similar key; empty if none has."""
         if len(path) != 1:
             return ""
         group = path[0]

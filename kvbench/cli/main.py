@@ -125,7 +125,7 @@ def _main(argv: list[str]) -> int:
     if arguments.help:
         show(help_text(extra))
         return 0
-    # the default, which Hydra does not accept as an option
+    # the default, which Hydra does not accept as a choice
     overrides = [text for text in arguments.overrides if text != "experiment=null"]
     if arguments.hydra_help:
         return _hydra(arguments.argv(overrides))

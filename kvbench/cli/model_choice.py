@@ -1,7 +1,7 @@
 """Models on the command line without a YAML file: placeholders for Hydra, filled after composition.
 
-Hydra accepts only options that it can look up. A repository or folder after ``model=`` is therefore registered in
-memory as an option with the default keys of the group (:data:`kvbench.models.by_name.PLAIN`); launchers pass it on to
+Hydra accepts only choices that it can look up. A repository or folder after ``model=`` is therefore registered in
+memory as a choice with the default keys of the group (:data:`kvbench.models.by_name.PLAIN`); launchers pass it on to
 their workers. After composition, :func:`filled` adds the values from the checkpoint's files.
 """
 
@@ -23,7 +23,7 @@ from kvbench.util.confdir import conf_dir, options
 
 
 def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None = None) -> None:
-    """Register a repository or folder as an option of Hydra's group `model`; do nothing for a preset.
+    """Register a repository or folder as a choice of Hydra's group `model`; do nothing for a preset.
 
     Args:
         choice: the value of ``model=`` as parsed by Hydra, quotes included.

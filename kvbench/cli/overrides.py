@@ -119,7 +119,7 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Return the overrides for a sweep over options of a group, with single values written as ``KEY=choice(VALUE)``.
+    """Return the overrides for a sweep over choices of a group, with single values written as ``KEY=choice(VALUE)``.
 
     Hydra first composes a configuration for the sweep itself from the overrides that are not swept. With
     ``dataset=a,b dataset.path=X``, this applies `path` to the default data set, which may not have that key. As a sweep

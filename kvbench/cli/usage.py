@@ -1,4 +1,4 @@
-"""The text of ``python -m kvbench --help``: all groups with their options, one per line, and examples."""
+"""The text of ``python -m kvbench --help``: all groups with their choices, one per line, and examples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Exit status: 0 all runs ok, 1 one failed or ran out of memory, 2 the command lin
 
 
 def help_text(extra: Path | None = None) -> str:
-    """Return the whole help text, with the options in `extra`, the folder of ``--config-dir``."""
+    """Return the whole help text, with the choices in `extra`, the folder of ``--config-dir``."""
     known = groups()
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):

@@ -56,7 +56,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 class DamagedFile(ModelError):
-    """A checkpoint's file cannot be read or contains impossible values."""
+    """A file of a checkpoint that cannot be read or contains impossible values."""
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:
         self.file, self.problem, self.hint = file, problem, hint

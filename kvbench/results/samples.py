@@ -36,7 +36,7 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """A result could not be written (disk full, quota, I/O error); earlier results stay readable."""
+    """A result that could not be written (disk full, quota, I/O error); earlier results stay readable."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         if error.errno == errno.ENOENT:
@@ -60,7 +60,7 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """A results file exists but cannot be read: it is a folder or a loop of links, no permission, or an I/O error."""
+    """A results file that exists but cannot be read: a folder, a loop of links, no permission, or an I/O error."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(

@@ -20,7 +20,7 @@ _SCALARS[float] = ("number", "number")
 
 
 class ShapeError(ValueError):
-    """JSON content does not fit the tree; the message names the key."""
+    """JSON content that does not fit the dataclass; the message names the key."""
 
 
 def key(

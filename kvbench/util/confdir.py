@@ -28,11 +28,11 @@ def groups() -> list[str]:
 
 
 def options(group: str, extra: Path | None = None) -> dict[str, Path]:
-    """Return the options of a group with their files, such as ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
+    """Return the choices of a group with their files, such as ``{"mini": .../dataset/mini.yaml, "mini/full": ...}``.
 
     Args:
         group: a folder of :func:`conf_dir`.
-        extra: another configuration folder (``--config-dir``), whose options are added.
+        extra: another configuration folder (``--config-dir``), whose choices are added.
     """
     choices: dict[str, Path] = {}
     for folder in (conf_dir() / group, *([extra / group] if extra else [])):
@@ -41,7 +41,7 @@ def options(group: str, extra: Path | None = None) -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """Return the description of an option: the first comment in its YAML file other than ``# @package``; else empty."""
+    """Return the description of a choice: the first comment in its YAML file other than ``# @package``; else empty."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
             return line.lstrip("# ").strip()
