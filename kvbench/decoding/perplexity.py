@@ -1,4 +1,4 @@
-"""The likelihood of a text under a cache: token by token through it, in one simulated pass, or without one."""
+"""The likelihood of a text: token by token through a cache, in one pass that simulates its formats, or without one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from kvbench.decoding.passes import check_cache, forward, prefill
 
 SIMULATED = "kvbench_simulated"
 
-#: tokens of a pass of the model where none are asked for: more make it little faster, and their logits larger
+#: default number of tokens of a forward pass: with more, it is hardly faster, and logits take more memory
 PASS = 128
 
 
 def pass_tokens(chunk: int | Literal["auto"]) -> int:
-    """Return the tokens of a pass of the model: `chunk`, or :data:`PASS`."""
+    """Return the number of tokens of a forward pass: `chunk`, or :data:`PASS` if it is ``auto``."""
     return PASS if chunk == "auto" else chunk
 
 
 def exact_chunk(method: Policy[Any], chunk: int) -> int:
-    """Return the tokens that attention may take at a time: `chunk` if nothing moves while decoding, else 1.
+    """Return how many tokens attention may process at a time with the same result as one by one: `chunk`, or 1.
 
-    A method that demotes tokens does so after each of them (KIVI's values leave its window one by one), so a token of a
-    longer chunk would see some that it should not see exact any more. Methods that store tokens before these are seen
-    (``eager``) leave nothing to demote.
+    Most methods demote after every token (KIVI's values leave its window one by one). In a longer chunk, later tokens
+    would see tokens in full precision that should have been demoted by then. Methods that demote nothing while decoding
+    are not affected, nor are those that pack tokens before these are attended to (``eager``). Methods that observe
+    attention need every token by itself.
     """
     still = (not method.settles or method.eager) and not method.observe_steps
     return chunk if still else 1
@@ -53,24 +54,24 @@ def decode_nll(
 ) -> Tensor:
     """Return the negative log-likelihood of tokens ``first..T-1``, teacher-forced through the cache.
 
-    Every token is predicted from what the cache holds in the method's formats, as if the tokens came one by one: the
-    model runs over a chunk of them at once, and in each layer attention takes as many of them at a time as leave every
-    other token in the format that it would have (:func:`exact_chunk`), and lets the method settle in between.
+    Every token is predicted from a cache in the method's formats, as if tokens arrived one by one. For speed, the model
+    runs over a chunk of tokens at once; in each layer, attention processes as many of them at a time as gives the same
+    result (:func:`exact_chunk`), and the method demotes tokens in between.
 
     Args:
-        cache: fresh.
-        ids: ``[B, T]``, no padding.
-        first: first scored token, at least 1 and at least `prompt`.
-        prompt: tokens that are a prompt (prefilled at once); at least 1 are.
-        chunk: tokens of a pass of the model (:func:`pass_tokens`). The sums do not depend on it but for rounding.
-        report: called after each pass with the number of the T tokens that are done.
+        cache: a fresh cache.
+        ids: token ids ``[B, T]``, without padding.
+        first: index of the first scored token, at least 1 and at least `prompt`.
+        prompt: number of tokens to prefill at once; 0 is treated as 1.
+        chunk: tokens of a forward pass (:func:`pass_tokens`). It affects the result only by rounding.
+        report: called after each pass with the number of tokens processed so far, of T.
 
     Returns:
-        Sums in nats, ``[B]`` fp32.
+        For each row the sum over the scored tokens in nats, fp32 ``[B]``.
 
     Raises:
         CacheError: the model did not use the cache.
-        ValueError: no token could be scored, or tokens of the prompt, or more than there are, were asked for.
+        ValueError: `first`, `prompt` or `chunk` is out of range.
     """
     batch, width = ids.shape
     chunk = pass_tokens(chunk)
@@ -106,10 +107,16 @@ def decode_nll(
 
 @torch.inference_mode()
 def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
-    """Return the same sums from one forward pass without a cache, ``[B]`` fp32.
+    """Return the negative log-likelihood of tokens ``first..T-1`` from one forward pass without a cache.
+
+    Args:
+        ids: token ids ``[B, T]``, without padding.
+
+    Returns:
+        For each row the sum over the scored tokens in nats, fp32 ``[B]``.
 
     Raises:
-        ValueError: the first token was to be scored, which nothing predicts, or more than there are.
+        ValueError: `first` is not between 1 and T - 1 (nothing predicts token 0).
     """
     _check_first(ids, first)
     logits = model(input_ids=ids, use_cache=False).logits
@@ -118,13 +125,22 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
 
 @torch.inference_mode()
 def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int) -> Tensor:
-    """Return the same sums from one forward pass with all keys and values in the method's formats.
+    """Return the negative log-likelihood of tokens ``first..T-1`` from one pass with quantized keys and values.
 
-    Each layer's keys and values are placed as a prompt is, and every token attends to what was placed, causally, itself
-    included (as KVQuant, Atom and QuaRot simulate it). ``[B]`` fp32.
+    In each layer the method places the keys and values of the whole text as it would place a prompt's; then every token
+    attends causally to what was placed, including its own key and value. KVQuant, Atom and QuaRot simulate quantization
+    like this in their evaluations.
+
+    Args:
+        cache: a fresh cache.
+        ids: token ids ``[B, T]``, without padding.
+
+    Returns:
+        For each row the sum over the scored tokens in nats, fp32 ``[B]``.
 
     Raises:
-        ValueError: as :func:`forward_nll`.
+        CacheError: the model did not use the cache.
+        ValueError: `first` is not between 1 and T - 1.
     """
     _check_first(ids, first)
     AttentionInterface.register(SIMULATED, _simulated)
@@ -151,7 +167,7 @@ def _simulated(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend to the window's own keys and values after they were placed; ``[B, q, Hq, D]``."""
+    """Place the new keys and values in the stores, then attend to these: ``[B, q, Hq, Dv]`` and None."""
     if not isinstance(key, Handle):
         return attention(module, query, key, value, attention_mask, scaling, **kwargs)
     layer = key.layer
@@ -173,7 +189,11 @@ def _check_first(ids: Tensor, first: int) -> None:
 
 
 def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:
-    """Return sums over targets ``[B, n]`` from ``skip`` on, fp32."""
+    """Return each row's summed negative log-likelihood of the targets ``skip..n-1``, fp32 ``[B]``.
+
+    Args:
+        logits: ``[B, n, V]``. target: the tokens that they predict, ``[B, n]``.
+    """
     skip = max(skip, 0)
     if skip >= target.shape[1]:
         return torch.zeros(target.shape[0], device=target.device)

@@ -1,4 +1,4 @@
-"""Several questions on one cache: the shared text is read and quantized once, before any question is known."""
+"""Several questions about one text, which is prefilled and quantized once, before any question is known."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def ask(
     prefill_chunk: int | None = None,
     observer: Observer | None = None,
 ) -> list[Generation]:
-    """Answer each question on a copy of the cache that the shared text left.
+    """Prefill the shared text, then answer each question on a copy of its cache.
 
-    A question's tokens arrive in one step, exact among themselves; the shared text is in the method's formats.
+    A question's tokens arrive in one step and see each other in full precision; they see the shared text in the
+    method's formats.
 
     Args:
-        cache: fresh; afterwards it holds the shared text.
-        shared_ids: ``[1, T]``.
-        questions: token ids of each question, at least one each.
-        answers: token ids of each reference answer (for its likelihood).
+        cache: a fresh cache, which holds the shared text afterwards.
+        shared_ids: token ids of the shared text, ``[1, T]``.
+        questions: token ids of each question, at least one token each.
+        answers: token ids of each question's reference answer, for its likelihood.
+        max_new_tokens, ..., observer: as for :func:`kvbench.decoding.autoregressive.generate`.
 
     Returns:
-        A generation for each question; the first one's time to first token has the shared prefill in it, and
-        ``prompt_tokens`` counts the shared text and the question.
+        One generation for each question. The time to first token of the first one includes the prefill of the shared
+        text; ``prompt_tokens`` counts the shared text and the question.
     """
     speculation = cache.method.speculation
     prepare(model, speculation)

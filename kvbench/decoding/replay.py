@@ -1,7 +1,7 @@
-"""The target alone, flushed when a speculative run was flushed: what greedy speculation must equal, token for token.
+"""Decoding by the target only, with the flushes of a speculative run: greedy speculation must give the same tokens.
 
-A method's state may depend on when tokens were demoted (QuantSpec's buffer is flushed between rounds, so later than
-after single steps). Speculation is lossless against the target *in those states*.
+The contents of a cache may depend on when tokens were demoted (QuantSpec's buffer is flushed between rounds, hence
+later than with single steps). Speculation is lossless relative to a target that flushes at the same points.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from kvbench.decoding.passes import forward, prefill
 def replay(
     model: PreTrainedModel, cache: KVCache, input_ids: Tensor, settled: Collection[int], max_new_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Decode greedily with the target alone, one token a step.
+    """Decode greedily with the target only, one token per step.
 
     Args:
-        cache: fresh.
+        cache: a fresh cache.
         input_ids: one prompt, ``[1, T]``.
-        settled: numbers of cached tokens at which a speculative run settled its cache (``Round.settled``).
-        max_new_tokens: tokens wanted; nothing ends them earlier.
+        settled: numbers of cached tokens at which the speculative run settled its cache (``Round.settled``); this one
+            settles at the same numbers only.
+        max_new_tokens: number of tokens to generate; end-of-sequence tokens do not end the run.
 
     Returns:
-        The tokens, and how far each one's logit was above the next best: a gap below 1e-4 is a tie in fp32.
+        The tokens, and for each the difference between the largest and the second largest logit; below 1e-4 it is a tie
+        in fp32.
     """
     scores = prefill(model, cache, input_ids, None)[0]
     cache.progress.frozen = True

@@ -1,8 +1,8 @@
-"""Captured speculation: one recorded pass drafts, another verifies, whatever the method of target and draft.
+"""Speculative decoding with captured passes: one for drafting and one for verifying, for any methods of both caches.
 
-A round of gamma drafts is gamma replays of one pass, each of whose outputs is the next one's input, and a replay of a
-pass over gamma + 1 tokens. The rest of a round (:mod:`kvbench.decoding.speculative`) is the same as with eager passes,
-but that gamma tokens are drafted also where fewer may be accepted, as at the end of an answer.
+A round consists of gamma replays of a pass over one token, whose output is the input of the next replay, and one replay
+of a pass over gamma + 1 tokens. Everything else (:mod:`kvbench.decoding.speculative`) is the same as with eager passes,
+except that gamma tokens are drafted even if fewer can be accepted, as at the end of an answer.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from kvbench.methods.speculation import Speculation
 
 
 class Draft(Recorded):
-    """The recorded pass of the draft: one token a run.
+    """The draft's recorded pass, which drafts one token per run.
 
     Args:
-        cache: the one that the draft reads.
-        batch, gamma: rows, and drafts of a round.
+        cache: the cache that the draft reads.
+        batch: number of rows. gamma: number of drafts in a round.
         how: settings of the sampling.
         vocabulary: vocabulary size.
-        upper: as :class:`Recorded`.
+        device, upper: as for :class:`Recorded`.
 
     Attributes:
-        drafts: of the round, ``[gamma, B]``.
-        chances: what they were drawn from, ``[gamma, B, V]``; None where greedy.
+        number: number of the next draft in the round, ``[1]``.
+        drafts: drafts of the round, ``[gamma, B]``.
+        uniforms: random numbers for drawing them, ``[gamma, B]``.
+        wanted: which drafts are drawn with them, ``[gamma, B]``; the others are chosen greedily.
+        chances: the distributions from which they are drawn, ``[gamma, B, V]``; None if greedy.
     """
 
     def __init__(
@@ -58,11 +61,11 @@ class Draft(Recorded):
             self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
 
     def changed(self) -> list[Tensor]:
-        """Return also the number of the draft."""
+        """Return the tensors of the base class and the number of the draft."""
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Begin a new round."""
+        """Begin a new round: continue from `token` ``[B]``, with `lengths` ``[B]`` cached tokens."""
         super().begin(token, lengths)
         self.number.zero_()
 
@@ -82,24 +85,28 @@ class Draft(Recorded):
 
 
 class Verification(Recorded):
-    """The target's pass over the pending token and its drafts; its logits are in `logits` ``[B, gamma + 1, V]``."""
+    """The target's recorded pass over the pending token and the drafts.
+
+    Attributes:
+        logits: logits of the newest run, ``[B, gamma + 1, V]``.
+    """
 
     logits: Tensor
 
     def run(self) -> None:
-        """Run the pass."""
+        """Compute the logits of all tokens."""
         self.logits = self.forward()
 
 
 class CapturedDrafter(Drafter):
-    """A drafter that proposes and verifies by recorded passes.
+    """A drafter that proposes and verifies by captured passes.
 
     Args:
+        model, cache, speculation: as for :class:`Drafter`.
         how: settings of the sampling.
-        batch: rows.
+        batch: number of rows.
         compile: compile everything around attention, unless the draft has weights of its own.
-        capture: as :class:`kvbench.decoding.graphs.Captured`.
-        others: as :class:`Drafter` has them.
+        capture: as for :class:`kvbench.decoding.graphs.Captured`.
     """
 
     def __init__(
@@ -119,7 +126,7 @@ class CapturedDrafter(Drafter):
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         draft = Draft(model, self.cache, batch, gamma, how, vocabulary, device, upper)
         target = Verification(model, cache, batch, gamma + 1, device)
-        #: compiling was asked for, but code is compiled for one set of weights
+        #: compilation was requested but is not possible: compiled code uses one set of weights
         self.refused = compile and self.switch is not None
         compile = compile and self.switch is None
         self.draft = Captured(draft, compile=compile, capture=capture)
@@ -127,19 +134,19 @@ class CapturedDrafter(Drafter):
 
     @property
     def stepping(self) -> str:
-        """As :attr:`kvbench.decoding.graphs.Captured.stepping`."""
+        """How passes are run, for the result row (:attr:`kvbench.decoding.graphs.Captured.stepping`)."""
         return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property
     def seconds(self) -> float:
-        """Spent on warm-ups and captures."""
+        """Seconds spent on warm-ups and captures."""
         return self.draft.seconds + self.target_pass.seconds
 
     def prepare(self) -> None:
-        """Record both passes; the caches are left as they were.
+        """Capture both passes; the caches contain the same tokens afterwards.
 
         Raises:
-            NotCaptured: one of them cannot be.
+            NotCaptured: one of the passes cannot be captured.
         """
         for captured, tokens in ((self.draft, 1), (self.target_pass, self.speculation.gamma + 1)):
             step = captured.step
@@ -151,7 +158,7 @@ class CapturedDrafter(Drafter):
             step.cache.take_back([tokens] * len(step.tokens))
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Return the number of recorded drafts, whatever the limits."""
+        """Return gamma, regardless of the limits: the captured round always drafts that many tokens."""
         return self.speculation.gamma
 
     def propose(
@@ -163,7 +170,7 @@ class CapturedDrafter(Drafter):
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """Propose as :meth:`Drafter.propose` does, from the recorded pass."""
+        """Propose drafts as :meth:`Drafter.propose` does, by replays of the captured pass."""
         draft = self.draft.step
         assert isinstance(draft, Draft)
         draft.begin(pending, lengths)
@@ -179,7 +186,7 @@ class CapturedDrafter(Drafter):
         return draft.drafts.T, None if draft.chances is None else draft.chances.transpose(0, 1)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Verify as :meth:`Drafter.verify` does, from the recorded pass."""
+        """Verify drafts as :meth:`Drafter.verify` does, by a replay of the captured pass."""
         target = self.target_pass.step
         assert isinstance(target, Verification)
         target.begin(tokens[:, 0], lengths)
@@ -192,10 +199,10 @@ class CapturedDrafter(Drafter):
 def captured_drafter(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedDrafter:
-    """Return a drafter whose passes are recorded.
+    """Return a drafter whose passes have been captured. Arguments are those of :class:`CapturedDrafter`.
 
     Raises:
-        NotCaptured: they cannot be; the caches are as they were.
+        NotCaptured: the passes cannot be captured; the caches contain the same tokens as before.
     """
     drafter = CapturedDrafter(model, cache, speculation, how, batch, compile=compile)
     drafter.prepare()

@@ -1,4 +1,4 @@
-"""The next token from logits: greedy, or drawn at a temperature from the nucleus."""
+"""Choice of the next token from logits: greedy, or drawn with temperature, top-k and nucleus (top-p) sampling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Sampling:
-    """The choice of the next token.
+    """Settings for the choice of the next token.
 
     Args:
-        temperature: 0 is greedy; above, logits are divided by it and a token is drawn.
-        top_p: nucleus: the smallest set of tokens whose probability reaches it (1.0: all).
-        seed: of the draws; one number (row b uses ``seed + b``), or one for each row, so that a sample's answer does
-            not depend on the batch it was in.
-        top_k: only so many of the most probable tokens are drawn from, before `top_p`; None or 0: all.
+        temperature: 0: greedy; above 0: logits are divided by it and a token is drawn.
+        top_p: draw only from the smallest set of most probable tokens whose total probability reaches it; 1.0: all.
+        seed: one number (row b uses ``seed + b``), or one for each row, so that a sample's answer does not depend on
+            the batch that it is in.
+        top_k: draw only from this many most probable tokens, and from those that tie with the last of them; applied
+            before `top_p`; None or 0: all.
     """
 
     temperature: float = 0.0
@@ -27,7 +28,11 @@ class Sampling:
     top_k: int | None = None
 
     def generators(self, batch: int) -> list[torch.Generator]:
-        """Return one CPU generator a row (draws do not depend on the device)."""
+        """Return one random generator per row, on the CPU, so that draws do not depend on the device.
+
+        Raises:
+            ValueError: there is not one seed for each row.
+        """
         seeds = [self.seed + row for row in range(batch)] if isinstance(self.seed, int) else list(self.seed)
         if len(seeds) != batch:
             raise ValueError(f"{len(seeds)} seeds for a batch of {batch}")
@@ -35,10 +40,10 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the distribution that tokens are drawn from, fp32 ``[B, V]``; a point mass if greedy.
+    """Return the distribution from which tokens are drawn, in fp32; if greedy, all of it on the best token.
 
     Args:
-        logits: ``[B, V]``.
+        logits: ``[..., V]``; the result has the same shape.
     """
     if sampling.temperature == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
@@ -65,11 +70,11 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw tokens ``[B]`` from distributions ``[B, V]`` by uniform numbers ``[B]`` in [0, 1).
+    """Draw tokens ``[B]`` from distributions ``[B, V]`` by uniform random numbers ``[B]`` in [0, 1).
 
-    Nothing here waits for the device, so a captured step draws like an eager one. Of NaN comes token 0.
+    The host never waits for the device, so that captured steps can use it too. A row of NaN gives token 0.
     """
-    # a GPU adds up in parts, by whose rounding a sum may also change where the probability is 0
+    # a GPU sums in blocks, and rounding can change the cumulative sum even where the probability is 0
     sums = probs.cumsum(-1).masked_fill(~(probs > 0), 0.0)
     total = sums.amax(-1, keepdim=True)
     wanted = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))

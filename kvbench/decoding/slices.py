@@ -1,9 +1,9 @@
-"""A long prompt's feed-forward layers, and RoPE, a slice of tokens at a time.
+"""Feed-forward layers and RoPE of a long prompt, computed one slice of tokens at a time to save memory.
 
-A gated feed-forward layer holds three tensors of ``tokens x intermediate size``: 8.6 GB for 128k tokens of a 7B Llama,
-where the layer's input takes 1.1. Its tokens do not see each other, so slices give the same and hold no more than their
-own share; each is still a large matrix product (from some thousand tokens on, products are bound by arithmetic).
-Next in size is RoPE, which transformers computes through three tensors of the size of queries or keys.
+A gated feed-forward layer needs three tensors of ``tokens x intermediate size``: 8.6 GB for 128k tokens of a 7B Llama,
+while the layer's input takes 1.1 GB. Its tokens are independent of each other, so slices give the same result with the
+memory of one slice. They are no slower, since products over a few thousand tokens are already bound by arithmetic. RoPE
+needs the next largest amount: transformers computes it with three tensors of the size of queries or keys.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-#: tokens of a forward pass, rows times columns, from which on ``auto`` makes slices
+#: number of tokens of a forward pass, rows times columns, above which ``auto`` makes slices
 LONG = 16384
-#: tokens of a slice where the user names none
+#: default number of tokens of a slice
 SLICE = 8192
 #: name of the function that rotates queries and keys in transformers' model files
 ROPE = "apply_rotary_pos_emb"
-#: names of what routes tokens between experts: such layers are left as they are
+#: parts of names by which mixture-of-experts layers are recognised; they are not sliced
 ROUTED = ("expert", "router", "moe")
 
 
 @contextmanager
 def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | None = "auto") -> Iterator[int]:
-    """Run the feed-forward layers of `model` and its RoPE on slices inside, if a pass of `tokens` is long enough.
+    """Run the feed-forward layers and the RoPE of `model` slice by slice inside the context, for long passes.
+
+    This affects the modules named ``mlp`` that consist of linear layers and activations only, and the functions
+    ``apply_rotary_pos_emb`` in the files of the model's classes.
 
     Args:
-        model: its modules named ``mlp`` are meant, those that are made of linear layers alone, and what the files of
-            its classes call ``apply_rotary_pos_emb``.
-        tokens: rows times columns of the passes to come.
-        chunk: tokens of a slice (:attr:`kvbench.cache.options.Options.mlp_chunk`).
+        tokens: number of tokens of the passes inside the context, rows times columns.
+        chunk: tokens of a slice (:attr:`kvbench.cache.options.Options.mlp_chunk`); ``auto``: :data:`SLICE` for passes
+            of more than :data:`LONG` tokens; None: no slices.
 
     Yields:
         The number of modules that are sliced.
@@ -60,7 +62,7 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
         for module, forward in zip(modules, before, strict=True):
             if forward is None:
                 module.__dict__.pop("forward", None)
-            else:  # others wrap modules in the same way (accelerate's hooks)
+            else:  # another tool had replaced it in the same way (accelerate's hooks)
                 module.forward = forward  # type: ignore[method-assign]
 
 
@@ -71,7 +73,7 @@ def files(model: nn.Module) -> set[ModuleType]:
 
 
 def plain(module: nn.Module) -> bool:
-    """Return True for a feed-forward layer, whose tokens do not see each other: linear layers and activations."""
+    """Return True if a module consists of linear layers and activations only, so that its tokens are independent."""
     for name, child in module.named_modules():
         if any(word in part for word in ROUTED for part in (name.lower(), type(child).__name__.lower())):
             return False
@@ -104,7 +106,7 @@ def _by_slices(forward: Callable[..., Any], size: int) -> Callable[..., Any]:
 def _rotated_by_slices(rotate: Callable[..., Any], size: int) -> Callable[..., Any]:
     def run(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
         tokens = q.shape[2] if q.ndim == 4 else 0
-        # cos and sin [B or 1, tokens, D] are of all tokens; other layouts are not taken apart
+        # cos and sin must be [B or 1, tokens, D]; other layouts are computed at once
         alike = q.ndim == k.ndim == 4 and cos.ndim == sin.ndim == 3 and tokens == k.shape[2] == cos.shape[1]
         if args or kwargs or not alike or q.shape[0] * tokens <= size:
             return rotate(q, k, cos, sin, *args, **kwargs)

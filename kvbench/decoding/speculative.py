@@ -1,9 +1,9 @@
 """Speculative decoding with one model: gamma drafts, one verification of gamma + 1 tokens, rollback by length.
 
-Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1, with what its text leaves open settled: the buffer is flushed
-between rounds and of confirmed tokens only; the verification returns gamma + 1 distributions; rows of a batch accept
-different numbers of tokens; a row's end of sequence may lie among its drafts. What is accepted follows
-:mod:`kvbench.decoding.acceptance`: greedy output is the target's own, sampled output has the target's distribution.
+Source: Tiwari et al., "QuantSpec" (2025), Algorithm 1. Where its text leaves details open, this implementation flushes
+the buffer between rounds and of confirmed tokens only, verifies with gamma + 1 distributions, lets rows of a batch
+accept different numbers of tokens, and handles an end-of-sequence token among the drafts. Drafts are accepted by
+:mod:`kvbench.decoding.acceptance`: greedy output equals the target's own, sampled output has its distribution.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from kvbench.methods.speculation import Speculation
 
 @dataclass
 class Round:
-    """One round of a batch.
+    """One round of speculation of a batch.
 
     Args:
-        seconds: of drafts, verification and rollback.
-        settled: tokens of each row that were cached, and had been settled, when it began: the flush points.
-        drafted: drafts that each row could accept; 0 for a row that had ended or had one token left.
-        accepted: of those, the ones accepted.
-        emitted: tokens that each row got, its end-of-sequence token included.
+        seconds: seconds of drafts, verification and rollback.
+        settled: number of cached tokens of each row when the round began, just after the cache settled: the points at
+            which the buffer may have been flushed.
+        drafted: number of drafts that each row could accept; 0 if it had ended or had one token left.
+        accepted: how many of these it accepted.
+        emitted: number of tokens that each row gained, its end-of-sequence token included.
     """
 
     seconds: float
@@ -57,18 +58,24 @@ def decode(
     speculation: Speculation,
     drafter: Drafter | None = None,
 ) -> list[Round]:
-    """Continue from the first new token until every row has ended; the tokens are in `stopping`.
+    """Continue from the first new token by speculation until every row has ended; the tokens are in `stopping`.
 
-    A row's tokens do not depend on the batch that it is in, nor do its draws.
+    A row's tokens and random numbers do not depend on the other rows of the batch.
 
     Args:
-        cache: the target's, after the prompt.
-        token: first new token of each row, ``[B]``.
-        max_new_tokens: limit for every row, the first token included; no row accepts past it.
-        drafter: proposes and verifies; None: eager passes.
+        cache: the target's cache, after the prompt.
+        token: first new token of each row, ``[B]``; not cached yet.
+        stopping: collects the tokens and says which rows have ended.
+        max_new_tokens: limit for every row, the first token included; no row accepts drafts beyond it.
+        pad_token_id: token fed to rows that have ended.
+        speculation: settings of the draft.
+        drafter: proposes and verifies; None: one with eager passes.
+
+    Returns:
+        The rounds, in order.
 
     Raises:
-        CacheError: the model did not use the cache, or the draft has none.
+        CacheError: the model did not use the cache, or the draft needs a cache of its own and has none.
     """
     drafter = drafter or Drafter(model, cache, speculation)
     stopping.take(token.tolist())
@@ -98,7 +105,16 @@ def _round(
     sampling: Sampling,
     generators: Sequence[torch.Generator],
 ) -> tuple[Tensor, Round]:
-    """Draft, verify, accept, roll back; the next pending token of each row ``[B]``."""
+    """Run one round: draft, verify, accept and roll back.
+
+    Args:
+        pending: last confirmed token of each row, not cached yet, ``[B]``.
+        active: which rows still generate.
+        limits: number of drafts that each row may accept.
+
+    Returns:
+        The next pending token of each row ``[B]``, and the round, with its seconds still 0.
+    """
     cache, steps = drafter.target, drafter.drafts(limits)
     cache.settle()
     drafter.settle()
@@ -116,7 +132,7 @@ def _round(
     else:
         target = probabilities(logits, sampling)
         uniforms = torch.ones(drafts.shape)
-        for row, limit in enumerate(limits):  # drafts past the limit are not to be accepted
+        for row, limit in enumerate(limits):  # drafts beyond the limit must not be accepted
             uniforms[row, :limit] = torch.rand(limit, generator=generators[row])
         proposed = target[:, :0] if chances is None else chances
         accepted, rest = accept_sampled(drafts, proposed, target, uniforms.to(pending.device), bounds)
@@ -129,14 +145,14 @@ def _round(
             if not stopping.ended[row]:
                 stopping.take_row(row, new)
                 emitted[row] += 1
-    # A row keeps the pending token and the drafts before its last new token, which is pending now.
+    # The cache keeps the pending token and the drafts up to a row's last new token, which is the next pending one.
     cache.take_back([steps + 1 - count for count in emitted])
     drafter.confirm(emitted)
     return following, Round(0.0, settled, limits, agreed, emitted)
 
 
 def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Tensor | None:
-    """Return the attention mask ``[B, width]`` of rows that begin at ``starts``; None if nothing is padding."""
+    """Return the attention mask ``[B, width]`` of rows that begin in the columns `starts`; None if all are 0."""
     if not any(starts):
         return None
     first = torch.tensor(starts, device=device)
@@ -144,10 +160,10 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
 
 
 def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
-    """Return the counts of a row's rounds: ``rounds``, ``drafted``, ``accepted``, ``tokens``.
+    """Return totals over a row's rounds: ``rounds``, ``drafted``, ``accepted`` and ``tokens``.
 
-    The acceptance rate is ``accepted / drafted`` (the paper's accepted / (gamma x rounds)); tokens a round is
-    ``tokens / rounds``. A round that ended by a drafted end-of-sequence token counts the drafts up to it.
+    The acceptance rate is ``accepted / drafted`` (in the paper accepted / (gamma x rounds)), and ``tokens / rounds`` is
+    the mean number of tokens per round. If an accepted draft ends the row, only the drafts up to it are counted.
     """
     mine = [r for r in rounds if r.emitted[row]]
     cut = [r.emitted[row] <= r.accepted[row] for r in mine]
@@ -160,9 +176,9 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
 
 def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
-    """Return seconds of each token of a row: the first round's mean, then the mean of all later rounds.
+    """Return the seconds of each token of a row, averaged: over the first round, and over all later rounds.
 
-    Rounds give several tokens at once, so times of single tokens mean nothing; their sum and their mean do.
+    A round yields several tokens at once, so only the sum and the mean of these times are meaningful.
     """
     mine = [r for r in rounds if r.emitted[row]]
     if not mine:

@@ -1,9 +1,9 @@
-"""A forward pass of new tokens over buffers that stay where they are: what a CUDA graph records.
+"""A forward pass of new tokens over buffers at fixed addresses, which a CUDA graph can record.
 
-The host does a pass's bookkeeping (:meth:`Recorded.advance`): it lets the method demote what has grown too old, keeps a
-place for the new tokens in every layer, and sends lengths and places to the device, one small copy for all layers. The
-device does the rest (:meth:`Recorded.run`): the model's forward pass, appending, attention over everything stored, the
-next token and its position; nothing in it waits for the host.
+Before each pass the host does the bookkeeping (:meth:`Recorded.advance`): it lets the method demote tokens, reserves
+room for the new tokens in every layer, and sends lengths and places to the device in one small copy for all layers. The
+device does the rest (:meth:`Recorded.run`) without waiting for the host: the model's forward pass, appending, attention
+over everything stored, and the choice of the next token and its position.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from kvbench.cache.layer import KVLayer
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.decoding.sampling import Sampling, draw, probabilities
 
-#: host copies of the tables under way: the host may be so many steps ahead of the device, less one
+#: number of host buffers for tables on their way to the device: the host may be one step less than that ahead of it
 RING = 4
 
 
 @dataclass
 class Place:
-    """A layer of a recorded step.
+    """One layer in a recorded step.
 
     Args:
-        layer: whose buffers it reads and writes.
-        work: its phases; the table is a view of the step's state.
-        places: where the new tokens go, int32 ``[B, 2]``, likewise.
-        pointers: of all buffers: where one has moved, the step must be recorded anew.
-        kernel: name and module of what serves it, once known.
+        layer: the layer, whose buffers the step reads and writes.
+        work: its phases; their table is a view of the step's state in device memory.
+        places: where each row's new tokens go in the buffers of keys and of values, int32 ``[B, 2]``; also a view.
+        pointers: addresses of all buffers of the layer: if one changes, the step must be recorded again.
+        kernel: name and module of the kernel that serves the layer; None until the first pass.
     """
 
     layer: KVLayer
@@ -55,18 +55,18 @@ class Place:
 
 
 class Recorded:
-    """A forward pass of a few new tokens a row, again and again.
+    """A forward pass of a few new tokens per row that can be recorded and repeated.
 
     Args:
-        model: runs under :func:`kvbench.attention.recorded.recording` whenever :meth:`run` is called.
-        cache: after the prompt.
-        batch, count: rows, and new tokens of each.
-        device: of tokens and positions.
-        upper: attention reads the upper nibble alone of codes that have two (QuantSpec's draft).
+        model: must be inside :func:`kvbench.attention.recorded.recording` whenever :meth:`run` is called.
+        cache: the cache, after the prompt.
+        batch: number of rows. count: number of new tokens of each.
+        device: device of tokens and positions.
+        upper: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
     Attributes:
-        tokens, positions: of the pass, ``[B, count]``; they stay where they are.
-        version: raised whenever the buffers have moved: what was recorded before is void.
+        tokens, positions: input of the next pass, ``[B, count]``, at fixed addresses.
+        version: incremented when buffers have moved, which makes earlier recordings invalid.
     """
 
     def __init__(
@@ -90,23 +90,31 @@ class Recorded:
         self._turn = self._sent = 0
 
     def run(self) -> None:
-        """Run the pass: only work for the device, on the same memory each time."""
+        """Queue the pass on the device; it always uses the same memory and never waits for the host."""
         raise NotImplementedError(f"{type(self).__name__} must say what a pass does")
 
     def changed(self) -> list[Tensor]:
-        """Return what a pass changes and a warm-up must not."""
+        """Return the input tensors that a pass changes, so that a warm-up can restore them."""
         return [self.tokens, self.positions]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Go on from the last tokens ``[B]``, which are not cached yet, of rows with `lengths` ``[B]`` cached ones."""
+        """Set the first token and the positions of the next pass.
+
+        Args:
+            token: last token of each row, not cached yet, ``[B]``.
+            lengths: number of cached tokens of each row, ``[B]``.
+        """
         self.tokens[:, :1].copy_(token[:, None])
         self.positions.copy_(lengths[:, None] + torch.arange(self.count, device=self.device))
 
     def forward(self, **keep: int) -> Tensor:
-        """Run the model and return logits ``[B, n, V]`` of the tokens.
+        """Run the model on :attr:`tokens` and return logits ``[B, n, V]``.
+
+        Args:
+            keep: ``logits_to_keep=n``: logits of the last n tokens only; by default of all.
 
         Raises:
-            NotServed: the model did not run attention once a layer.
+            NotServed: the model did not run attention exactly once per layer.
         """
         self._turn = 0
         logits: Tensor = self.model(
@@ -121,7 +129,7 @@ class Recorded:
         return logits
 
     def check(self) -> None:
-        """Raise NotServed where it is known beforehand that a layer cannot be recorded; nothing is changed."""
+        """Raise NotServed if it is known, without running anything, that a layer cannot be recorded."""
         if self.cache.method.eager:
             raise NotServed("a step's own tokens are packed before they attend")
         for layer in self.cache.layers:
@@ -131,7 +139,7 @@ class Recorded:
                     phases.part(segment, channels, self.upper)
 
     def warm(self) -> None:
-        """Have the kernels compiled that the method packs or rolls by while decoding."""
+        """Compile the kernels with which the method will pack tokens or move windows during decoding."""
         seen: set[Any] = set()
         for layer in self.cache.layers if self.cache.method.settles else ():
             for window in layer.rolling():
@@ -150,10 +158,10 @@ class Recorded:
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Settle all layers, hold the new tokens in each, and send the tables that the next :meth:`run` reads.
+        """Do the bookkeeping of the next pass: settle all layers, reserve room for its tokens, and send the tables.
 
         Raises:
-            NotServed: a layer cannot be attended to by a recorded step.
+            NotServed: a recorded step cannot serve a layer.
             NonFiniteError: the method packed NaN or Inf.
         """
         progress = self.cache.progress
@@ -166,7 +174,7 @@ class Recorded:
         tables, shape = [], []
         known: dict[Any, Any] = {}
         for layer in self.cache.layers:
-            # layers of a cache nearly always agree: what one holds is worked out once
+            # layers of a cache nearly always have equal lengths: their table is computed once
             key = (*state(layer), frozenset(layer.pairs))
             if key not in known:
                 order, counts = lines(layer)
@@ -181,7 +189,7 @@ class Recorded:
         self._send(np.concatenate([part for (_, table), place in pairs for part in (table, place.reshape(-1))]))
 
     def _build(self, shape: list[list[tuple[int, int]]], tables: list[Any]) -> None:
-        """Make the state in device memory, and each layer's view of it."""
+        """Allocate the state in device memory, and make each layer's view of it."""
         batch = len(self.tokens)
         size = sum(batch * (len(order) * FIELDS + 2) for order in shape)
         cuda = self.device.type == "cuda"
@@ -205,7 +213,7 @@ class Recorded:
         self._sent += 1
         event = self._copied[slot]
         if event is not None:
-            event.synchronize()  # the copy of RING steps ago: long done
+            event.synchronize()  # waits for the copy of RING steps ago, which has usually finished
         self._host[slot].numpy()[:] = numbers
         self.state.copy_(self._host[slot], non_blocking=True)
         if self.device.type == "cuda":
@@ -216,17 +224,18 @@ class Recorded:
     # -- the device's part ------------------------------------------------------------------------------------------
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-        """Append the new tokens of the next layer and attend to everything that it holds.
+        """Append the new tokens to the next layer and attend to everything that it stores.
 
         Args:
             query: ``[B, Hq, q, D]``. key, value: ``[B, H, q, D]``.
+            scaling: factor on the scores.
             logits: the model's softcap and sinks, the same in every pass.
 
         Returns:
             ``[B, q, Hq, Dv]``.
 
         Raises:
-            NotServed: no kernel reads the layer.
+            NotServed: no kernel can serve the layer.
         """
         place = self.layers[self._turn]
         self._turn += 1
@@ -243,14 +252,14 @@ class Recorded:
 
 
 class Step(Recorded):
-    """The next decode step of a batch: its output is its next input.
+    """A recorded decode step of one token per row; each run's output is the next run's input.
 
     Args:
+        model, cache: as for :class:`Recorded`.
         token: last token of each row, not cached yet, ``[B]``.
-        lengths: tokens of each row in the cache, ``[B]``: the position of `token`.
+        lengths: number of cached tokens of each row, ``[B]``, which is the position of `token`.
         sampling: how the next token is chosen.
-        uniforms: fp32 ``[steps, B]``, what it is drawn with; None where greedy.
-        others: as :class:`Recorded`.
+        uniforms: random numbers for drawing the tokens of all steps, fp32 ``[steps, B]``; None if greedy.
     """
 
     def __init__(
@@ -270,7 +279,7 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return also the number of the step."""
+        """Return the tensors of the base class and the number of the step."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:
@@ -287,7 +296,7 @@ class Step(Recorded):
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return lengths and starts of all segments of a layer, from which its table is made."""
+    """Return the lengths and starts of all segments of a layer, which determine its table."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()

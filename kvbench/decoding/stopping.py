@@ -1,4 +1,4 @@
-"""The end of each row of a batch."""
+"""Stopping criteria: when each row of a batch ends."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from typing import Any
 
 
 class Stopping:
-    """Tokens of a batch, collected until each row ends by a token, a string or its length.
+    """The new tokens of a batch, collected until each row ends with an end-of-sequence token or a stop string.
 
     Args:
-        batch: rows.
+        batch: number of rows.
         eos_token_ids: tokens that end a row.
         stop: strings that end a row.
-        tokenizer: needed for `stop` and for the texts.
+        tokenizer: required for `stop` and for texts.
+
+    Attributes:
+        tokens: new tokens of each row, without the end-of-sequence token.
+        ended: for each row whether it has ended.
+        finish: why each row ended: ``eos``, ``stop``, or ``length`` if it did not end by itself.
+
+    Raises:
+        ValueError: there are stop strings but no tokenizer.
     """
 
     def __init__(self, batch: int, eos_token_ids: Sequence[int], stop: Sequence[str], tokenizer: Any) -> None:
@@ -23,7 +31,7 @@ class Stopping:
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self.finish = ["length"] * batch
         self.ended = [False] * batch
-        # a stop string spans at most as many tokens as it has bytes; some slack for what decoding trims
+        # a stop string has at most as many tokens as bytes; a few more, as decoding may trim the text's start
         self._tail = max((len(s.encode()) for s in self.stop), default=0) + 8
 
     @property
@@ -32,12 +40,12 @@ class Stopping:
         return all(self.ended)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Take one new token for each row; it is ignored if the row has ended."""
+        """Add one new token to each row; rows that have ended ignore it."""
         for row, token in enumerate(tokens):
             self.take_row(row, token)
 
     def take_row(self, row: int, token: int) -> None:
-        """Take one new token for a row; it is ignored if the row has ended."""
+        """Add one new token to a row; it is ignored if the row has ended."""
         if self.ended[row]:
             return
         if token in self.eos:
@@ -53,7 +61,7 @@ class Stopping:
         self.ended[row], self.finish[row] = True, why
 
     def texts(self) -> list[str]:
-        """Return the text of each row, cut before the first stop string; empty without a tokenizer."""
+        """Return the text of each row, cut before the first stop string; empty texts without a tokenizer."""
         if self.tokenizer is None:
             return [""] * len(self.tokens)
         texts = []
