@@ -32,8 +32,8 @@ __device__ __forceinline__ int into(const Range& r) {
   return S::KP ? r.first_k & 127 : S::VP ? r.first_v & 127 : 0;
 }
 
-// Tiles are dealt out in turn, phase after phase, so that at any time the teams of a head read neighbouring tiles (runs
-// of tiles a team would meet in the same memory channels) and none has two tiles more than another.
+// Tiles are dealt out in turn, phase after phase, so that at any time the teams of a head read neighbouring tiles (with
+// one run of tiles per team they would contend for the same memory channels) and no team has two more than another.
 template <int P>
 __device__ __forceinline__ void deal(Job& job, int turn) {
   if constexpr (P < NPHASES) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void run(State& st, const Args& args, const Job& job,
   }
 }
 
-// run() for phase P and those behind it: a loop over constants.
+// run() for phase P and those after it: a loop over constants.
 template <int P>
 __device__ __forceinline__ void run_all(State& st, const Args& args, const Job& job, Ring& ring, u32 queries, int row0,
                                         int lane) {
@@ -254,8 +254,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
     }
   }
   if (splits == 1) return;
-  // the CTA that comes last merges the splits
-  __threadfence();  // what this CTA wrote must be seen before its arrival is
+  // the last CTA to finish merges the splits
+  __threadfence();  // what this CTA wrote must be visible before its arrival is
   __syncthreads();
   if (threadIdx.x == 0) last = atomicAdd(args.counter + line, 1) == splits - 1;
   __syncthreads();
@@ -278,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MINB) decode(const __gr
     if constexpr (SINKS) total += exp2_of(sink_of(args, head * args.group + (block0 + r) / args.qlen) - top + OFFSET);
     if (lane == 0) inverse[r] = 1.f / total;
   }
-  if (threadIdx.x == 0) args.counter[line] = 0;  // ready for the next step: a captured graph zeroes nothing
+  if (threadIdx.x == 0) args.counter[line] = 0;  // reset for the next step, as a captured graph does not zero it
   __syncthreads();
   for (int i = threadIdx.x; i < rows * D / 4; i += WARPS * 32) {
     const int r = i / (D / 4), d = i % (D / 4) * 4;

@@ -2,7 +2,7 @@
 // Scores of a packed tile, S^T = K q^T: s[m] are log2 scores of tokens 16 m + {g, g + 8} in the columns of this lane.
 //   slot     the item: words, scales, minima
 //   queries  the warp's normalised queries in shared memory, fp16
-//   st       sl: what takes a score back to bits
+//   st       sl: the factor that converts a score to bits
 // Keys per channel: (q * s_g) . c + q . m_g, the scaled queries made for each step of 16 channels, the biases by matrix
 // instructions too. Keys per token: s_t (q_b . c_t) + m_t sum(q_b) after each group b of channels.
 template <int P, int MT>

@@ -52,7 +52,7 @@ CONST int most_groups() {
 }
 constexpr int LOWS = most_groups();
 
-// what a warp knows of its query rows; lane (g, t) holds columns 2t and 2t + 1
+// the running softmax of a warp's query rows; lane (g, t) holds columns 2t and 2t + 1
 struct State {
   float top[NC], total[NC];  // largest log2 score; sum of probabilities
   float low[NC];             // sum of probability * minimum of value group g
@@ -60,7 +60,8 @@ struct State {
   float sl[NC];              // scaling * log2(e) * 2^exponent of the query
 };
 
-// What of a tile goes into one slot of the ring. Exact parts of a tile of 128 tokens come 32 tokens at a time.
+// How a tile is divided into items, each of which fills one slot of the ring. Exact keys or values of a tile of 128
+// tokens come 32 tokens at a time.
 //   KK, KB, KA, KG; VK, VB, VG   kind, bits, axis and group of keys; kind, bits and group of values (axis: token)
 //   KP, VP            keys, values are packed
 //   TOKENS            of a tile: 128, or 32 where both sides are exact

@@ -2,7 +2,7 @@
 // Adds the weighted values of a packed tile, O^T = V^T P^T, to st.acc in units of 2^-24, and weight * minimum to
 // st.low.
 //   p       probabilities (times 2^OFFSET) of the tile's tokens, as the second operand
-//   shrink  what was summed so far is multiplied by, for each column
+//   shrink  factor for what was summed so far, for each column
 //   slot    the item: words, scales, minima
 // sum_t (p_t s_tb) c_td + sum_t p_t m_tb: scales go into the probabilities, in fp16.
 template <int P, int MT>
@@ -91,7 +91,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
         const int shift = low_of(S::VB, m * 16 / NW) + (S::VK == HIERARCHICAL ? 4 : 0);
         {
           u32 y = p[m][j];
-          // fields that lie higher in the word count for more: taken off the probability, exactly
+          // codes from higher bits of the word are larger by a power of two, by which the probability is divided
           if (shift) y = mul2(y, half2_const(pow2(-shift)));
           if (large) y = mul2(y, half2_const(pow2(-14)));
           x[m][j] = mul2(y, scale);
@@ -100,7 +100,7 @@ __device__ __forceinline__ void packed_values(State& st, u32 (&p)[MT][2], const 
 #pragma unroll
     for (int b = 0; b < KS / VG; b++) {
       const int a = k * (KS / VG) + b;
-      float o[4];  // a fresh fragment a tile: a long chain into one accumulator truncates, always downwards
+      float o[4];  // a new fragment per tile: a long chain into one accumulator truncates, always downwards
       o[0] = o[1] = o[2] = o[3] = 0.f;
 #pragma unroll
       for (int mt = 0; mt < NW / 16; mt++) {
