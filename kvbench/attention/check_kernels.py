@@ -137,7 +137,7 @@ def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
             try:
                 line = measure(case, name, modules[name])
                 torch.cuda.synchronize()
-            except Exception as problem:  # whatever it is: the next configuration is to be tried
+            except Exception as problem:  # any error: the next configuration is tried anyway
                 line = {"case": case.name, "kernel": name, "failed": f"{type(problem).__name__}: {str(problem)[-300:]}"}
         print(shown(line), flush=True)
         with log.open("a", encoding="utf-8") as file:
@@ -165,7 +165,7 @@ def prepare(chosen: list[Case], share: str) -> None:
             if module is not None and module.refuses(query, work) is None:
                 module.attend(query, work, 1.0)
                 torch.cuda.synchronize()
-        except Exception as problem:  # reported when it is its turn
+        except Exception as problem:  # reported when the configuration is measured
             print(f"# {case.name}: {type(problem).__name__}: {str(problem)[-200:]}", flush=True)
 
 
