@@ -64,7 +64,7 @@ class Layer:
     """What :func:`fused.plain` asks of a layer."""
 
     def __init__(self, starts, seen):
-        self.batch, self.seen, self.progress = len(starts), seen, type("Progress", (), {})()
+        self.batch, self.seen, self.progress = len(starts), seen, Progress()
         self.start = starts.__getitem__
 
 

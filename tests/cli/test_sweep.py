@@ -25,10 +25,10 @@ from kvbench.methods.cocktail import Cocktail
 
 @dataclass(kw_only=True)
 class Flaky(Cocktail):
-    def plan(self, prompts, row):
+    def plan(self, prompts, row, *more):
         if (self.alpha, self.beta) == (0.6, 0.1) and Path("damaged").exists():
             raise RuntimeError("a damaged embedding")
-        return super().plan(prompts, row)
+        return super().plan(prompts, row, *more)
 """
 
 

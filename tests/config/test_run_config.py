@@ -19,6 +19,9 @@ from tests.run_support import config
 #: a launcher that comes with an extra package
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher"
 
+#: data sets with prompts of 4k tokens and more
+LONG = ("pg19", "multi_lexsum", "infinitebench_sum", "efficiency/tpot", "efficiency/prefill", "efficiency/memory")
+
 CHOICES = [(group, choice) for group in groups() for choice in options(group)]
 
 
@@ -39,7 +42,7 @@ def test_every_choice_composes_and_is_accepted(group: str, choice: str) -> None:
         takers = [name for name, path in options("method").items() if choice in _takes(path)]
         assert takers, f"no method takes quantizer={choice}"
         overrides.append(f"method={takers[0]}")
-    if group == "dataset" and choice in ("pg19", "multi_lexsum", "infinitebench_sum"):  # prompts of 4k and more
+    if group == "dataset" and choice in LONG:
         overrides.append("model=llama3.1-8b")
     if group == "dataset" and choice.rpartition("/")[2] == "text":  # files of one's own
         overrides.append(f"dataset.path={__file__}")
