@@ -12,6 +12,7 @@ from kvbench.attention.phases import NotServed, pairs_of_row, part, window_of
 from kvbench.attention.synthetic import groups_of
 from kvbench.cache import Prompts
 from kvbench.cache.options import Options
+from kvbench.cache.progress import Progress
 from kvbench.cache.segments.packed import PackedSegment
 from kvbench.methods import load_method
 from kvbench.quantizers.windowed import WindowedQuantizer
