@@ -34,11 +34,13 @@ class Template:
     def parse(cls, text: str, key: str) -> Template:
         """Return the template written as `text`; `key` is the option that holds it.
 
+        A backslash and an n is a line break, a backslash and a t a tab: Hydra's command line hands them on as they are.
+
         Raises:
             ConfigError: braces are unbalanced, or a field is empty or has a conversion or a format.
         """
         try:
-            pieces = list(string.Formatter().parse(text))
+            pieces = list(string.Formatter().parse(text.replace("\\n", "\n").replace("\\t", "\t")))
         except ValueError as error:
             raise ConfigError(key, text, f"is not a template: {error}", hint="{field}; {{ and }} are braces") from error
         for _, field, form, conversion in pieces:

@@ -18,6 +18,7 @@ from kvbench.errors import ConfigError, DataError
 from kvbench.runner.prompting import encode
 from kvbench.runner.run import run
 from kvbench.tasks import load
+from kvbench.tasks.template import Template
 from kvbench.util.confdir import conf_dir
 from tests.run_files import store_of
 from tests.run_support import config
@@ -307,3 +308,10 @@ def test_prompts_ids_and_scores_are_those_of_the_earlier_classes(tmp_path: Path,
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_a_line_break_may_be_typed_as_backslash_n() -> None:
+    """A shell hands `dataset.template="Q: {q}\\nA:"` on with its backslash."""
+    typed, written = (Template.parse(text, "dataset.template") for text in (r"Q: {q}\n\tA:", "Q: {q}\n\tA:"))
+    assert typed == written
+    assert typed.render({"q": "x"}, "here", {})[0] == "Q: x\n\tA:"
