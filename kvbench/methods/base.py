@@ -17,8 +17,9 @@ from kvbench.errors import ConfigError
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.python_hints import for_python
 from kvbench.methods.reach import Reach
+from kvbench.methods.takes import check_taken
 from kvbench.methods.traits import Traits
-from kvbench.quantizers.spec import FormatSpec, QuantizerSpec, preset
+from kvbench.quantizers.spec import FormatSpec, QuantizerSpec
 from kvbench.util.requirements import Package
 
 if TYPE_CHECKING:
@@ -155,21 +156,7 @@ class Method(Traits):
             max_length: longest sequence that the model takes; None if not known yet.
         """
         name = self.quantizer.name if self.quantizer else "none"
-        if preset(name) not in self.takes:
-            raise ConfigError(
-                "quantizer",
-                name,
-                f"method {type(self).__name__.lower()} does not take this quantizer",
-                allowed=self.takes or "none: method.takes is empty",
-                hint=f"quantizer={self.takes[0]}" if self.takes else "method.takes=[int2]",
-            )
-        if self.needs_quantizer and self.quantizer is None:
-            raise ConfigError(
-                "quantizer",
-                "none",
-                f"{type(self).__name__} packs keys and values, and needs their format",
-                hint="quantizer=int2 (from Python: load_method(..., quantizer='int2'))",
-            )
+        check_taken(type(self).__name__, self.takes, name, self.needs_quantizer)
         if self.quantizer:
             self.quantizer.check("quantizer", head_dim)
 

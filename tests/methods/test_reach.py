@@ -103,6 +103,25 @@ def test_a_packing_method_cannot_do_without_a_format(name: str) -> None:
         made.check()
 
 
+@pytest.mark.parametrize("takes", [(), ("none",)])
+@pytest.mark.parametrize("quantizer", ["none", "int4_token"])
+def test_a_yaml_without_takes_is_named(takes: tuple[str, ...], quantizer: str) -> None:
+    group = {"_target_": "kvbench.methods.logquant.LogQuant", "takes": list(takes)}
+    if takes:
+        del group["takes"]  # the default
+    with pytest.raises(ConfigError) as caught:
+        load_method(group, quantizer)
+    assert "add takes: [int4_token, ...] to the YAML of method=logquant" in caught.value.hint
+    assert "takes=['int4_token']" in caught.value.hint
+    assert load_method({**group, "takes": ["int4_token"]}, "int4_token").quantizer is not None
+
+
+def test_a_method_that_needs_a_format_proposes_one_that_it_takes() -> None:
+    with pytest.raises(ConfigError, match="packs keys and values") as caught:
+        load_method("logquant", "none", takes=["none", "int2"])
+    assert caught.value.hint == "quantizer=int2"
+
+
 def test_a_quantizer_is_called_what_it_is() -> None:
     def formats(group: int, **name: str) -> dict[str, Any]:
         return {

@@ -1,0 +1,38 @@
+"""Check that a method takes the quantizer that was chosen for it."""
+
+from __future__ import annotations
+
+from kvbench.errors import ConfigError
+from kvbench.quantizers.spec import preset
+
+
+def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: bool) -> None:
+    """Raise ConfigError if the method does not take the quantizer, or needs one and has none.
+
+    Args:
+        method: name of the method's class.
+        takes: names of the presets that the method takes (``takes`` of its YAML).
+        quantizer: name of the quantizer; ``none`` without one.
+        needed: True if the method cannot run without a quantizer.
+    """
+    chosen = preset(quantizer)
+    if needed and set(takes) <= {"none"}:  # no choice of a quantizer helps: the YAML must name those that it takes
+        wanted = "int4_token" if chosen == "none" else chosen
+        hint = f"add takes: [{wanted}, ...] to the YAML of method={method.lower()}"
+        if chosen == "none":
+            hint += f", and choose quantizer={wanted}"
+        hint += f" (from Python: load_method(..., quantizer='{wanted}', takes=['{wanted}']))"
+    elif takes:
+        hint = f"quantizer={next(name for name in takes if not needed or name != 'none')}"
+    else:
+        hint = f"add takes: [{chosen}] to the YAML of method={method.lower()}"
+    if needed and chosen == "none" and chosen in takes:
+        raise ConfigError("quantizer", "none", f"{method} packs keys and values, and needs their format", hint=hint)
+    if chosen not in takes:
+        raise ConfigError(
+            "quantizer",
+            quantizer,
+            f"method {method.lower()} does not take this quantizer",
+            allowed=takes or "nothing, as takes: of the method's YAML is empty",
+            hint=hint,
+        )
