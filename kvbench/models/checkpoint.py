@@ -99,13 +99,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
     """Raise DamagedFile if a size in config.json is not a plausible positive integer, or heads do not divide evenly."""
     for name, most in LIMITS.items():
-        value = numbers.get(name)
-        if value is None or isinstance(value, list):  # a list has one number per layer, in a few architectures
+        number = numbers.get(name)
+        if number is None or isinstance(number, list):  # a list has one number per layer, in a few architectures
             continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise DamagedFile(file, f"says {name}={str(value)[:40]}, {_kind(value)}, not a whole number", _MEND)
-        if not 1 <= value <= most:
-            raise DamagedFile(file, f"says {name}={str(value)[:40]}, which is not between 1 and {most}", _MEND)
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise DamagedFile(file, f"says {name}={str(number)[:40]}, {_kind(number)}, not a whole number", _MEND)
+        if not 1 <= number <= most:
+            raise DamagedFile(file, f"says {name}={str(number)[:40]}, which is not between 1 and {most}", _MEND)
     heads, groups = numbers.get("num_attention_heads"), numbers.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
         raise DamagedFile(

@@ -101,12 +101,12 @@ def limit(name: str) -> int:
     Raises:
         ConfigError: the variable's value is not a positive whole number.
     """
-    value = os.environ.get(name, "")
-    if not value:
+    typed_limit = os.environ.get(name, "")
+    if not typed_limit:
         return DEFAULT_MB[name] << 20
-    if not value.isascii() or not value.isdigit() or int(value) < 1:
-        raise ConfigError(name, value, "is not a number of MiB", allowed="whole numbers, 1 or greater")
-    return int(value) << 20
+    if not typed_limit.isascii() or not typed_limit.isdigit() or int(typed_limit) < 1:
+        raise ConfigError(name, typed_limit, "is not a number of MiB", allowed="whole numbers, 1 or greater")
+    return int(typed_limit) << 20
 
 
 def utf8(content: bytes, place: str) -> str:
