@@ -135,8 +135,11 @@ class RecencyMethod(Method):
     def check_rule(self) -> None:
         """Raise ConfigError if packed tokens would become exact again, or part of a group would be packed.
 
-        Tries token counts up to :data:`TRIED`; called after the formats have been checked.
+        Also raises it if :meth:`exact` returns anything but whole numbers from 0 to n. Tries token counts up to
+        :data:`TRIED`; called after the formats have been checked.
         """
+        for n in range(TRIED):
+            self._check_exact(n)
         if self.evict:
             return
         groups = [int(form.group_size) if form.axis == "channel" else 1 for form in self.formats()]
@@ -161,6 +164,19 @@ class RecencyMethod(Method):
                         hint="a window that is a multiple of the group, or groups per token (quantizer=int4_token)",
                     )
             before = packed
+
+    def _check_exact(self, n: int) -> None:
+        """Raise ConfigError unless ``exact(n)`` is a whole number from 0 to n, or a pair of them."""
+        exact = self.exact(n)
+        counts = exact if isinstance(exact, tuple) else (exact, exact)
+        if len(counts) != 2 or not all(type(count) is int and 0 <= count <= n for count in counts):
+            raise ConfigError(
+                "method",
+                type(self).__name__,
+                f"exact({n}) returned {exact!r}, which is not a number of exact tokens among {n}",
+                allowed="a whole number (int) from 0 to n, or a pair of them for keys and values",
+                hint="for example min(n, self.residual), n // 2 instead of n / 2, or max(n - 8, 0) instead of n - 8",
+            )
 
     def reach(self) -> Reach | None:
         """Return the largest number of tokens that all stay exact; None if even the first token is packed."""

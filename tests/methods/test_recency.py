@@ -55,7 +55,7 @@ def test_keys_and_values_may_differ():
 @pytest.mark.parametrize(
     ("key", "rule", "message"),
     [
-        (TOKEN, lambda n: n % 7 * 3, r"exact\(\d+\) leaves \d+ keys packed after exact\(\d+\) left \d+"),
+        (TOKEN, lambda n: min(n, n % 7 * 3), r"exact\(\d+\) leaves \d+ keys packed after exact\(\d+\) left \d+"),
         (TOKEN, lambda n: (0, min(n, 100 - n) if n < 100 else n), r"values packed after exact\(\d+\) left"),
         (CHANNEL, lambda n: min(n, 64), r"quantizer.key.group_size=32: does not divide the 1 keys .*exact\(65\)"),
     ],
@@ -63,6 +63,26 @@ def test_keys_and_values_may_differ():
 def test_a_rule_that_cannot_be_stored_is_refused(key, rule, message):
     with pytest.raises(ConfigError, match=message):
         made(key=key, rule=rule).check()
+
+
+@pytest.mark.parametrize("evict", [False, True])
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda n: n / 2, r"exact\(0\) returned 0.0,"),
+        (lambda n: n - 8, r"exact\(0\) returned -8,"),
+        (lambda n: n + n // 50, r"exact\(50\) returned 51,"),
+        (lambda n: (n // 2, n / 2), r"exact\(0\) returned \(0, 0.0\),"),
+        (lambda n: (n, n, n), r"exact\(0\) returned \(0, 0, 0\),"),
+        (lambda n: [n, n], r"exact\(0\) returned \[0, 0\],"),
+        (lambda n: None, r"exact\(0\) returned None,"),
+    ],
+)
+def test_a_rule_returns_whole_numbers_up_to_n(rule, message, evict):
+    method = made(rule=rule)
+    method.evict = evict
+    with pytest.raises(ConfigError, match=f"method=Rule: {message}(?s:.*)from 0 to n"):
+        method.check()
 
 
 def test_a_rule_must_be_given():
