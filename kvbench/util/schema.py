@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import math
 import types
 import typing
@@ -65,7 +66,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
     names = field_names(cls)
     for key in data:
         if key not in names:
-            raise unknown(join(prefix, str(key)), data[key], "no such key", names)
+            raise unknown(join(prefix, str(key)), data[key], f"no such key{_undecorated(cls)}", names)
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -86,6 +87,18 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
     hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
     allowed = few(names, key.rsplit(".", 1)[-1]) if names else "nothing"
     return ConfigError(key, _shown(value), problem, allowed=allowed, hint=hint)
+
+
+def _undecorated(cls: type) -> str:
+    """Return the rest of the message about an unknown key if `cls` or a base lacks its decorator; else empty."""
+    for part in cls.__mro__:
+        own = [name for name, hint in inspect.get_annotations(part).items() if "ClassVar" not in str(hint)]
+        if own and dataclasses.is_dataclass(part) and "__dataclass_fields__" not in vars(part):
+            return (
+                f"; class {part.__name__} is not decorated with @dataclass(kw_only=True), so its own fields "
+                f"({', '.join(own)}) are not read"
+            )
+    return ""
 
 
 def load_class(key: str, target: Any, example: str) -> type:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
@@ -185,3 +185,35 @@ def test_a_long_value_is_repeated_in_part() -> None:
     assert cut("x" * 201) == "x" * 200 + "... (201 characters)"
     assert len(str(ConfigError("key", "x" * 100_000, "is long"))) < 300
     assert nearest("kiwi" * 100_000, ["kivi"]) is None
+
+
+@dataclass(kw_only=True)
+class Decorated:
+    count: int = 1
+
+
+class Bare(Decorated):
+    label: ClassVar[str] = "x"
+    sinks: int = 4
+
+
+class Constant(Decorated):
+    label: ClassVar[str] = "x"
+
+
+@dataclass(kw_only=True)
+class OfBare(Bare):
+    more: int = 1
+
+
+@pytest.mark.parametrize("cls", [Bare, OfBare])
+def test_a_missing_decorator_is_named(cls: type) -> None:
+    message = r"group\.sinks=4: no such key; class Bare is not decorated with @dataclass\(kw_only=True\), so its own "
+    with pytest.raises(ConfigError, match=message + r"fields \(sinks\) are not read"):
+        build(cls, {"sinks": 4}, "group")
+
+
+@pytest.mark.parametrize("cls", [Decorated, Constant])
+def test_a_class_without_own_fields_needs_no_decorator(cls: type) -> None:
+    with pytest.raises(ConfigError, match=r"group\.sinks=4: no such key\."):
+        build(cls, {"sinks": 4}, "group")
