@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvbench.errors import CacheError
+from kvbench.errors import CacheError, NonFiniteError
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
 from kvbench.methods.eviction import check_budget, forget, highest, put, tokens, with_recent
+from kvbench.util.lazy import lazy
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
+else:
+    torch = lazy("torch")
 
 
 @dataclass(kw_only=True)
@@ -83,7 +86,43 @@ class ScoredMethod(Method):
         scored, newest = self.split(n)
         if scored + newest == n:
             return None
-        return with_recent(highest(self.score(keys, values, attention)[..., : n - newest], scored), n, newest)
+        scores = self._scores(keys, values, attention, n - newest)
+        return with_recent(highest(scores[..., : n - newest], scored), n, newest)
+
+    def _scores(
+        self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None, least: int
+    ) -> torch.Tensor:
+        """Return :meth:`score`, checked: ``[B, H, m]`` with `least` <= m <= n, and no NaN."""
+        name = type(self).__name__
+        try:
+            scores = self.score(keys, values, attention)
+        except (AssertionError, AttributeError, TypeError) as error:
+            reason = str(error) or "assertion failed"
+            if attention is not None or self.observe_prompt or ("None" not in str(error) and str(error)):
+                raise
+            raise CacheError(
+                f"{name}.score failed, perhaps because its attention is None ({type(error).__name__}: {reason}).\n"
+                f"  hint: {name} must set observe_prompt, which is 0: q for the attention of the last q queries, -1 "
+                "for column sums over all queries, for example observe_prompt: ClassVar[int] = -1"
+            ) from error
+        (batch, heads, n), shape = keys.shape[:3], scores.shape if isinstance(scores, torch.Tensor) else None
+        if shape is None or len(shape) != 3 or shape[:2] != (batch, heads) or not least <= shape[2] <= n:
+            returned = f"a {type(scores).__name__}" if shape is None else f"shape {list(shape)}"
+            count = f"{n}" if least == n else f"{n} (or at least {least}, without the newest tokens)"
+            raise CacheError(
+                f"{name}.score returned {returned}, expected [B, H, n] = [{batch}, {heads}, {count}]: a score per KV "
+                f"head and prompt token.\n  hint: keys are [B, H, n, D] = {list(keys.shape)}; attention has query "
+                f"heads, to be reduced to KV heads: attention.unflatten(1, ({heads}, -1)).mean(2)"
+            )
+        bad = scores[..., :least].isnan()  # infinite scores have an order: always or never kept
+        if bool(bad.any()):
+            row, head, token = bad.nonzero()[0].tolist()
+            raise NonFiniteError(
+                f"{name}.score returned NaN for {int(bad.sum())} of {bad.numel()} scores, the first in row {row}, KV "
+                f"head {head}, token {token}.\n  hint: 0 / 0, inf - inf, or the square root or logarithm of a negative "
+                "number in score; -inf stands for a token that is never kept"
+            )
+        return scores
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return one full-precision segment, with room for the kept prompt tokens and those still to come."""
@@ -96,13 +135,18 @@ class ScoredMethod(Method):
         """Store the prompt tokens that :meth:`choose` picks, and record their positions.
 
         Raises:
-            CacheError: the method needs the prompt's attention, and none was observed.
+            CacheError: the method needs the prompt's attention, and none was observed; or :meth:`score` returned
+                another shape than it must.
+            NonFiniteError: a score is NaN.
         """
         if self.observe_prompt and scores is None:
             raise CacheError(
                 f"{type(self).__name__.lower()} chooses by the attention of the prompt, and none was observed"
             )
-        index = self.choose(keys, values, scores)
+        try:
+            index = self.choose(keys, values, scores)
+        except (CacheError, NonFiniteError) as error:
+            raise type(error)(f"layer {layer.index}: {error}") from error
         put(layer, rows, keys, values, index)
         self.placed(layer, rows, scores, index)
 
