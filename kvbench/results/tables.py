@@ -74,18 +74,24 @@ def screen(runs: Sequence[Metrics], width: int = 120) -> Group:
 
 
 def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Return the column indices of each of several tables: as few as possible, of similar width, all with column 0."""
-    # for the columns up to each index: the number of tables, the sum of their squared widths, and the tables
-    best: list[tuple[int, int, list[list[int]]]] = [(0, 0, [])]
+    """Return the column indices of each of several tables, all with column 0.
+
+    There are as few tables as possible; then as few as possible with a single column besides the names; then the
+    widths are as similar as possible.
+    """
+    # for the columns up to each index: the number of tables, of those with a single column, the sum of their squared
+    # widths, and the tables
+    best: list[tuple[int, int, int, list[list[int]]]] = [(0, 0, 0, [])]
     for last in range(1, len(widths)):
         choices = []
         for first in range(1, last + 1):
             needed = widths[0] + sum(widths[first : last + 1]) + _GAP * (last - first + 1)
             if needed <= width or first == last:
-                count, squares, blocks = best[first - 1]
-                choices.append((count + 1, squares + needed**2, [*blocks, [0, *range(first, last + 1)]]))
+                count, single, squares, blocks = best[first - 1]
+                block = [0, *range(first, last + 1)]
+                choices.append((count + 1, single + (first == last), squares + needed**2, [*blocks, block]))
         best.append(min(choices))
-    return best[-1][2] or [[0]]
+    return best[-1][-1] or [[0]]
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[Cell]], block: Sequence[int], gap: int = _GAP) -> Table:

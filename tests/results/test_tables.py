@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import csv
 import io
+import itertools
 
 import pytest
 
-from kvbench.results import aggregate, tables
+from kvbench.results import aggregate, columns, tables
+from kvbench.util.cells import Cell
 
 
 def run(label: str, status: str = "ok", score: float = 0.9, tasks: int = 3, **config) -> dict:
@@ -119,25 +121,80 @@ def test_sizes(count, text):
     assert tables.size(count) == text
 
 
-def heads(text: str) -> list[int]:
-    """How many columns each of several tables has."""
-    found = [line for line, below in zip(text.splitlines(), text.splitlines()[1:], strict=False) if set(below) == {"─"}]
-    return [len(head.split()) for head in found]
+#: widths of the terminal, and numbers of tasks, that the splitting into tables is checked for
+WIDTHS, TASKS = range(80, 161, 4), (2, 3, 5, 8)
 
 
-@pytest.mark.parametrize("width", range(80, 161, 4))
-@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
-def test_no_column_stands_alone(width, tasks):
-    runs = [run(name, tasks=tasks, residual=i) for i, name in enumerate(["fp16", *["partial_logquant int2_g128"] * 7])]
+def sweep(tasks: int) -> list[dict]:
+    names = ["fp16", *["partial_logquant int2_g128"] * 7]
+    return [run(name, tasks=tasks, residual=i) for i, name in enumerate(names)]
+
+
+def column_widths(runs: list[dict]) -> list[int]:
+    header, body = tables.grid(runs)
+    widths = [max(len(name), *(line[i].width for line in body)) for i, name in enumerate(header)]
+    return [min(widths[0], 34), *widths[1:]]  # a longer name takes a second line
+
+
+def check_split(runs: list[dict], width: int) -> int:
+    """Check that no column stands alone and that no column would better be in the next table; return their number."""
     text = tables.summary(runs, width, color=False)
     assert max(map(len, text.splitlines())) <= width
-    counts = heads(text)
-    assert len(counts) == 1 or max(counts) - min(counts) <= 2 < max(counts), (counts, text)
+    split = [len(table.columns) - 1 for table in tables.screen(runs, width).renderables]
+    if len(split) == 1:
+        return 1
+    names, *others = column_widths(runs)
+    assert min(split) >= 2 and sum(split) == len(others), (split, text)
+    ends = list(itertools.accumulate(split))
+    blocks = [[part + 2 for part in others[end - count : end]] for end, count in zip(ends, split, strict=True)]
+    assert all(names + sum(block) <= width for block in blocks)
+    for left, right in itertools.pairwise(blocks):
+        wider, narrower, moved = (left, right, left[-1]) if sum(left) > sum(right) else (right, left, right[0])
+        assert len(wider) == 2 or sum(wider) - sum(narrower) <= moved, (split, text)
+    return len(split)
 
 
-def test_one_table_where_a_narrower_gap_or_a_second_line_for_names_makes_it_fit():
+def add_column(monkeypatch, heading: str, text: str, before: str | None = None) -> None:
+    """Add a column to the tables, before the column named `before` or as the last one."""
+    place = [column.name for column in columns.COLUMNS].index(before) if before else len(columns.COLUMNS)
+    entry = columns.Column(heading, cell=lambda line: Cell(text))
+    monkeypatch.setattr(columns, "COLUMNS", [*columns.COLUMNS[:place], entry, *columns.COLUMNS[place:]])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("tasks", TASKS)
+def test_no_column_stands_alone(width, tasks):
+    check_split(sweep(tasks), width)
+
+
+@pytest.mark.parametrize(
+    ("heading", "text", "before"),
+    [("new", "1", None), ("two words", "0.123 ±.012", "KV"), ("wide", "x" * 28, None), ("wide", "x" * 28, "peak")],
+)
+def test_no_column_stands_alone_after_one_more_is_added(monkeypatch, heading, text, before):
+    add_column(monkeypatch, heading, text, before)
+    assert heading in tables.grid(sweep(2))[0]
+    numbers = [check_split(sweep(tasks), width) for tasks in TASKS for width in WIDTHS]
+    assert max(numbers) > 1
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_hundred_columns_are_split_evenly(width):
+    number = len(tables.grid(sweep(50))[0])
+    assert len(tables.grid(runs := sweep(150 - number))[0]) == 100
+    assert check_split(runs, width) > 1
+
+
+@pytest.mark.parametrize("added", [0, 1, 2])
+def test_one_table_where_a_narrower_gap_or_a_second_line_for_names_makes_it_fit(monkeypatch, added):
+    for index in range(added):
+        add_column(monkeypatch, f"new {index}", "1")
     runs = [run("a method of a name that is longer than its column is", tasks=2, residual=i) for i in range(3)]
-    assert len(heads(tables.summary(runs, 124, color=False))) == 1
+    assert all(len(line[0].main) > 34 for line in tables.grid(runs)[1])
+    widths = column_widths(runs)
+    needed = sum(widths) + len(widths) - 1
+    assert check_split(runs, needed) == 1
+    assert check_split(runs, needed - 1) > 1
 
 
 def test_labels_beside_columns_and_as_typed():
