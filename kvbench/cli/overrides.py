@@ -45,7 +45,10 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
     """
     key, typed = override.key_or_group, override.input_line or ""
     launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
-    problem, hint = "kvbench sets Hydra up itself, and this would change nothing of a run or break its record", ""
+    problem, hint = (
+        "cannot be set: kvbench configures Hydra itself; it would have no effect or break the run's record",
+        "",
+    )
     if key == "hydra/launcher":
         hint = "launcher=joblib or launcher=submitit"
     elif key == "hydra.searchpath":
@@ -64,7 +67,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
         if not multirun or launcher == "local":
             problem, hint = "is a setting of a launcher", f"add --multirun and launcher=joblib or submitit: {key}=..."
         elif key.endswith("._target_"):
-            problem, hint = "the launcher's class is its choice's", "launcher=joblib or launcher=submitit"
+            problem, hint = "cannot be set: launcher=... determines the class", "launcher=joblib or launcher=submitit"
         elif override.is_sweep_override():
             problem, hint = "is one value for the whole sweep", f"{key}=VALUE"
         else:

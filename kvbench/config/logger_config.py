@@ -38,7 +38,7 @@ class CsvLogger:
                 raise ConfigError(
                     "logger.path",
                     self.path,
-                    "is another file, which would be written over: its first line has no column run_id",
+                    "is not a log of kvbench and would be overwritten: its first line has no column run_id",
                     hint="logger.path=results/runs.csv",
                 )
 

@@ -94,7 +94,8 @@ class Setting:
         Args:
             count: number of tokens.
             form: the format.
-            block: tokens that are packed together and cut into nearly equal groups (LogQuant); None: a group each.
+            block: number of tokens that are packed together and cut into nearly equal groups (LogQuant); None: each
+                group is packed on its own.
         """
         if form.axis == "channel":
             group = int(form.group_size)

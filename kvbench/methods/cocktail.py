@@ -413,7 +413,7 @@ class Cocktail(Method):
             raise ConfigError(
                 "method.split",
                 None,
-                "cocktail's bytes follow from its search in a text, unless shares are given",
+                "must be set here: without it, bit widths depend on a search in an actual text, so bytes are not known",
                 hint="FP16, INT4 and INT2 shares: split=[10,30,60]",
             )
         from kvbench.retrieval.search import by_rank

@@ -82,7 +82,7 @@ class StreamingLLM(Method):
         """Raise ConfigError if `sinks` is negative or the budget has no room for a newest token."""
         super().check(head_dim, max_length)
         if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, ..., 4, ...")
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or more (usually 4)")
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and a newest token")
 
     def reach(self) -> Reach:

@@ -33,6 +33,6 @@ def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: boo
             "quantizer",
             quantizer,
             f"method {method.lower()} does not take this quantizer",
-            allowed=takes or "nothing, as takes: of the method's YAML is empty",
+            allowed=takes or "no preset: the list 'takes' in the method's YAML is empty",
             hint=hint,
         )

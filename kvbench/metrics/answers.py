@@ -20,7 +20,7 @@ LETTERS = string.ascii_uppercase
 def score(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
-    """Return the scores of a prediction, each in 0..1: ``score``, and with ``rouge`` and ``gsm8k`` variants of it.
+    """Return the scores of a prediction, each in 0..1: ``score``; ``rouge`` and ``gsm8k`` add variants of it.
 
     With several answers, the one that gives the best score counts.
 

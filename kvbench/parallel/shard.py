@@ -159,8 +159,8 @@ def check(model: Any, size: int) -> dict[str, str]:
         if style is None or style in WHOLE:
             continue
         if style not in ("colwise", "rowwise", *GATHERED) or not isinstance(module, nn.Linear):
-            what = f"{path} ({type(module).__name__}) is to be cut '{style}'"
-            raise ModelError(f"{name}: {what}, which kvbench does not{hint}")
+            what = f"transformers' plan splits {path} ({type(module).__name__}) as '{style}'"
+            raise ModelError(f"{name}: {what}, which kvbench does not support{hint}")
     return plan
 
 

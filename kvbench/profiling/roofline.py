@@ -74,7 +74,7 @@ class Shape:
             return numbers.get(name, default) if numbers is not None else getattr(config, name, default)
 
         for name in filter(get, OTHERS):
-            raise ConfigError(f"model.{name}", get(name), "has no roofline here: its bytes and FLOPs are others")
+            raise ConfigError(f"model.{name}", get(name), "is not supported by the roofline: bytes and FLOPs differ")
         for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
             if not isinstance(get(name), int) or get(name) < 1:
                 raise ConfigError(

@@ -39,7 +39,8 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
         bits: 2, 3, 4 or 8.
 
     Returns:
-        uint8 tensors of ceil(numel * width / 8) bytes, one for each plane; earlier codes in the lower bits of a byte.
+        One uint8 tensor per plane, of ceil(numel * width / 8) bytes, where width is the plane's bits (:data:`PLANES`: 3
+        bits are planes of 2 and 1); earlier codes are in the lower bits of a byte.
     """
     packed = []
     for width, plane in zip(PLANES[bits], split_planes(codes, bits), strict=True):

@@ -40,7 +40,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
 
 
 def break_even(line: Line, fp16: Line) -> float | None:
-    """Return the length beyond which `line` is faster than `fp16`; 0 if it always is, None without a smaller slope."""
+    """Return the length beyond which `line` is faster than `fp16`: 0 for any, None if its slope is not smaller."""
     if line.slope >= fp16.slope:
         return None
     return max(0.0, (line.intercept - fp16.intercept) / (fp16.slope - line.slope))

@@ -25,7 +25,7 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
 
 
 def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None) -> list[Row]:
-    """Return the stored rows that another version of the scorer scored, scored again from their predictions.
+    """Re-score, from their predictions, the stored rows whose scores come from another version of the scorer.
 
     Args:
         task: the data set, which scores the predictions.

@@ -298,8 +298,8 @@ def _only(files: list[str], pattern: str, what: str) -> str:
     """
     if len(files) > 1:
         raise DataError(
-            f"{what}: '{pattern}' means {len(files)} files ({files[0]}, ...), and one is read.\n"
-            "  hint: dataset.path=FILE_OR_FOLDER with all of them, joined"
+            f"{what}: '{pattern}' matches {len(files)} files ({files[0]}, ...), but only one can be read.\n"
+            "  hint: join them, and set dataset.path=FILE_OR_FOLDER"
         )
     return files[0] if files else pattern
 

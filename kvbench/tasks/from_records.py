@@ -295,6 +295,6 @@ class Records(Task):
         return {"records": {split: len(entries) for split, entries in self.entries.items()}}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``, and variants of it with the metrics ``rouge`` and ``gsm8k``."""
+        """Return ``score`` and, if the metric is ``rouge`` or ``gsm8k``, its variants as well."""
         options = sample.meta.get("options", 0)
         return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

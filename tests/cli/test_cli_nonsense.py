@@ -240,7 +240,7 @@ def test_a_file_of_ones_own_is_not_written_over(
     for notes in ("my notes\n", "\nmy notes, day 1\n", "\nrun_id\n"):
         (tmp_path / "notes.txt").write_text(notes)
         assert main(["logger.path=notes.txt"]) == 2
-        assert "which would be written over" in capsys.readouterr().err
+        assert "is not a log of kvbench and would be overwritten" in capsys.readouterr().err
     for head in ("time,run_id,status\n", "run_id\n", "", "\n"):
         (tmp_path / "notes.txt").write_text(head)
         assert main(["logger.path=notes.txt"]) == 0

@@ -57,7 +57,9 @@ def test_a_pattern_is_looked_up_and_the_snapshot_can_be_found_again(hub: SimpleN
     assert [name for _, name, _, _ in hub.asked] == ["README.md", "data/test-1.parquet"]
     assert hub.probed[0].endswith("/README.md")
     hub.files.append("data/test-2.parquet")
-    with pytest.raises(DataError, match=r"toy: 'data/test-\*\.parquet' means 2 files \(data/test-1\.parquet, \.\.\.\)"):
+    with pytest.raises(
+        DataError, match=r"toy: 'data/test-\*\.parquet' matches 2 files \(data/test-1\.parquet, \.\.\.\)"
+    ):
         data.find(source("data/test-*.parquet"), "test", None, "toy")
 
 

@@ -281,5 +281,5 @@ def test_a_pattern_that_means_several_files_is_refused():
 
     assert _only(["data/test-0.parquet"], "data/test-*.parquet", "pg19") == "data/test-0.parquet"
     assert _only([], "data/test-*.parquet", "pg19") == "data/test-*.parquet"
-    with pytest.raises(DataError, match="means 2 files"):
+    with pytest.raises(DataError, match="matches 2 files"):
         _only(["data/test-0.parquet", "data/test-1.parquet"], "data/test-*.parquet", "pg19")

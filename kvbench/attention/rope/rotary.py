@@ -145,8 +145,8 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     ]
     if others:
         raise ModelError(
-            f"{what}: {name}'s layers {', '.join(map(str, others))} do not rotate their keys as its rotary embedding "
-            f"says: they have none, or another one.{hint}"
+            f"{what}: layers {', '.join(map(str, others))} of {name} do not rotate their keys with the model's rotary "
+            f"embedding: they use none, or a different one.{hint}"
         )
     return rotation
 

@@ -53,8 +53,8 @@ def documents(library: Path | None = None) -> list[Document]:
             documents.append(_document(name, "code", path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"mini_text: {path} cannot be read ({error}). It measures on the standard library's source files.\n"
-                "  hint: dataset.path=FILE measures on a text of your own"
+                f"mini_text: {path} cannot be read ({error}). Its text is the source files of Python's library.\n"
+                "  hint: to use a text of your own: dataset.path=FILE"
             ) from error
     return documents
 
