@@ -46,9 +46,9 @@ class Format:
         bits: of a code; 16 for ``full``.
         axis: ``channel`` or ``token``; empty for ``full``.
         group: tokens (``channel``) or channels (``token``) that share parameters; 0 for ``full``.
-        window: 0 if the group size divides the tile size, or the reverse. Otherwise groups may cross tile
-            boundaries (LogQuant's W = 42): tokens come in blocks of `window`, each divided into the fewest groups of at most `group` tokens,
-            the first of which have one token more if they cannot be equal
+        window: 0 if the group size divides the tile size, or the reverse. Otherwise groups may cross tile boundaries
+            (LogQuant's W = 42): tokens come in blocks of `window`, each divided into the fewest groups of at most
+            `group` tokens, the first of which have one token more if they cannot be equal
             (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
     """
 

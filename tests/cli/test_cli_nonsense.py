@@ -21,12 +21,12 @@ LIMIT_S = 3.0
 REFUSED: list[tuple[str, list[str]]] = [
     # Hydra's own settings
     ("hydra.job.chdir=true", ["hydra.job.chdir=true", "hydra.sweep.dir=DIR with --multirun"]),
-    ("hydra.mode=MULTIRUN", ["hydra.mode=MULTIRUN", "change nothing"]),
+    ("hydra.mode=MULTIRUN", ["hydra.mode=MULTIRUN", "would have no effect"]),
     ("hydra.launcher._target_=x", ["hydra.launcher._target_=x", "launcher=joblib"]),
     ("hydra.sweep.dir=mine", ["is one run", "runtime.results_dir=DIR"]),
     ("hydra/launcher=joblib", ["hint: launcher=joblib"]),
     ("hydra.searchpath=[file:///tmp]", ["--config-dir DIR"]),
-    ("~hydra.job", ["change nothing"]),
+    ("~hydra.job", ["would have no effect"]),
     ("--multirun method=fp16,kivi hydra.sweep.dir=", ["must name one folder"]),
     ("--multirun method=fp16,kivi hydra.sweep.dir=a,b", ["must name one folder"]),
     ("--multirun method=fp16,kivi hydra.sweep.dir=${now:%Y}", ["plain name"]),
