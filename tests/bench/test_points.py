@@ -153,7 +153,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
     for words in wrong:
         with pytest.raises(SystemExit):
             command.main(list(words))
-        assert f"{words[1]}: '{words[2]}' is no " in capsys.readouterr().err
+        assert f"{words[1]}: '{words[2]}' is not a " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     for name in ("memory", "predict"):

@@ -63,7 +63,7 @@ def test_only_drafts_run_the_four_bit_weights_and_detaching_restores_the_model(a
 
 
 def test_what_has_no_four_bit_form_is_said():
-    with pytest.raises(ModelError, match="40 to 48 channels"):
+    with pytest.raises(ModelError, match="40 input and 48 output channels"):
         int4.Int4Linear(nn.Linear(40, 48))
     with pytest.raises(ModelError, match="decoder layers"):
         int4.attach(nn.Linear(32, 32), "ffn")

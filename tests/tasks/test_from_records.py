@@ -206,7 +206,7 @@ def test_damaged_csv(tmp_path: Path, content: str, message: str) -> None:
         ({"metric": "regex"}, r"dataset\.pattern"),
         ({"pattern": "(a)"}, "belongs to dataset.metric=regex"),
         ({"metric": "regex", "pattern": "(a"}, "is not a regular expression"),
-        ({"metric": "regex", "pattern": "a"}, "has 0 groups"),
+        ({"metric": "regex", "pattern": "a"}, "has 0 capturing groups"),
         ({"choices": "o"}, "has no effect with dataset.metric=exact_match"),
         ({"metric": "exact"}, "exact_match"),
         ({"stop": [""]}, "empty stop string"),
