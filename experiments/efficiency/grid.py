@@ -1,4 +1,4 @@
-"""What is measured: arguments of ``python -m kvbench.bench``, by the figure that they answer, and what papers claim."""
+"""Arguments of ``python -m kvbench.bench`` for each figure, and the papers' claims about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRIDS = {name: tuple(text.split()) for name, text in _GRIDS.items()}
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says of its method against full precision.
+    """A paper's claim about its method, compared with full precision.
 
     Args:
         where: paper and figure.

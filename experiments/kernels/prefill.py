@@ -30,7 +30,7 @@ SIZES = {"7b": (4096, 11008), "8b": (4096, 14336), "tiny": (384, 1024)}
 
 
 class Attention(nn.Module):
-    """What transformers' SDPA asks of an attention module."""
+    """Stand-in for an attention module, with the attributes that transformers' SDPA reads."""
 
     is_causal = True
 

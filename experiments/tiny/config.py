@@ -35,7 +35,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """Where the text comes from.
+    """Sources of the text.
 
     Args:
         path: folder of ``*.txt``, ``*.txt.gz`` or ``*.txt.xz`` files (see :mod:`experiments.tiny.corpus`).
@@ -74,7 +74,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class MixConfig:
-    """What rows are made of; every number is a share in [0, 1] unless said otherwise.
+    """Contents of the training rows; every number is a share in [0, 1] unless said otherwise.
 
     Args:
         text: rows of plain corpus text.

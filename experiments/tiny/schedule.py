@@ -1,4 +1,4 @@
-"""What depends on how far the training is: row length and learning rate."""
+"""Row length and learning rate as functions of the training's progress."""
 
 from __future__ import annotations
 

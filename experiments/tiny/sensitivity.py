@@ -1,4 +1,4 @@
-"""What quantizing the prompt's keys and values costs the bundled model, by task: a quick look without packed caches.
+"""Accuracy cost of quantizing the prompt's keys and values, by task, on the bundled model, without packed caches.
 
     python -m experiments.tiny.sensitivity kvbench/models/tiny --out results/tiny/sensitivity.json
 

@@ -71,7 +71,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the run is done, in [0, 1]."""
+        """Finished share of the run, in [0, 1]."""
         run = self.config.run
         return min(1.0, self.step / run.steps if run.steps else self.seconds / (run.seconds or math.inf))
 
