@@ -96,7 +96,7 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """Label of the decode mode in the result row: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """Decode mode for the result row: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)

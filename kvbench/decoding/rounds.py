@@ -134,7 +134,7 @@ class CapturedDrafter(Drafter):
 
     @property
     def stepping(self) -> str:
-        """Label of the decode mode in the result row, as :attr:`kvbench.decoding.graphs.Captured.stepping`."""
+        """Decode mode for the result row, as :attr:`kvbench.decoding.graphs.Captured.stepping`."""
         return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property
