@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,10 @@ def markdown(rows: Sequence[Row], pairs: Sequence[Row] = (), missing: Mapping[st
     ]
     for row in rows:
         whole, used, full = row["mean"], row["kv_bytes"]["used"], row["kv_bytes"]["fp16_equivalent"]
-        difference = whole.get("vs_fp16", {"diff": math.nan, "stderr": math.nan})
+        difference = points(whole["vs_fp16"]) if "vs_fp16" in whole else "-"
         cells = [f"{100 * row['tasks'][key]['score']:.0f}" for key in keys]
         lines.append(
-            f"| {row['name']} | {100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f} | {points(difference)} "
+            f"| {row['name']} | {100 * whole['score']:.1f} ±{100 * whole['stderr']:.1f} | {difference} "
             f"| {used / 2**20:.2f} MiB | {full / used:.2f} | " + " | ".join(cells) + " |"
         )
     counts = sorted({row["tasks"][key]["n"] for row in rows for key in keys})
