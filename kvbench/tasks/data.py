@@ -21,6 +21,7 @@ from kvbench.errors import ConfigError, DataError, nearest
 from kvbench.tasks.files import Found, is_file
 from kvbench.tasks.formats import placed_records, read_json, read_records, read_text
 from kvbench.tasks.records import Record
+from kvbench.tasks.shards import whole_split
 
 __all__ = [
     "Found",
@@ -223,10 +224,9 @@ def _in_folder(
             files = (folder / f"{stem}{ending}" for ending in endings)
             candidates += [Found(file) for file in files if is_file(file, f"{what}: ")]
         parts = sorted((*folder.glob(f"{task}-*.parquet"), *(path / task).glob("test-*.parquet")))
-        if len(parts) > 1:
-            names = ", ".join(file.name for file in parts[:3])
-            raise DataError(f"{what}: '{task}' is in {len(parts)} parts in {path} ({names}); one file is read.")
-        candidates += map(Found, parts)
+        if parts:
+            first, *more = map(Path, whole_split([str(part) for part in parts], task, what, path))
+            candidates.append(Found(first, None, tuple(more)))
     candidates = list(dict.fromkeys(candidates))
     if len(candidates) > 1:
         names = ", ".join(str(file).removeprefix(f"{path}/") for file in candidates)

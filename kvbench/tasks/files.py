@@ -46,13 +46,36 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Found:
-    """A file on this machine, or a member of an archive: `member` is its name in the archive, else None."""
+    """A file on this machine, a member of an archive, or a file in shards.
+
+    Args:
+        path: the file, the archive, or the first shard.
+        member: name of the member in the archive; None for a file.
+        more: the other shards of a parquet file, in order.
+    """
 
     path: Path
     member: str | None = None
+    more: tuple[Path, ...] = ()
 
     def __str__(self) -> str:
+        if self.more:
+            return f"{self.path} and {len(self.more)} more"
         return str(self.path) if self.member is None else f"{self.path}!{self.member}"
+
+    def each(self) -> tuple[Found, ...]:
+        """Return the shards one by one; the file itself if it has no shards."""
+        return tuple(Found(path, self.member) for path in (self.path, *self.more))
+
+    def check(self) -> None:
+        """Raise DataError unless `path` is a regular file that is not larger than :data:`MAX_FILE`."""
+        try:
+            if not is_file(self.path, ""):
+                raise DataError(f"{self.path} is not a file.")
+            if self.path.stat().st_size > limit(MAX_FILE):
+                raise too_large(self)
+        except OSError as error:
+            raise DataError(f"{self} cannot be read: {error}.\n  hint: fetch it again") from error
 
     def content(self) -> bytes:
         """Return the unpacked bytes.

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from kvbench.errors import DataError
-from kvbench.tasks.files import DAMAGE, MAX_FILE, MAX_LINE, Found, limit, no_memory, pieces, too_large, utf8
+from kvbench.tasks.files import MAX_FILE, MAX_LINE, Found, limit, no_memory, pieces, too_large, utf8
+from kvbench.tasks.parquet import parquet_records
 from kvbench.tasks.records import Kind, Record, check_record
 
 #: estimated bytes of memory that count towards the limit: of a record or line, and of a value in a JSON file
 _RECORD, _VALUE = 512, 32
-#: number of parquet rows unpacked at a time: few, because all of them may refer to the same long text
-_ROWS = 16
 
 
 def read_records(
@@ -92,7 +91,7 @@ def read_text(found: Found) -> str:
 
 def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
     if found.ending == ".parquet":
-        values: Iterable[Any] = _parquet(found)
+        values: Iterable[Any] = parquet_records(found)
     elif found.ending == ".json" and (content := found.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
         values = _whole(content, found)
     elif found.ending == ".csv":
@@ -168,28 +167,3 @@ def _csv(found: Found) -> Iterator[tuple[str, Record]]:
         raise DataError(f"{found} line {reader.line_num}: not CSV ({error}).") from error
     finally:
         csv.field_size_limit(before)
-
-
-def _parquet(found: Found) -> Iterator[Record]:
-    try:
-        import pyarrow  # type: ignore[import-untyped]
-        from pyarrow import parquet
-    except ImportError as error:
-        raise DataError(f"{found}: reading parquet needs pyarrow.\n  hint: pip install pyarrow") from error
-    most, total = limit(MAX_FILE), 0
-    content = io.BytesIO(found.content())
-    try:
-        file = parquet.ParquetFile(content, page_checksum_verification=True)
-        for batch in file.iter_batches(batch_size=_ROWS, use_threads=False):
-            for place, column in enumerate(batch.columns):
-                if pyarrow.types.is_dictionary(column.type):
-                    batch = batch.set_column(place, batch.schema.names[place], column.dictionary_decode())
-            total += batch.nbytes
-            if total > most:
-                raise too_large(found)
-            yield from batch.to_pylist()
-    except (*DAMAGE, pyarrow.ArrowException, TypeError, OverflowError) as error:
-        if isinstance(error, MemoryError):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{found} cannot be read: {reason}.\n  hint: fetch it again") from error

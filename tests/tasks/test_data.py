@@ -207,10 +207,10 @@ def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
     assert data.read_text(data.Found(files[2])) == "text"
 
 
-def test_parts_are_not_read_as_the_whole(tmp_path: Path) -> None:
-    for part in range(2):
-        (tmp_path / f"test-0000{part}-of-00002.parquet").touch()
-    with pytest.raises(DataError, match="in 2 parts"):
+def test_files_that_are_not_the_shards_of_one_split_are_refused(tmp_path: Path) -> None:
+    for name in ("test-00000-of-00002.parquet", "test-b.parquet"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match="'test' matches 2 files of .* that are not the shards of one split"):
         data.find(SOURCE, "test", str(tmp_path), "dataset toy")
 
 
@@ -271,15 +271,3 @@ def test_fetch_takes_the_files_and_says_the_checksum(
     out = capsys.readouterr().out
     assert "data.zip!data/qasper.jsonl" in out
     assert "sha256" in out
-
-
-def test_a_pattern_that_means_several_files_is_refused():
-    import pytest
-
-    from kvbench.errors import DataError
-    from kvbench.tasks.data import _only
-
-    assert _only(["data/test-0.parquet"], "data/test-*.parquet", "pg19") == "data/test-0.parquet"
-    assert _only([], "data/test-*.parquet", "pg19") == "data/test-*.parquet"
-    with pytest.raises(DataError, match="matches 2 files"):
-        _only(["data/test-0.parquet", "data/test-1.parquet"], "data/test-*.parquet", "pg19")

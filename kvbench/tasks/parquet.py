@@ -1,0 +1,89 @@
+"""Records of parquet files, read by the package `datasets` (Lhoest et al. 2021), a few rows at a time.
+
+Shards are read one after the other, as the hub stores a split. `datasets` is imported on first use, which takes
+seconds, and neither writes to its own cache nor uses the network here.
+"""
+
+from __future__ import annotations
+
+import glob
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvbench.errors import DataError
+from kvbench.tasks.files import DAMAGE, MAX_FILE, Found, limit, too_large
+from kvbench.tasks.records import Record
+
+#: number of rows unpacked at a time: few, because all of them may refer to the same long text
+_ROWS = 16
+
+
+def parquet_records(found: Found) -> Iterator[Record]:
+    """Yield the rows of a parquet file, or of all shards of a split in order.
+
+    Raises:
+        DataError: `datasets` is missing, a shard is damaged or of a type that `datasets` does not read, shards have
+            different columns, or the rows exceed :data:`kvbench.tasks.files.MAX_FILE`.
+    """
+    try:
+        import datasets
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.dataset  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise DataError(f"{found}: reading parquet needs {error.name}.\n  hint: pip install datasets") from error
+    most, total = limit(MAX_FILE), 0
+    try:
+        with tempfile.TemporaryDirectory() as folder, _silenced(), _on_disk(found, Path(folder)) as files:
+            stream = datasets.load_dataset(
+                "parquet",
+                data_files={"rows": [glob.escape(str(file)) for file in files]},
+                split="rows",
+                streaming=True,
+                cache_dir=folder,
+                batch_size=_ROWS,
+                fragment_scan_options=pyarrow.dataset.ParquetFragmentScanOptions(page_checksum_verification=True),
+            )
+            for batch in stream.with_format("arrow").iter(batch_size=_ROWS):
+                total += batch.nbytes
+                if total > most:
+                    raise too_large(found)
+                yield from batch.to_pylist()
+    except (*DAMAGE, pyarrow.ArrowException, TypeError, OverflowError) as error:
+        if isinstance(error, MemoryError):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{found} cannot be read: {reason}.\n  hint: fetch it again") from error
+
+
+@contextmanager
+def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
+    """Yield the paths of the shards; a member of an archive and a gzipped file are unpacked into `folder`.
+
+    Raises:
+        DataError: a file is missing or not regular, cannot be unpacked, or is larger than the limit.
+    """
+    files = []
+    for number, part in enumerate(found.each()):
+        if part.member is None and part.path.suffix != ".gz":
+            part.check()
+            files.append(part.path.absolute())
+        else:
+            unpacked = folder / f"{number}.parquet"
+            unpacked.write_bytes(part.content())
+            files.append(unpacked)
+    yield files
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep `datasets` from logging what becomes an exception anyway."""
+    from datasets.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)

@@ -1,0 +1,46 @@
+"""Shards of a split: parquet files named ``STEM-00000-of-00002.parquet``, as the hub stores what is large."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from kvbench.errors import DataError
+
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.parquet")
+
+
+def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> list[str]:
+    """Return the files of one split in order: a single file, or all of its shards.
+
+    Args:
+        files: paths of the files that match, at least one.
+        wanted: the name or pattern that they match, for messages.
+        what: the data set as messages name it.
+        place: the folder or repository, for messages.
+
+    Raises:
+        DataError: there are several files that are not the shards of one split, or a shard is missing.
+    """
+    ordered = sorted(files)
+    shards = [_SHARD.fullmatch(file) for file in ordered]
+    series = {(shard["stem"], int(shard["count"])) for shard in shards if shard}
+    if len(series) != 1 or not all(shards):
+        if len(ordered) == 1:
+            return ordered
+        raise DataError(
+            f"{what}: '{wanted}' matches {len(ordered)} files of {place} ({ordered[0]}, ...) that are not the shards of "
+            "one split.\n  hint: join them, and set dataset.path=FILE_OR_FOLDER"
+        )
+    (stem, count), *_ = series
+    numbers = {int(shard["number"]) for shard in shards if shard}
+    missing = sorted(set(range(count)) - numbers)
+    if missing or len(ordered) != count:
+        digits = len(next(shard["number"] for shard in shards if shard))
+        absent = f"{stem}-{missing[0] if missing else 0:0{digits}}-of-{count:0{digits}}.parquet"
+        raise DataError(
+            f"{what}: '{wanted}' lacks {PurePosixPath(absent).name}, one of its {count} shards in {place}.\n"
+            "  hint: fetch or copy it too"
+        )
+    return ordered
