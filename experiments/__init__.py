@@ -1,0 +1,1 @@
+"""Experiments: the grids of the papers, and how the bundled model was trained."""

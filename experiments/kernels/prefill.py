@@ -30,7 +30,11 @@ SIZES = {"7b": (4096, 11008), "8b": (4096, 14336), "tiny": (384, 1024)}
 
 
 class Attention(nn.Module):
-    """Stand-in for an attention module, with the attributes that transformers' SDPA reads."""
+    """Stand-in for an attention module, with the attributes that transformers' SDPA reads.
+
+    Args:
+        model: shape of the model.
+    """
 
     is_causal = True
 
@@ -40,7 +44,14 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A gated feed-forward layer, as Llama's."""
+    """A gated feed-forward layer, as Llama's.
+
+    Args:
+        hidden: width of the model.
+        inner: width between the two products.
+        device: device of the weights.
+        dtype: dtype of the weights.
+    """
 
     def __init__(self, hidden: int, inner: int, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -49,11 +60,16 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, **make)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layer's output, with the shape of `x`: ``[B, T, hidden]``."""
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
-    """Something that has a module named ``mlp``."""
+    """Something that has a module named ``mlp``.
+
+    Args:
+        mlp: the feed-forward layer.
+    """
 
     def __init__(self, mlp: Mlp) -> None:
         super().__init__()
@@ -122,6 +138,7 @@ def feed_forward(name: str, count: int, device: torch.device, dtype: torch.dtype
 
 @torch.inference_mode()
 def main() -> None:
+    """Measure the chosen parts of a prefill on this GPU and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
     parser.add_argument("--contexts", nargs="+", type=tokens, default=[tokens("32k"), tokens("128k")])

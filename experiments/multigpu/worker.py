@@ -50,7 +50,11 @@ GRAPHS = {"one": ("never", "auto"), "device_map": ("never",), "tensor_parallel":
 
 
 class Record:
-    """What is measured, written to a file by rank 0 as it grows."""
+    """What is measured, written to a file by rank 0 as it grows.
+
+    Args:
+        path: JSON file to write.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.began = path, time.perf_counter()
@@ -158,7 +162,11 @@ def long(record: Record, layout: str, held: LoadedModel, name: str, graphs: Any,
 
 
 class Peaks:
-    """Peak bytes of decoding on each device."""
+    """Peak bytes of decoding on each device.
+
+    Args:
+        devices: devices of this process.
+    """
 
     def __init__(self, devices: list[torch.device]) -> None:
         self.devices, self.decode = devices, [0] * len(devices)

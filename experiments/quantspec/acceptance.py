@@ -52,7 +52,13 @@ DRAFTS = (
 
 
 class Setup:
-    """A model of ``conf/model``."""
+    """A model of ``conf/model``.
+
+    Args:
+        name: key of ``conf/model``.
+        device: device to load the model on.
+        dtype: dtype of its weights.
+    """
 
     def __init__(self, name: str, device: str, dtype: str) -> None:
         import yaml

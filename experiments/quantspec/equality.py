@@ -34,7 +34,13 @@ TIE = 1e-4
 
 
 class Setup:
-    """The bundled model in fp32 and the method."""
+    """The bundled model in fp32 and the method.
+
+    Args:
+        device: device to load the model on.
+        group: tokens of a group of keys.
+        weights: weights of the draft.
+    """
 
     def __init__(self, device: str, group: int, weights: Weights) -> None:
         from kvbench.config.run_config import RuntimeConfig

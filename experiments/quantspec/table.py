@@ -18,6 +18,7 @@ def fold(path: Path, out: Path, drafts: Sequence[str], where: str) -> str:
 
     Args:
         path: lines of records.
+        out: folder to write to.
         drafts: names in the order of the rows; the first one is what the others are compared with.
         where: model, dtype and sampling, for the heading.
     """

@@ -104,7 +104,12 @@ class CorpusFiller:
 
 
 class CorpusCodeFiller:
-    """Consecutive lines of a random place in the code."""
+    """Consecutive lines of a random place in the code.
+
+    Args:
+        library: the corpus.
+        rng: source of random numbers.
+    """
 
     def __init__(self, library: Library, rng: Rng) -> None:
         self._library, self._rng = library, rng
@@ -129,7 +134,12 @@ class CorpusCodeFiller:
 
 
 class CorpusWriter:
-    """Sentences of the corpus as text, for tasks that quote or copy; whitespace is made single spaces."""
+    """Sentences of the corpus as text, for tasks that quote or copy; whitespace is made single spaces.
+
+    Args:
+        library: the corpus.
+        rng: source of random numbers.
+    """
 
     def __init__(self, library: Library, rng: Rng) -> None:
         self._library, self._rng = library, rng

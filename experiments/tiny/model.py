@@ -37,7 +37,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def before_attention(
     x: Tensor, norm: Tensor, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x [N, d] to rotated queries [N, Hq, D], rotated keys [N, Hkv, D] and values [N, Hkv, D]."""
+    """Return, for `x` [N, d], rotated queries [N, Hq, D], rotated keys [N, Hkv, D] and values [N, Hkv, D]."""
     dim = qkv.shape[0] // (heads + 2 * kv_heads)
     joined = functional.linear(rms_norm(x, norm, eps), qkv.to(x.dtype)).view(x.shape[0], -1, dim)
     q, k, v = joined.split([heads, kv_heads, kv_heads], 1)
@@ -60,7 +60,11 @@ def losses(x: Tensor, norm: Tensor, embedding: Tensor, targets: Tensor, eps: flo
 
 
 class Layer(nn.Module):
-    """One layer's parameters."""
+    """One layer's parameters.
+
+    Args:
+        shape: sizes of the model.
+    """
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -113,7 +117,7 @@ class Network(nn.Module):
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """ids [B, T] to the last layer's residual stream [B * T, d]."""
+        """Return, for tokens `ids` [B, T], the last layer's residual stream [B * T, d]."""
         shape, (rows, length) = self.shape, ids.shape
         x = self.embedding[ids.flatten()].to(self.compute)
         cos, sin = self.cos[:length].repeat(rows, 1), self.sin[:length].repeat(rows, 1)

@@ -33,7 +33,7 @@ RESIDUAL = 128
 
 
 def front(x: Tensor, tokens: int, quantizer: AffineQuantizer) -> Tensor:
-    """x [B, H, T, D] with its first `tokens` tokens quantized and decoded."""
+    """Return `x` [B, H, T, D] with its first `tokens` tokens quantized and decoded."""
     if tokens <= 0:
         return x
     return torch.cat([quantizer.quantize(x[:, :, :tokens].contiguous()).dequantize(), x[:, :, tokens:]], 2)

@@ -30,8 +30,11 @@ def with_sinks(
     """Return arguments for SDPA that make it apply sinks: a key in front scores the sink of each query's head.
 
     Args:
-        query: ``[B, Hq, q, D]``. keys, values: ``[B, H, n, D]``.
+        query: ``[B, Hq, q, D]``.
+        keys: ``[B, H, n, D]``.
+        values: ``[B, H, n, D]``.
         mask: ``[B or 1, Hq or 1, q, n]``, or None.
+        scaling: factor on the scores of the tokens; the scores of sinks are not scaled.
         sinks: ``[Hq]``.
         causal: `mask` is None and means causal. A query of zeros is put in front as well, to line up with the extra
             key.
@@ -74,8 +77,11 @@ def attend(
 
     Args:
         query: ``[B, Hq, q, D]``; the last q of the n tokens.
-        keys, values: ``[B, H, n, D]``.
+        keys: ``[B, H, n, D]``.
+        values: ``[B, H, n, D]``.
         mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
+        scaling: factor on the scores, before the cap.
+        logits: the model's softcap, and its sinks if it has any.
         causal: whether ``mask=None`` means causal; otherwise it means that everything is visible.
         dropout: probability with which attention weights are dropped (training).
 

@@ -154,6 +154,7 @@ def prepare(chosen: list[Case], share: str) -> None:
     """Compile Triton's kernels for one worker's share of the configurations, by running them on a short context.
 
     Args:
+        chosen: configurations of the whole run, of which the share is taken.
         share: ``"i/n"``: every n-th configuration, starting from number i.
     """
     first, of = (int(x) for x in share.split("/"))

@@ -24,6 +24,7 @@ def probabilities(
         query: ``[B, Hq, q, D]``, queries ``first .. first + q`` of the sequence.
         keys: ``[B, H, T, D]``.
         mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None: causal.
+        scaling: factor on the scores.
         first: column of the first of these queries.
         logits: the softcap, and the sinks of these query heads.
 
@@ -60,6 +61,7 @@ def extend(
         query: the new queries ``[B, Hq, q, D]``.
         keys: all keys of the prompt so far ``[B, H, T, D]``.
         mask: as :func:`kvbench.attention.prefill.attend` takes it.
+        scaling: factor on the scores.
         logits: the layer's softcap and sinks.
 
     Returns:

@@ -127,6 +127,7 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
     """Return `segment` as kernels read it.
 
     Args:
+        segment: segment of keys or of values.
         channels: channels of a head; a quantizer with ``group_size=None`` has groups of this size.
         upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
@@ -190,7 +191,8 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
     """Return the phases of one row.
 
     Args:
-        keys, values: lengths of the row's key segments and of its value segments, which have the same sum.
+        keys: lengths of the row's key segments.
+        values: lengths of the row's value segments; their sum is that of `keys`.
 
     Returns:
         A dictionary in slot order: (number of the key segment, of the value segment) -> (index of the phase's first
@@ -252,6 +254,7 @@ def work(layer: KVLayer, upper: bool = False) -> Work:
     """Return the description of `layer` that a kernel takes.
 
     Args:
+        layer: a layer after its prompt.
         upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
@@ -274,8 +277,11 @@ def assembled(
     """Return the description of `layer` that a kernel takes, from phases and a table that are known already.
 
     Args:
-        order, counts: the pairs of segments and the lines of each row (:func:`lines`).
-        table: the same lines in device memory.
+        layer: a layer after its prompt.
+        order: pairs of key segment and value segment, one per phase (:func:`lines`).
+        counts: for each row and phase the first key token, the first value token and the number of tokens
+            (:func:`lines`).
+        table: `counts` in device memory, int32 ``[B, phases, 3]``.
         upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:

@@ -49,8 +49,10 @@ def attend(
     """Attend to all tokens so far as transformers' ``sdpa`` does, also with sinks and capped scores.
 
     Args:
+        module: the model's attention module, which transformers' ``sdpa`` function reads.
         query: ``[B, Hq, q, D]``.
-        keys, values: ``[B, H, n, D]``.
+        keys: ``[B, H, n, D]``.
+        values: ``[B, H, n, D]``.
         mask: ``[B or 1, 1, q, n]``; or the padding, ``[B, n]`` (:func:`padding`); or None: causal.
         scaling: factor on the scores; None: 1/sqrt(D).
         kwargs: other arguments of the attention interface, sinks and a softcap among them.
@@ -197,6 +199,8 @@ def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | 
     Args:
         mask: mask of the prompt's new queries, as :func:`attend` takes it. Padding is expanded to a causal mask; it is
             passed for whole prompts only, so a query's number is its column. None is returned as it is.
+        first: number of the first query, counted from the first of the pass.
+        last: one past the number of the last query.
         width: number of columns, T.
     """
     if mask is None:

@@ -63,9 +63,13 @@ def attention(
     """Compute attention for transformers' attention interface while a step is recorded.
 
     Args:
-        query: ``[B, Hq, q, D]``. key, value: the new tokens, ``[B, H, q, D]``.
+        module: the model's attention module.
+        query: ``[B, Hq, q, D]``.
+        key: keys of the new tokens, ``[B, H, q, D]``.
+        value: values of the new tokens, ``[B, H, q, Dv]``.
         attention_mask: ignored.
         scaling: factor on the scores; None: 1/sqrt(D).
+        **kwargs: other arguments of the attention interface, a softcap and sinks among them.
 
     Returns:
         ``[B, q, Hq, Dv]`` and None (no attention weights).
@@ -106,6 +110,7 @@ def recording(model: Any, serving: Serve) -> Iterator[None]:
     """Switch `model` to recorded attention inside the context.
 
     Args:
+        model: model that already runs kvbench's attention.
         serving: called once per layer and step, in the order of the layers.
     """
     # No mask function is registered under this name, so transformers makes no mask at all.

@@ -67,8 +67,13 @@ def attend_rows(
     """Attend as :func:`attend` does, for rows that have equal numbers of tokens in every segment.
 
     Args:
-        rows: those rows; `query` has only them.
+        module: the model's attention module.
+        layer: layer whose stores are read.
+        rows: rows with equal numbers of tokens in every segment.
+        query: queries of these rows, ``[rows, Hq, q, D]``.
         mask: mask over the slots of these rows (:func:`mask_over_slots`), or None: every slot is visible.
+        scaling: factor on the scores.
+        logits: the model's softcap and sinks.
     """
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
@@ -98,8 +103,12 @@ def merge_blocks(
     """Compute attention block by block with an online softmax that starts from the sinks, if there are any.
 
     Args:
-        rows: rows with equal numbers of tokens in every segment; `query` and `mask` are theirs.
-        mask: over their slots (:func:`mask_over_slots`), or None: every slot is visible.
+        layer: layer whose stores are read.
+        rows: rows with equal numbers of tokens in every segment.
+        query: queries of these rows, ``[rows, Hq, q, D]``.
+        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None: every slot is visible.
+        scaling: factor on the scores.
+        logits: the model's softcap and sinks.
         keep: return the probabilities as well, for a method that observes attention.
 
     Returns:
@@ -189,6 +198,8 @@ def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | N
     """Return the mask of `rows` rearranged from logical positions to slots.
 
     Args:
+        layer: layer whose slots are meant.
+        rows: rows with equal numbers of tokens in every segment.
         query: ``[B, Hq, q, D]``, for its shape and device.
         mask: ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
 

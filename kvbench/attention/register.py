@@ -47,11 +47,14 @@ def attention(
     """Compute attention for any Hugging Face model.
 
     Args:
+        module: the model's attention module.
         query: ``[B, Hq, q, D]``, after RoPE.
-        key, value: a :class:`Handle`, or tensors ``[B, H, n, D]`` if another cache is in use.
+        key: a :class:`Handle`, or a tensor ``[B, H, n, D]`` if another cache is in use.
+        value: the same :class:`Handle`, or a tensor ``[B, H, n, Dv]`` if another cache is in use.
         attention_mask: bool ``[B, 1, q, kv]`` over logical positions; or a long prompt's padding ``[B, q]``
             (:func:`kvbench.attention.prefill.padding`); or None: causal.
         scaling: factor on the scores; None: 1/sqrt(D).
+        **kwargs: other arguments of the attention interface, a softcap, sinks and a sliding window among them.
 
     Returns:
         ``[B, q, Hq, D]`` and None (no attention weights).
@@ -108,8 +111,15 @@ def prompt(
     After the prompt's last token, the method places its keys and values in the layer's stores.
 
     Args:
-        query: ``[B, Hq, q, D]``. keys, values: the new tokens, ``[B, H, q, D]``.
+        module: the model's attention module.
+        layer: layer that the tokens belong to.
+        query: ``[B, Hq, q, D]``.
+        keys: keys of the new tokens after RoPE, ``[B, H, q, D]``.
         stored: the new keys as the layer stores them: `keys` themselves, or the keys before RoPE.
+        values: values of the new tokens, ``[B, H, q, Dv]``.
+        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
+        scaling: factor on the scores.
+        kwargs: other arguments of the attention interface.
     """
     prompt_keys, values = layer.extend_prompt(stored, values)
     if prompt_keys is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones

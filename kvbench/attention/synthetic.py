@@ -41,8 +41,12 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
     """Return a segment with random contents. Row r of an exact segment starts at token r of its buffer.
 
     Args:
+        piece: format and number of tokens.
         side: ``key`` or ``value``.
+        heads: number of KV heads, H.
+        channels: channels of a head.
         dtype: dtype of exact tokens.
+        rng: source of the random contents.
     """
     form, batch, device = piece.format, len(piece.lengths), rng.device
     longest = max(piece.lengths) + piece.room
@@ -121,9 +125,14 @@ def layer(
     """Return a layer with random contents as kernels take it.
 
     Args:
-        keys, values: its segments; the last one of each must be exact.
-        heads: KV heads.
-        key_dim, value_dim: channels of a key and of a value.
+        keys: segments of keys; the last one must be exact.
+        values: segments of values; the last one must be exact.
+        heads: number of KV heads, H.
+        key_dim: channels of a key, D.
+        value_dim: channels of a value, Dv.
+        dtype: dtype of exact tokens.
+        device: device to which the buffers are moved.
+        seed: seed of the random contents.
     """
     rng = torch.Generator(device).manual_seed(seed)
     parts_k = [part(piece, "key", heads, key_dim, dtype, rng) for piece in keys]
@@ -147,6 +156,8 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
 
     Args:
         query: ``[B, Hq, q, D]``.
+        work: the layer's phases.
+        scaling: factor on the scores.
         heads: compute only these KV heads, so the output has only their query heads; None: all.
     """
     batch, query_heads, count, _ = query.shape

@@ -26,7 +26,8 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
 
     Args:
         query: ``[B, Hq, q, D]``.
-        keys, values: ``[B, H, T, D]``.
+        keys: ``[B, H, T, D]``.
+        values: ``[B, H, T, D]``.
         backend: key of :data:`BACKENDS`.
         packed: pass the query heads of a KV head as query rows of one head, so that its keys are read only once.
     """

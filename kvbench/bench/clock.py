@@ -68,6 +68,7 @@ def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
     Args:
         run: launches one round.
         per_round: number of calls in a round, among which its time is divided.
+        seconds: measuring time.
     """
     for _ in range(2):
         run()

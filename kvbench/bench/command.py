@@ -39,7 +39,8 @@ def add(commands: Any, tokens: Callable[[str], int], number: Callable[[str], int
 
     Args:
         commands: the bench's subparsers, as ``add_subparsers`` returns them.
-        tokens, number: argparse types for numbers of tokens and for other counts.
+        tokens: argparse type for numbers of tokens, such as ``32k``.
+        number: argparse type for other counts.
     """
     for name, description in COMMANDS.items():
         parser = commands.add_parser(name, help=description)

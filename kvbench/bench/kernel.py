@@ -65,6 +65,8 @@ def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work
     Args:
         name: key of :data:`~kvbench.bench.shapes.FORMATS`.
         at: model, batch and tokens.
+        dtype: dtype of exact tokens.
+        device: device of the buffers.
     """
     model, layer = MODELS[at.model], FORMATS[name]
     sides = []
@@ -96,7 +98,9 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
     Args:
         name: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        at: model, batch and tokens.
         path: kernel to use: ``cuda``, ``triton`` or ``auto``.
+        args: options of the command line.
     """
     dtype, model = getattr(torch, args.dtype), MODELS[at.model]
     work = make(name, at, dtype)
@@ -126,6 +130,7 @@ def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
     baseline was not measured at the same point.
 
     Args:
+        row: row of the layer of mixed formats.
         rows: all rows, among them those of single formats.
     """
     layer, at = FORMATS[row["format"]], Point(row["model"], row["batch"], row["context"], row["q_len"])
@@ -224,6 +229,7 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
     """Print the table and notes that explain it.
 
     Args:
+        rows: all measured rows.
         skipped: rows that ``--quick`` left out.
         path: the JSON file.
         seconds: duration of the run.

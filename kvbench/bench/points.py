@@ -104,6 +104,7 @@ class Bench:
         """Return a meter for one method; the first cache that it makes switches the model to kvbench's attention.
 
         Args:
+            method: method whose caches are measured.
             graphs: ``always`` for captured steps, ``never`` for eager ones.
         """
         names = (

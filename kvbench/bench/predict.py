@@ -159,6 +159,7 @@ class Case:
 
         Args:
             view: which bytes to count (:data:`~kvbench.methods.byte_parts.View`).
+            at: number of tokens of the sequence.
         """
         s = self.shape
         return kv_bytes(
@@ -214,7 +215,8 @@ class Case:
         """Return the predicted row.
 
         Args:
-            model, label: model and method as the table shows them.
+            model: name of the model in the table.
+            label: name of the method in the table.
             fp16_s: TPOT of fp16 at the same point; None if this is the fp16 row.
         """
         args, shape = self.args, self.shape
@@ -265,6 +267,7 @@ def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
     """Return the bytes of all weights that the draft uses, and of those stored in addition to the target's.
 
     Args:
+        shape: shape of the model.
         weights: bytes of the target's weights.
         which: weights of the draft that have 4 bits: none (``same``), those of the feed-forward layers (``int4``) or of
             all linear layers of the decoder (``int4_all``); every group of 128 has 4 more bytes

@@ -86,7 +86,10 @@ def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namesp
     """Return a row of figures for each implementation of one product.
 
     Args:
-        count, columns: shape of the weight matrix, ``[count, columns]``.
+        count: rows of the weight matrix: output channels.
+        columns: columns of the weight matrix: input channels.
+        dtype: dtype of weights and input.
+        args: options of the command line.
     """
     try:
         weights = [one(count, columns, dtype, seed) for seed in range(max(copies(2 * count * columns), 8))]
@@ -135,6 +138,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
     """Return the cells of a row of the table.
 
     Args:
+        row: figures of one implementation, or the reason why it failed.
         rate: bandwidth of plain reads, GB/s.
     """
     start = [row[key] for key in ("model", "product", "rows", "columns", "by")]

@@ -40,6 +40,10 @@ def profile(
     """Profile captured decode steps after `context` random tokens; return milliseconds per step by kind of kernel.
 
     Args:
+        model: model with its weights on a GPU.
+        method: method whose cache the steps read.
+        context: tokens in the cache before the first step.
+        batch: number of sequences.
         prompts: description of the prompts for methods that need one (:meth:`kvbench.measure.meter.Meter.batch`).
         compile: compile the layers around attention.
         seed: seed of the random keys and values.

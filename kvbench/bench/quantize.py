@@ -38,6 +38,7 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
 
     Args:
         format: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        side: ``key`` or ``value``.
         channels: channels per head.
     """
     form = resolved(getattr(FORMATS[format].tiers[0], side), channels)
@@ -68,7 +69,10 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
     One channel has eight times the magnitude of the others.
 
     Args:
+        at: model and batch.
+        dtype: dtype of the tensor.
         count: T, number of tokens.
+        seed: seed of the random numbers.
     """
     model, rng = MODELS[at.model], torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(at.batch, count, model.heads, model.channels, generator=rng, device="cuda").to(dtype)
@@ -108,6 +112,8 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
     """Set the segment's length to `held` tokens, whatever it holds, and pack `x` behind them.
 
     Args:
+        segment: segment to pack into.
+        held: number of tokens that the segment then counts before the new ones.
         x: new keys or values, ``[B, H, T, D]``.
         index: tokens of `x` to pack, in this order; None: all.
     """
@@ -271,7 +277,11 @@ def packed_rows(
     """Yield a row for the kernel, one per number of warps in ``--warps``, and a row for torch up to 32k tokens.
 
     Args:
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        at: model, batch and tokens.
+        dtype: dtype of the tokens to pack.
         same: entry of the kernel's rows: True if it packs like torch, else False or the error.
+        args: options of the command line.
     """
     size = traffic(format, at)
     for count in args.warps or [None]:
@@ -293,7 +303,10 @@ def row_of(
     """Return a row for the JSON file.
 
     Args:
+        at: model, batch and tokens.
+        format: key of :data:`~kvbench.bench.shapes.FORMATS`.
         what: what was timed, for example ``kernel``.
+        found: the time, or the reason why there is none.
         size: bytes read and written; None: unknown.
         rate: bandwidth of plain reads, GB/s; None: added later.
     """
@@ -310,6 +323,7 @@ def line(row: dict[str, Any], rate: float) -> list[object]:
     """Return the cells of a row of the table.
 
     Args:
+        row: one row of the JSON file.
         rate: bandwidth of plain reads, GB/s.
     """
     start = [row["model"], short(row["context"]), row["format"], row["what"]]

@@ -27,6 +27,7 @@ def read(x: Tensor, sink: Tensor) -> None:
     """Read every element of ``x``, int32, whose number of elements is a multiple of 8192.
 
     Args:
+        x: buffer to read, int32.
         sink: int32, at least one element per program; keeps the compiler from removing the reads.
     """
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count

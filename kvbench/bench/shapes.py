@@ -149,7 +149,9 @@ def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int
     """Return the number of tokens in each key segment and in each value segment, the exact window last.
 
     Args:
+        layer: formats of keys and values.
         context: number of keys outside the exact window; the window, at least the step's `q_len` tokens, is added.
+        q_len: new tokens of the step.
     """
     exact_k, exact_v = max(layer.key_window, q_len), max(layer.value_window, q_len)
     total, summed = context + exact_k, 0.0
@@ -169,6 +171,9 @@ def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
     Parameters of a partial group are not counted.
 
     Args:
+        form: format of the tokens.
+        count: number of tokens.
+        channels: channels of a head.
         width: bytes of an element in full precision.
     """
     form = resolved(form, channels)

@@ -42,7 +42,12 @@ from kvbench.errors import CacheError, NonFiniteError
 
 
 class Handle:
-    """A placeholder that ``update`` returns instead of tensors; only kvbench's attention can read it."""
+    """A placeholder that ``update`` returns instead of tensors; only kvbench's attention can read it.
+
+    Args:
+        layer: layer whose keys and values it stands for.
+        fresh: keys and values of the new tokens, ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
+    """
 
     def __init__(self, layer: KVLayer, fresh: tuple[Tensor, Tensor]) -> None:
         self.layer = layer
@@ -68,7 +73,14 @@ class Handle:
 
 
 class KVLayer(PromptPhase, CacheLayerMixin):
-    """Keys and values of one layer; arguments and attributes as in :class:`kvbench.cache.state.LayerState`."""
+    """Keys and values of one layer; arguments and attributes as in :class:`kvbench.cache.state.LayerState`.
+
+    Args:
+        method: method that places and demotes the tokens.
+        index: number of the layer.
+        progress: what the layers of a cache share.
+        window: the layer's sliding window in tokens; None: it has none.
+    """
 
     is_compileable = False
     is_croppable = True

@@ -74,7 +74,11 @@ def located(
     """Return an error that names the first NaN or Inf, or `error` itself if all tokens are finite.
 
     Args:
-        rows: rows of the batch that `keys` and `values` ``[rows, H, n, D]`` belong to.
+        layer: layer that the tokens belong to, named in the message.
+        error: error to return if all tokens are finite.
+        rows: rows of the batch that `keys` and `values` belong to.
+        keys: keys ``[rows, H, n, D]``.
+        values: values ``[rows, H, n, Dv]``.
         positions: positions of these tokens, ``[n]`` or ``[H, n]``.
     """
     for side, x in (("key", keys), ("value", values)):

@@ -51,7 +51,8 @@ class PromptPhase(Rollback):
         """Place the prompt if it is complete; called after attention has processed a chunk.
 
         Args:
-            keys, values: what :meth:`extend_prompt` returned.
+            keys: keys that :meth:`extend_prompt` returned.
+            values: values that :meth:`extend_prompt` returned.
         """
         if self.progress.prefill.is_last(self.seen):
             self.place(keys, values)

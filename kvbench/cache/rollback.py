@@ -51,6 +51,7 @@ class Rollback(LayerState):
         Also done for methods that add up the attention of every step (``Method.observe_steps``).
 
         Args:
+            rows: rows of the batch whose tokens may have been packed or dropped.
             before: :meth:`lengths` before the operation; None after prompt tokens were placed.
         """
         row = rows.indices(self.batch)[0]

@@ -30,6 +30,8 @@ class RopePositions:
         Replaces everything recorded for these and later columns.
 
         Args:
+            ids: positions that the model used, ``[B or 1, q]``.
+            first: column of the first of them.
             starts: for each row the column of its first real token; the padding before it is not recorded.
         """
         if len(self.runs) != len(starts):

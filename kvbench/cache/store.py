@@ -56,6 +56,8 @@ class Store:
         Needed after prompts of fewer than `count` tokens.
 
         Args:
+            rows: rows of the batch.
+            count: number of sinks that the method keeps.
             seen: number of tokens of each row so far. If the store holds fewer, some were dropped, the tail no longer
                 has the first ones, and nothing is moved.
         """
@@ -79,6 +81,10 @@ class Store:
         """Return the decoded slots ``[start, stop)``, ``[rows, H, stop - start, D]``; they must be in one segment.
 
         Args:
+            rows: rows of the batch.
+            start: first slot to read.
+            stop: one past the last slot to read.
+            dtype: dtype of the result.
             upper: decode only the upper nibbles of 8-bit codes that consist of two (QuantSpec's draft).
 
         Raises:

@@ -33,13 +33,14 @@ def calibrate(
     """Compute thresholds and codebooks of every layer.
 
     Args:
+        model: causal language model.
         sequences: token ids ``[S, L]`` (authors: 16 of 2048 tokens of WikiText-2's training text).
-        name: of the model, for messages.
+        name: name of the model, for messages.
         bits: widths of the codebooks.
         outliers: share of the elements that stay exact.
         fisher: weight errors by squared gradients; else all equally.
         first_tokens: tokens at the start of each sequence that codebooks leave out, as they will be kept exact.
-        text_sha256: of the text, for the file.
+        text_sha256: SHA-256 of the calibration text, stored in the file.
         tell: called with the number of passes done and the total.
 
     Raises:

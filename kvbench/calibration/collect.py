@@ -41,6 +41,7 @@ def collect(
     """Collect keys and values of some layers.
 
     Args:
+        model: causal language model.
         sequences: token ids ``[S, L]``.
         layers: numbers of the layers.
         fisher: collect gradients too, with a backward pass for each sequence.

@@ -103,6 +103,7 @@ def generate(
         eos_token_ids: tokens that end a row.
         stop: strings that end a row; needs `tokenizer`.
         say_something: never choose one of `eos_token_ids` as the first token (like ``min_length`` in transformers).
+        tokenizer: the model's tokenizer, which decodes tokens to find stop strings; None if there are none.
         prefill_chunk: prompt tokens per forward pass; None: all at once. It does not affect the result.
         pad_token_id: token fed to rows that have ended while others continue.
         answer_ids: reference answers; their negative log-likelihood after the prompt is computed on a copy of the
@@ -194,9 +195,19 @@ def continued(
     """Continue from the first new token until every row has ended: with captured steps if possible, else eagerly.
 
     Args:
-        token, ..., pad_token_id: as for :func:`decode`.
+        model: as for :func:`decode`.
+        cache: as for :func:`decode`.
+        token: as for :func:`decode`.
+        mask: as for :func:`decode`.
+        lengths: as for :func:`decode`.
+        stopping: as for :func:`decode`.
+        sampling: as for :func:`decode`.
+        generators: as for :func:`decode`.
+        max_new_tokens: as for :func:`decode`.
+        pad_token_id: as for :func:`decode`.
         speculation: decode speculatively with these settings; None: one token per step.
-        graphs, compile: as for :func:`generate`.
+        graphs: whether to capture a decode step and replay it, as for :func:`generate`.
+        compile: whether to compile everything around attention in captured steps.
 
     Returns:
         ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`; the tokens are in `stopping`.
@@ -241,9 +252,14 @@ def capture(
     """Return a captured decode step, ready for its first replay.
 
     Args:
-        token, lengths: as for :func:`decode`.
+        model: causal language model that runs kvbench's attention.
+        cache: the cache, after the prompt.
+        token: first new token of each row, ``[B]``; not cached yet.
+        lengths: number of cached tokens of each row, without padding, ``[B]``.
+        sampling: how tokens are chosen.
+        generators: source of random numbers of each row.
         steps: number of steps for which to draw random numbers.
-        compile: as for :func:`generate`.
+        compile: whether to compile everything around attention.
 
     Raises:
         NotCaptured: the step cannot be captured; cache and generators are left as they were.
@@ -275,10 +291,14 @@ def decode(
     """Continue from the first new token with eager steps until every row has ended; the tokens are in `stopping`.
 
     Args:
+        model: causal language model that runs kvbench's attention.
+        cache: the cache, after the prompt.
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         stopping: collects the tokens and says which rows have ended.
+        sampling: how tokens are chosen.
+        generators: source of random numbers of each row.
         max_new_tokens: limit for every row, the first token included.
         pad_token_id: token fed to rows that have ended.
 
@@ -314,5 +334,6 @@ def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def tell(observer: Observer | None, phase: str) -> None:
+    """Inform `observer`, if there is one, that `phase` begins."""
     if observer is not None:
         observer.phase(phase)

@@ -33,6 +33,8 @@ def around(model: Any, on: bool, rows: int) -> Iterator[None]:
     Results are rounded at the same points as in the stock forward pass, but products may be summed in another order.
 
     Args:
+        model: causal language model.
+        on: False: change nothing.
         rows: number of tokens of a step, over the whole batch; 1 replaces linear layers by matrix-vector products.
     """
     layers = decoder_layers(model) if on else []
@@ -77,6 +79,7 @@ def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
     """Replace the linear layers of a decoder layer by matrix-vector products.
 
     Args:
+        layer: decoder layer whose linear layers are replaced.
         undo: functions that restore the original forward passes are appended.
     """
     for module in list(layer.modules()):
@@ -106,6 +109,7 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     same input size, dtype and device, all or none a bias, and the module calls them in the order of `names`.
 
     Args:
+        module: module that holds the linear layers.
         names: attribute names of the linear layers, in the order in which the module should call them.
         undo: functions that restore the original forward passes are appended.
     """
@@ -157,7 +161,10 @@ def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: P
     """Return a forward function that returns the outputs ``first .. last - 1`` of a product.
 
     Args:
-        whole, bias: weight and bias of the product.
+        whole: weight of the whole product.
+        bias: bias of the whole product; None: it has none.
+        first: first output of the slice.
+        last: one past the last output of the slice.
         product: holds the output from the first slice to the last; shared by all slices of one product.
     """
 

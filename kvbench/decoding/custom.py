@@ -38,14 +38,15 @@ def custom_generate(
     """Generate with kvbench's loops, called by transformers' ``generate``.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         input_ids: prompts ``[B, T]``, padded on the left.
         generation_config: what ``generate`` passes; see the module's docstring for what is used.
         logits_processor: what ``generate`` passes, only to refuse processors that are not supported.
         seed: seed of the random numbers with ``do_sample``.
         report: a list to which the :class:`Generation`, with rounds and times, is appended.
-        model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which decides whether and how decoding is
-            speculative; ``attention_mask`` ``[B, T]``; others are ignored. They are not parameters of their own because
-            transformers would then treat them as meant for this function only.
+        **model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which decides whether and how decoding
+            is speculative; ``attention_mask`` ``[B, T]``; others are ignored. They are not parameters of their own
+            because transformers would then treat them as meant for this function only.
 
     Returns:
         Prompts and new tokens ``[B, T + n]``, padded on the right with the pad token.
@@ -97,6 +98,8 @@ def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad
     """Return prompts and new tokens as ``generate`` does, ``[B, T + n]``.
 
     Args:
+        input_ids: prompts ``[B, T]``.
+        generation: the new tokens of each row.
         ends: end-of-sequence tokens; the first is appended to rows that ended with any of them.
         pad: token that fills up shorter rows on the right.
     """

@@ -89,6 +89,7 @@ class Drafter:
             lengths: number of cached tokens of each row, ``[B]``.
             limits: number of drafts that each row may accept; beyond it, its generator is not used.
             how: settings of the sampling.
+            generators: source of random numbers of each row.
 
         Returns:
             Drafts ``[B, n]``, and the distributions from which they were drawn, ``[B, n, V]``; None if greedy or if

@@ -56,6 +56,8 @@ def refuses(
     """Return a reason, known before trying, not to capture decode steps; None if there is none.
 
     Args:
+        model: causal language model.
+        cache: the cache, after the prompt.
         graphs: the user's choice: with ``auto``, fewer than :data:`WORTH` steps are not captured.
         steps: number of steps to come.
         device: device of the tokens.

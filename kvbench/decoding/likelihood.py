@@ -25,10 +25,12 @@ def answer_nll(
     The whole answer is one forward pass, so its tokens see each other in full precision.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: the cache after the prefill; it is not changed.
         logits: logits of the prompt's last token, ``[B, V]``.
         answer_ids: tokens of each row's answer (may be empty).
         mask: attention mask of the prompts, ``[B, T]``; None: no padding.
+        pad_token_id: token that fills up shorter answers; it does not count.
 
     Returns:
         For each row the sum over its answer's tokens, in nats, and the number of tokens.

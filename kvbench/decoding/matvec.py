@@ -77,7 +77,11 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
     """Return True if the kernel compiles for a matrix ``[rows, columns]``; if not, warn once with the reason.
 
     Args:
+        dtype: dtype of matrix and vector.
+        rows: rows of the matrix: output channels.
+        columns: columns of the matrix: input channels.
         bias: whether a bias is added.
+        device: GPU to compile for.
     """
     x, weight = torch.empty(columns, dtype=dtype, device=device), torch.empty(1, columns, dtype=dtype, device=device)
     try:

@@ -31,9 +31,17 @@ def product(
     """Compute ``out[n] = sum_k weight[n, k] x[k] + bias[n]`` in fp32; each program computes ROWS elements.
 
     Args:
-        x: ``[K]``. weight: ``[rows, K]`` with `stride` elements from row to row. bias, out: ``[rows]``.
-        ROWS: rows of a program. EXACT: ROWS divides rows.
-        BLOCK: columns that are read at once. WHOLE: BLOCK divides K.
+        x: the vector, ``[K]``.
+        weight: the matrix, ``[rows, K]``.
+        bias: ``[rows]``; read if `BIAS`.
+        out: the result, ``[rows]``.
+        rows: rows of the matrix.
+        stride: elements from row to row of `weight`.
+        K: columns of the matrix.
+        ROWS: rows of a program.
+        BLOCK: columns that are read at once.
+        WHOLE: BLOCK divides K.
+        EXACT: ROWS divides `rows`.
         BIAS: whether to add the bias.
         UNROLL: unroll the loop over columns, so that a program requests everything it reads before it sums.
     """

@@ -36,6 +36,7 @@ def prefill(
     Tokens attend to exact keys and values, unless the method's prompt reads quantized ones (``quantized_prefill``).
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: a fresh cache, which holds the prompts afterwards.
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
@@ -103,7 +104,9 @@ def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Ro
     quantized keys and values, or with padding that was not declared when the cache was made.
 
     Args:
-        batch, width: shape of the prompts.
+        cache: a fresh cache, which decides whether several groups are supported.
+        batch: number of prompts.
+        width: columns of the padded prompts.
         mask: attention mask of the prompts; None: no padding.
         rows: rows of a group; ``auto``: as many as have :data:`TOGETHER` tokens, at least 1; None: all rows.
     """
@@ -131,8 +134,11 @@ def forward(
     """Run one forward pass of new tokens and return their logits.
 
     Args:
-        input_ids: new tokens ``[B, q]``. positions: their positions ``[B, q]``.
+        model: causal language model that runs kvbench's attention.
+        cache: the cache, to which the new tokens are appended.
+        input_ids: new tokens ``[B, q]``.
         mask: attention mask ``[B, T + q]`` of cached and new columns; None: no padding.
+        positions: their positions ``[B, q]``.
         all_logits: return the logits of all new tokens, ``[B, q, V]``, not only the last one's, ``[B, 1, V]``.
     """
     keep = {} if all_logits else {"logits_to_keep": 1}

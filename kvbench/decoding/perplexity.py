@@ -59,6 +59,7 @@ def decode_nll(
     result (:func:`exact_chunk`), and the method demotes tokens in between.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: a fresh cache.
         ids: token ids ``[B, T]``, without padding.
         first: index of the first scored token, at least 1 and at least `prompt`.
@@ -110,7 +111,9 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
     """Return the negative log-likelihood of tokens ``first..T-1`` from one forward pass without a cache.
 
     Args:
+        model: causal language model.
         ids: token ids ``[B, T]``, without padding.
+        first: index of the first scored token.
 
     Returns:
         For each row the sum over the scored tokens in nats, fp32 ``[B]``.
@@ -132,8 +135,10 @@ def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: in
     like this in their evaluations.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: a fresh cache.
         ids: token ids ``[B, T]``, without padding.
+        first: index of the first scored token.
 
     Returns:
         For each row the sum over the scored tokens in nats, fp32 ``[B]``.
@@ -192,7 +197,9 @@ def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:
     """Return each row's summed negative log-likelihood of the targets ``skip..n-1``, fp32 ``[B]``.
 
     Args:
-        logits: ``[B, n, V]``. target: the tokens that they predict, ``[B, n]``.
+        logits: ``[B, n, V]``.
+        target: the tokens that they predict, ``[B, n]``.
+        skip: number of targets of each row, from the first on, that do not count.
     """
     skip = max(skip, 0)
     if skip >= target.shape[1]:

@@ -41,11 +41,18 @@ def ask(
     method's formats.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: a fresh cache, which holds the shared text afterwards.
         shared_ids: token ids of the shared text, ``[1, T]``.
         questions: token ids of each question, at least one token each.
         answers: token ids of each question's reference answer, for its likelihood.
-        max_new_tokens, ..., observer: as for :func:`kvbench.decoding.autoregressive.generate`.
+        max_new_tokens: limit for every answer, at least 1.
+        sampling: how tokens are chosen.
+        eos_token_ids: tokens that end an answer.
+        stop: strings that end an answer; needs `tokenizer`.
+        tokenizer: the model's tokenizer; None if there are no stop strings.
+        prefill_chunk: tokens of the shared text per forward pass; None: all at once.
+        observer: informed of each phase as it begins.
 
     Returns:
         One generation for each question. The time to first token of the first one includes the prefill of the shared

@@ -23,6 +23,7 @@ def replay(
     """Decode greedily with the target only, one token per step.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: a fresh cache.
         input_ids: one prompt, ``[1, T]``.
         settled: numbers of cached tokens at which the speculative run settled its cache (``Round.settled``); this one

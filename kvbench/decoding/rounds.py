@@ -26,11 +26,14 @@ class Draft(Recorded):
     """The draft's recorded pass, which drafts one token per run.
 
     Args:
+        model: as for :class:`~kvbench.decoding.step.Recorded`.
         cache: the cache that the draft reads.
-        batch: number of rows. gamma: number of drafts in a round.
+        batch: number of rows.
+        gamma: number of drafts in a round.
         how: settings of the sampling.
         vocabulary: vocabulary size.
-        device, upper: as for :class:`Recorded`.
+        device: device of tokens and positions.
+        upper: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
     Attributes:
         number: number of the next draft in the round, ``[1]``.
@@ -102,7 +105,9 @@ class CapturedDrafter(Drafter):
     """A drafter that proposes and verifies by captured passes.
 
     Args:
-        model, cache, speculation: as for :class:`Drafter`.
+        model: as for :class:`Drafter`.
+        cache: as for :class:`Drafter`.
+        speculation: as for :class:`Drafter`.
         how: settings of the sampling.
         batch: number of rows.
         compile: compile everything around attention, unless the draft has weights of its own.

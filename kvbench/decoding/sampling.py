@@ -44,6 +44,7 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
     Args:
         logits: ``[..., V]``; the result has the same shape.
+        sampling: temperature, top-k and top-p.
     """
     if sampling.temperature == 0.0:
         return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()

@@ -36,6 +36,7 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
     ``apply_rotary_pos_emb`` in the files of the model's classes.
 
     Args:
+        model: causal language model.
         tokens: number of tokens of the passes inside the context, rows times columns.
         chunk: tokens of a slice (:attr:`kvbench.cache.options.Options.mlp_chunk`); ``auto``: :data:`SLICE` for passes
             of more than :data:`LONG` tokens; None: no slices.

@@ -63,9 +63,12 @@ def decode(
     A row's tokens and random numbers do not depend on the other rows of the batch.
 
     Args:
+        model: causal language model that runs kvbench's attention: the target.
         cache: the target's cache, after the prompt.
         token: first new token of each row, ``[B]``; not cached yet.
         stopping: collects the tokens and says which rows have ended.
+        sampling: how tokens are chosen.
+        generators: source of random numbers of each row.
         max_new_tokens: limit for every row, the first token included; no row accepts drafts beyond it.
         pad_token_id: token fed to rows that have ended.
         speculation: settings of the draft.
@@ -108,9 +111,13 @@ def _round(
     """Run one round: draft, verify, accept and roll back.
 
     Args:
+        drafter: proposes and verifies the drafts.
         pending: last confirmed token of each row, not cached yet, ``[B]``.
         active: which rows still generate.
         limits: number of drafts that each row may accept.
+        stopping: collects the tokens and says which rows have ended.
+        sampling: how tokens are chosen.
+        generators: source of random numbers of each row.
 
     Returns:
         The next pending token of each row ``[B]``, and the round, with its seconds still 0.

@@ -60,7 +60,8 @@ class Recorded:
     Args:
         model: must be inside :func:`kvbench.attention.recorded.recording` whenever :meth:`run` is called.
         cache: the cache, after the prompt.
-        batch: number of rows. count: number of new tokens of each.
+        batch: number of rows.
+        count: number of new tokens of each.
         device: device of tokens and positions.
         upper: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
@@ -227,7 +228,9 @@ class Recorded:
         """Append the new tokens to the next layer and attend to everything that it stores.
 
         Args:
-            query: ``[B, Hq, q, D]``. key, value: ``[B, H, q, D]``.
+            query: ``[B, Hq, q, D]``.
+            key: keys of the new tokens, ``[B, H, q, D]``.
+            value: values of the new tokens, ``[B, H, q, Dv]``.
             scaling: factor on the scores.
             logits: the model's softcap and sinks, the same in every pass.
 
@@ -255,7 +258,8 @@ class Step(Recorded):
     """A recorded decode step of one token per row; each run's output is the next run's input.
 
     Args:
-        model, cache: as for :class:`Recorded`.
+        model: as for :class:`Recorded`.
+        cache: as for :class:`Recorded`.
         token: last token of each row, not cached yet, ``[B]``.
         lengths: number of cached tokens of each row, ``[B]``, which is the position of `token`.
         sampling: how the next token is chosen.

@@ -37,6 +37,11 @@ class Safe(Logger):
 
     A logger may fail in any way (network, disk, an unavailable service). All exceptions are caught, because the results
     are already on disk and the run must not end.
+
+    Args:
+        inner: logger to forward to.
+        name: name of the logger in the report.
+        say: called with the report of the first failure.
     """
 
     def __init__(self, inner: Logger, name: str, say: Callable[[str], None]) -> None:

@@ -114,7 +114,8 @@ class Meter:
 
         Args:
             name: key of :data:`kvbench.measure.stock.BASELINES`.
-            prompt, batch: as :meth:`point`.
+            prompt: tokens of each prompt.
+            batch: number of sequences.
         """
         return self._attempt(
             prompt, batch, lambda: stock.point(name, self.model, self.batch(prompt, batch)[0], self.how)

@@ -32,8 +32,10 @@ def times(
 
     Args:
         generation: the point's whole generation.
-        prefills, searches: seconds of each timed prefill and search; those of `generation` come last.
-        batch, new_tokens: number of sequences, and of tokens generated for each.
+        prefills: seconds of each timed prefill; that of `generation` comes last.
+        searches: seconds of each timed search for chunks (Cocktail); that of `generation` comes last.
+        batch: number of sequences.
+        new_tokens: number of tokens generated for each sequence.
     """
     steps = token_times(generation.rounds) if generation.rounds else generation.step_s
     later = steps[1:] or steps
@@ -86,6 +88,8 @@ def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
     peak divided by weights plus allocated buffers; both are None if the decode peak is unknown.
 
     Args:
+        model: the model, for the bytes of its weights.
+        cache: the cache after the last step, for its bill.
         peaks: as :meth:`kvbench.profiling.memory.PhasePeaks.row` returns them.
     """
     bill, weights = cache.bill().as_dict(), weight_bytes(model)
@@ -117,7 +121,10 @@ def predicted(
     speculative rounds is not predicted.
 
     Args:
+        model: the model, for its shape and weights.
         figures: the point's figures so far, with ``kv_used``.
+        prompt: tokens of each prompt.
+        batch: number of sequences.
         held: bytes in use in the cache before the first step; None: as after the last.
         drafted: the generation used speculative decoding.
         together: prompt tokens in the largest forward pass of the prefill, over all sequences; None: all of them.

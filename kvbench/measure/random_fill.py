@@ -29,6 +29,9 @@ def random_layers(
 
     Args:
         model: determines number and shape of the layers, and the device of each.
+        batch: number of sequences, B.
+        tokens: number of tokens of each sequence.
+        seed: seed of the random numbers.
         take: called with each layer's index, keys and values.
     """
     config = model.config.get_text_config(decoder=True)
@@ -87,10 +90,15 @@ def go_on(
     """Fill `cache` with random keys and values, and decode as generate() would after its prefill.
 
     Args:
+        model: causal language model that runs kvbench's attention.
         cache: an empty cache.
-        batch, tokens: number of sequences, and of tokens that the cache holds for each.
+        batch: number of sequences.
+        tokens: number of tokens that the cache holds for each sequence before decoding.
         max_new_tokens: number of new tokens, including the first, which a prefill would yield; here it is arbitrary.
-        sampling, graphs, compile, observer: as :func:`kvbench.decoding.autoregressive.generate`.
+        sampling: how tokens are chosen.
+        graphs: whether to capture a decode step and replay it (:func:`kvbench.decoding.autoregressive.generate`).
+        compile: whether to compile everything around attention in captured steps.
+        observer: informed of each phase as it begins.
         seed: seed of the random keys and values.
 
     Returns:

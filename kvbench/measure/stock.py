@@ -47,6 +47,7 @@ def new_cache(name: str, model: Any, length: int) -> Any:
 
     Args:
         name: key of :data:`BASELINES`.
+        model: the model that will use the cache.
         length: tokens to allocate for (StaticCache only; the others grow).
 
     Raises:
@@ -86,6 +87,9 @@ def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int 
 
     Args:
         name: key of :data:`BASELINES`.
+        model: a model that runs transformers' own attention.
+        ids: the prompts, ``[B, T]``.
+        steps: number of timed decode steps.
         fill: ``prefill``, or ``random`` for random keys and values instead of a prefill.
         seed: seed of the random keys and values.
 
@@ -136,6 +140,7 @@ def point(name: str, model: Any, ids: Tensor, how: How) -> Figures:
 
     Args:
         name: key of :data:`BASELINES`.
+        model: a model that runs transformers' own attention.
         ids: the prompts, ``[B, T]``.
         how: settings of the measurement.
     """

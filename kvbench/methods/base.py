@@ -78,8 +78,9 @@ class Method(Traits):
         Args:
             layer: has stores that are empty for `rows`, or hold the earlier chunks.
             rows: rows of the batch whose prompts are equally long.
-            keys, values: ``[rows, H, n, D]`` in full precision, without padding and without the tokens that
+            keys: keys ``[rows, H, n, D]`` in full precision, without padding and without the tokens that
                 :meth:`forgotten` drops: n may be less than ``layer.real_tokens(row)``.
+            values: values ``[rows, H, n, Dv]`` of the same tokens.
             scores: the attention that :attr:`observe_prompt` requests, ``[rows, Hq, q, n]``; None if it requests none.
         """
         raise NotImplementedError(f"{type(self).__name__} must define place(layer, rows, keys, values, scores)")
@@ -113,6 +114,7 @@ class Method(Traits):
         """Return how many of a row's oldest tokens to drop on a layer with a sliding window; by default none.
 
         Args:
+            layer: layer with a sliding window (``layer.window``).
             hidden: number of oldest tokens that no later token can see. The result may be smaller, as groups are
                 dropped only as a whole; attention masks the hidden tokens that remain.
         """
@@ -290,6 +292,8 @@ class Method(Traits):
         """Return an empty full-precision segment for the keys or the values of `layer`.
 
         Args:
+            layer: layer that gives shape, dtype and device.
+            side: ``key`` or ``value``.
             capacity: tokens to allocate for.
             slack: tokens by which a full buffer grows beyond what it must hold.
         """

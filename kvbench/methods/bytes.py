@@ -38,8 +38,10 @@ def kv_bytes(
     Args:
         method: a method, as :func:`kvbench.load_method` returns it.
         tokens: number of tokens seen so far, the prompt included.
-        layers, query_heads, heads, channels: numbers of layers, query heads and KV heads of the model, and channels
-            per head.
+        layers: number of layers of the model.
+        query_heads: number of query heads.
+        heads: number of KV heads.
+        channels: channels per head.
         prompt: number of prompt tokens, as some methods only act on the prompt; None: all of `tokens`.
         width: bytes of an element in full precision.
         view: ``all``: everything that the cache holds (the bill); ``draft``: what QuantSpec's draft reads (the upper

@@ -33,6 +33,8 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
     """Raise ConfigError for a share outside (0, 1], or a number of tokens below `least`.
 
     Args:
+        budget: share of the prompt, or number of tokens, to keep.
+        least: smallest number of tokens that makes sense for the method.
         what: completes the message "must hold ..." for a number that is too small.
         key: configuration key of the budget.
     """

@@ -151,6 +151,7 @@ class KVQuant(RecencyMethod):
         A file that `calibration` names is returned whatever `fits` says.
 
         Args:
+            fits: returns True for a calibration file that belongs to the model.
             beside: folder of the model's weights, whose subfolder ``calibration`` is searched; None: unknown.
             name: the model, for messages.
         """

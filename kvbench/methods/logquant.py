@@ -67,6 +67,10 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
     """Return :func:`plan` of the tokens after `sinks`, as positions in the prompt, on `device`; cached for all layers.
 
     Args:
+        n: number of prompt tokens.
+        W: the method's window W.
+        sinks: number of first tokens that stay exact and are left out.
+        device: device of the positions.
         skip: number of tokens, the first ones demoted, that are left out because a sliding window has passed them.
     """
     with torch.inference_mode(False):

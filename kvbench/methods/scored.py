@@ -45,7 +45,8 @@ class ScoredMethod(Method):
         """Return a score per prompt token and KV head, ``[B, H, n]``; the :attr:`newest` tokens may be left out.
 
         Args:
-            keys, values: keys and values of the prompt, ``[B, H, n, D]``.
+            keys: keys of the prompt, ``[B, H, n, D]``.
+            values: values of the prompt, ``[B, H, n, Dv]``.
             attention: by :attr:`observe_prompt`: 0: None; q: the attention of the last q queries, ``[B, Hq, q, n]``;
                 -1: its column sums over all queries, ``[B, Hq, 1, n]``. The query heads of a KV head are adjacent.
         """

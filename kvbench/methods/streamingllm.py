@@ -111,6 +111,7 @@ class StreamingLLM(Method):
         """Return the number of tokens held after n.
 
         Args:
+            n: number of tokens seen so far.
             window: the layer's sliding window, or None.
         """
         passed = hidden(n, window)

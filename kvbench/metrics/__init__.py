@@ -1,1 +1,1 @@
-
+"""Metrics: functions from predictions and references to scores."""

@@ -1,1 +1,1 @@
-
+"""Models: loading, random weights, the bundled model, and which architectures are served."""

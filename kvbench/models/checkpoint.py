@@ -56,7 +56,13 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 class DamagedFile(ModelError):
-    """A file of a checkpoint that cannot be read or contains impossible values."""
+    """A file of a checkpoint that cannot be read or contains impossible values.
+
+    Args:
+        file: path of the file.
+        problem: predicate of the message, after "it".
+        hint: advice at the end of the message.
+    """
 
     def __init__(self, file: Path, problem: str, hint: str = "copy or download the checkpoint's file again") -> None:
         self.file, self.problem, self.hint = file, problem, hint

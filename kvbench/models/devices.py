@@ -16,13 +16,20 @@ class Runtime(Protocol):
     """Protocol of the `runtime` fields that loading reads (see `kvbench.config.run_config.RuntimeConfig`)."""
 
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """Device of the run, such as ``cuda`` or ``cpu``."""
+
     @property
-    def device_map(self) -> str | None: ...
+    def device_map(self) -> str | None:
+        """Placement over several devices, ``auto``; None: all on one device."""
+
     @property
-    def tensor_parallel(self) -> str | None: ...
+    def tensor_parallel(self) -> str | None:
+        """Processes that share the model, ``auto``; None: one process."""
+
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """Seed of random weights."""
 
 
 def joined(runtime: Runtime) -> Team | None:

@@ -90,7 +90,12 @@ def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 class DraftLinear(nn.Module):
-    """A linear layer with exact and 4-bit weights; `switch` selects which of them :meth:`forward` uses."""
+    """A linear layer with exact and 4-bit weights; `switch` selects which of them :meth:`forward` uses.
+
+    Args:
+        exact: linear layer whose weights are also stored in 4 bits.
+        switch: switch of the model that selects the weights.
+    """
 
     def __init__(self, exact: nn.Linear, switch: Switch) -> None:
         super().__init__()
@@ -107,7 +112,11 @@ class DraftLinear(nn.Module):
 
 
 class Switch:
-    """A switch, shared by all layers of a model, between exact and 4-bit weights."""
+    """A switch, shared by all layers of a model, between exact and 4-bit weights.
+
+    Args:
+        which: linear layers of the decoder that have 4-bit weights as well.
+    """
 
     def __init__(self, which: Which) -> None:
         self.which, self.on = which, False

@@ -57,7 +57,8 @@ def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapp
     Missing parameters would be random. Other tensors that the model does not use are only reported to the user.
 
     Args:
-        model, source: for messages.
+        model: settings of the model, for messages.
+        source: where the checkpoint came from, for messages.
         loaded: the model.
         report: transformers' loading info; tied weights do not appear in its ``missing_keys``.
     """
@@ -99,7 +100,8 @@ def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> 
     """Return an error for a checkpoint that cannot be loaded: it names a damaged file, or has the library's message.
 
     Args:
-        model, source: for messages.
+        model: settings of the model, for messages.
+        source: where the checkpoint came from, for messages.
         error: the exception of the library that read the checkpoint.
         part: the part that was being read: ``config.json``, ``tokenizer`` or ``weights``.
     """

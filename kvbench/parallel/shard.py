@@ -29,7 +29,12 @@ KEYS = ("k_proj", "query_key_value", "qkv_proj")
 
 
 class Summed(nn.Module):
-    """A linear layer split by inputs; the partial products are summed over the ranks, then the bias is added."""
+    """A linear layer split by inputs; the partial products are summed over the ranks, then the bias is added.
+
+    Args:
+        local: this rank's part of the layer; its bias is that of the whole layer.
+        team: ranks that share the layer.
+    """
 
     def __init__(self, local: nn.Linear, team: Team) -> None:
         super().__init__()
@@ -49,7 +54,13 @@ class Summed(nn.Module):
 
 
 class Gathered(nn.Module):
-    """A linear layer split by outputs; the outputs of all ranks are concatenated (logits)."""
+    """A linear layer split by outputs; the outputs of all ranks are concatenated (logits).
+
+    Args:
+        local: this rank's part of the layer.
+        width: outputs of the whole layer.
+        team: ranks that share the layer.
+    """
 
     def __init__(self, local: nn.Linear, width: int, team: Team) -> None:
         super().__init__()

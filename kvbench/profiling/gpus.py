@@ -133,6 +133,7 @@ def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "
         bandwidth_TBs: read bandwidth, TB/s.
         tflops: rate of a large bf16 matmul, TFLOP/s.
         memory_gb: memory, GiB.
+        name: name of the GPU in tables.
     """
     rate, flops = bandwidth_TBs * _T, tflops * _T
     return Gpu(name, memory_gb, rate, flops, measured_read=rate, measured_matmul=flops)

@@ -106,7 +106,8 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
     """Return the speed-up of speculation over plain decoding: ``E * T_ar / (g * T_draft + T_verify)``.
 
     Args:
-        acceptance, gamma: as :func:`accepted`.
+        acceptance: probability that a draft is accepted, as for :func:`accepted`.
+        gamma: drafts per round, g.
         t_ar: time of a step of plain decoding.
         t_draft: time to draft one token, in the same unit.
         t_verify: time of the target's pass over the drafted tokens, in the same unit.

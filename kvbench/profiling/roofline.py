@@ -131,6 +131,7 @@ class Shape:
         """Return how many of the model's `weight_bytes` a step reads: all except those of an untied embedding table.
 
         Args:
+            weight_bytes: bytes of all weights.
             width: bytes per element of the embedding table.
         """
         return weight_bytes - (0 if self.tied else width * self.head_elements)
@@ -141,6 +142,7 @@ class Shape:
         Layers with a sliding window hold only the tokens that it still shows.
 
         Args:
+            tokens: number of tokens of a sequence.
             width: bytes of an element.
         """
         windows = self.windows or (None,) * self.layers
@@ -293,9 +295,15 @@ def max_batch(
     """Return the largest number of sequences that fits into the GPU's memory; 0 if not even one does.
 
     Args:
-        shape, weight_bytes, context, gpu, prefill_chunk, prefill_rows, mlp_chunk: as :func:`predict`.
+        shape: as for :func:`predict`.
         kv_bytes_per_sequence: bytes of keys and values that the cache holds for each sequence.
+        weight_bytes: as for :func:`predict`.
+        context: as for :func:`predict`.
+        gpu: as for :func:`predict`.
         prefill: the prefill has to fit too; False: only decoding has to.
+        prefill_chunk: as for :func:`predict`.
+        prefill_rows: as for :func:`predict`.
+        mlp_chunk: as for :func:`predict`.
         reserve_gib: memory that is not available, GiB: CUDA context, driver, fragmentation of the allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes

@@ -39,7 +39,8 @@ def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tens
     """Return a mask of the elements of keys ``x`` ``[..., n, C]`` (fp32) outside of their channel's thresholds.
 
     Args:
-        thresholds: ``[..., 2, C]``.
+        x: keys, fp32 ``[..., n, C]``.
+        thresholds: smallest and largest value of each channel that is not an outlier, ``[..., 2, C]``.
         most: largest number of outliers of a token on each side: those farthest outside in units of the range; the
             others are clipped (the authors' ``cap_outliers``); None: no limit.
     """
@@ -83,8 +84,10 @@ def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: T
 
     Args:
         x: fp32 ``[..., n, C]``.
-        scale, offset: fp32, broadcasting over `x`; a range of 0 means that every element is its offset.
+        scale: half the range of each group, fp32, broadcasting over `x`; 0 means that every element is its offset.
+        offset: middle of the range of each group, fp32, broadcasting over `x`.
         levels: fp32 ``[2**bits]``.
+        outliers: mask of the outliers, with the shape of `x`; None: there are none.
     """
     x = x - offset
     if outliers is not None:

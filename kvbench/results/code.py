@@ -74,7 +74,8 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
     """Return how many samples of a run other code than `now` made; None if there are none.
 
     Args:
-        counts, parts: from :func:`kinds`.
+        counts: number of rows by version of the code (:func:`kinds`).
+        parts: digests of the parts of each version (:func:`kinds`).
         now: the code as it is now.
 
     Returns:

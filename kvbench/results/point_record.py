@@ -63,9 +63,10 @@ def from_record(
     """Return a point from its record, of any version.
 
     Args:
-        record: the figures. Before version 2 the keys were ``context`` (now ``prompt``), ``steps`` (``new_tokens``
-            less one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
-        model, device: names of the model and the device.
+        record: the figures. Before version 2 the keys were ``context`` (now ``prompt``), ``steps`` (``new_tokens`` less
+            one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
+        model: name of the model.
+        device: name of the device.
         setting: name of the setting in tables.
         limit_gb: memory limit of the run, or None.
         how: other conditions of the measurement (:func:`circumstances`).

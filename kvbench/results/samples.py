@@ -36,7 +36,12 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """A result that could not be written (disk full, quota, I/O error); earlier results stay readable."""
+    """A result that could not be written (disk full, quota, I/O error); earlier results stay readable.
+
+    Args:
+        path: file that could not be written.
+        error: error of the operating system.
+    """
 
     def __init__(self, path: Path, error: OSError) -> None:
         if error.errno == errno.ENOENT:
@@ -60,7 +65,12 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """A results file that exists but cannot be read: a folder, a loop of links, no permission, or an I/O error."""
+    """A results file that exists but cannot be read: a folder, a loop of links, no permission, or an I/O error.
+
+    Args:
+        path: file that could not be read.
+        error: error of the operating system.
+    """
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(

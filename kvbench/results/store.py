@@ -49,6 +49,7 @@ class RunStore:
 
     @property
     def samples_path(self) -> Path:
+        """Path of the file of sample rows."""
         return self.path / "samples.jsonl"
 
     @contextmanager

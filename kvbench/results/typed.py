@@ -35,9 +35,10 @@ def key(
 
     Args:
         about: description in the schema.
-        default, factory: default, or function that returns it, for content without the key.
+        default: default for content without the key.
+        factory: function that returns this default.
         optional: True to omit the key in JSON if its value is None.
-        limits: keywords of JSON schema (``minimum``, ``pattern``); ``keys`` is a pattern for the keys of a dict. They
+        **limits: keywords of JSON schema (``minimum``, ``pattern``); ``keys`` is a pattern for the keys of a dict. They
             are part of the schema only; :func:`read` does not check them.
     """
     metadata = {"about": about, "optional": optional, "limits": limits}

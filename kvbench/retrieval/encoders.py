@@ -165,7 +165,13 @@ class Embedding(Encoder):
 
 
 class SentenceTransformer(Embedding):
-    """Encoder from any sentence-transformers model; plain checkpoints get mean pooling, as Contriever needs."""
+    """Encoder from any sentence-transformers model; plain checkpoints get mean pooling, as Contriever needs.
+
+    Args:
+        name: name of the encoder in rows and in the store.
+        path: folder or hub id of the checkpoint.
+        store: embeddings computed before.
+    """
 
     def __init__(self, name: str, path: str, store: EmbeddingStore) -> None:
         super().__init__(name, store)
@@ -203,6 +209,9 @@ class OpenAI(Embedding):
     """OpenAI-compatible embeddings endpoint (``text-embedding-ada-002`` unless ``OPENAI_EMBEDDING_MODEL`` is set).
 
     ``OPENAI_API_KEY`` and, for other servers, ``OPENAI_BASE_URL`` come from the environment; the key is never logged.
+
+    Args:
+        store: embeddings computed before.
     """
 
     def __init__(self, store: EmbeddingStore) -> None:

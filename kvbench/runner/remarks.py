@@ -44,6 +44,7 @@ def shown(sample: Sample) -> dict[str, str]:
 
 
 def note(row: Row) -> str:
+    """Return the text behind the progress bar: the sample's id and its score, or its status if it has no score."""
     score = row["scores"].get("score")
     if score is None and "status" in row:
         return f"{row['id']} {row['status']}"

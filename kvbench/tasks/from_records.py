@@ -1,6 +1,8 @@
-"""A user's data set without Python: a file of records, a template over their fields, and a metric. For example:
+"""A user's data set without Python: a file of records, a template over their fields, and a metric.
 
-python -m kvbench dataset=records dataset.path=my.jsonl "dataset.template='Q: {question} A:'" dataset.metric=f1
+For example::
+
+    python -m kvbench dataset=records dataset.path=my.jsonl "dataset.template='Q: {question} A:'" dataset.metric=f1
 """
 
 from __future__ import annotations

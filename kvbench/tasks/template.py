@@ -1,4 +1,4 @@
-"""Templates with fields of a record in braces: ``Question: {question}\\nAnswer:``."""
+r"""Templates with fields of a record in braces: ``Question: {question}\nAnswer:``."""
 
 from __future__ import annotations
 

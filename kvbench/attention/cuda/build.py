@@ -135,9 +135,14 @@ def build(
     """Return the configuration for `rows` query rows of a KV head that fits into shared memory.
 
     Args:
-        phases, channels, bf16, softcap, sinks: as for :class:`Build`.
+        phases: formats of keys and values of each phase.
+        channels: channels of a head, D.
+        rows: query rows of a KV head: query heads per KV head times new tokens.
+        bf16: True for a model in bf16, False for fp16.
         tuning: overrides of ``teams``, ``stages`` and ``resident``, as pairs of name and value.
         shared: bytes of shared memory that the device allows a CTA.
+        softcap: scores have a softcap.
+        sinks: dtype of the model's sinks: 1: the query's; 2: fp32; 0: it has none.
     """
     team = min(-(-rows // 8), 3)
     while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
@@ -165,6 +170,10 @@ def build(
 
 class Kernel:
     """The kernel compiled for a :class:`Build` and loaded on one device.
+
+    Args:
+        build: configuration to compile.
+        device: index of the GPU to load the kernel on.
 
     Attributes:
         registers, spilled: registers of a thread, and bytes of local memory that it needs beyond them.
@@ -228,6 +237,7 @@ def compiled(source: str, architecture: str) -> bytes:
     """Return the machine code of `source`, from the cache on disk if it has been compiled before.
 
     Args:
+        source: CUDA source text, macro definitions included.
         architecture: such as ``sm_90``.
 
     Raises:

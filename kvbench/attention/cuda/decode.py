@@ -40,7 +40,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     """Return the reason why this kernel cannot serve a step, for the result row; None if it can.
 
     Args:
-        query: ``[B, Hq, q, D]``. work: the layer's phases.
+        query: ``[B, Hq, q, D]``.
+        work: the layer's phases.
     """
     reason = available()
     if reason:
@@ -204,7 +205,10 @@ def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor
     to them.
 
     Args:
-        floats, lines: smallest sizes of the two buffers, in elements.
+        device: index of the GPU.
+        stream: handle of the CUDA stream, which has buffers of its own.
+        floats: smallest size of the buffer of partial results, in elements.
+        lines: smallest size of the buffer of counters, in elements.
     """
     workspaces = _workspaces.setdefault((device, stream), [])
     if not workspaces or workspaces[-1][0].numel() < floats or workspaces[-1][1].numel() < lines:

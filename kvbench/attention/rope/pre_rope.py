@@ -102,8 +102,10 @@ def stored(
     """Return the new keys in the form that `layer` stores, ``[B, H, q, D]``, and record their positions.
 
     Args:
-        keys: after RoPE.
-        before: before RoPE: the result of :func:`take`.
+        layer: layer that will store the keys.
+        keys: new keys after RoPE, ``[B, H, q, D]``.
+        before: new keys before RoPE: the result of :func:`take`.
+        module: the model's attention module.
         position_ids: ``[B or 1, q]``; needed only for layers that store keys before RoPE.
 
     Raises:

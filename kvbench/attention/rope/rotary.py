@@ -52,6 +52,8 @@ class Rotary:
         """Return keys ``[B, H, n, D]`` rotated for `positions` ``[B, n]``, in their dtype, as the model does it.
 
         Args:
+            keys: keys before RoPE (after RoPE with `inverse`), ``[B, H, n, D]``.
+            positions: position of each token, ``[B, n]``.
             inverse: undo the rotation instead: return keys before RoPE from keys after it.
         """
         cos, sin = self._forward(self.module, keys, positions.to(keys.device))
@@ -64,6 +66,7 @@ class Rotary:
         """Return keys ``[B, H, n, D]`` moved `by` positions further, in their dtype.
 
         Args:
+            keys: keys after RoPE, ``[B, H, n, D]``.
             by: one number of positions, or one for each row.
         """
         cos, sin = self._angles(by if isinstance(by, int) else tuple(by), keys.device)
@@ -102,6 +105,7 @@ def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = 
     The checks run the model on two tokens; the result is remembered on the model.
 
     Args:
+        model: causal language model.
         what: the setting that needs the rotation, for the error message.
         instead: a setting that works without it, for the hint.
 
@@ -182,6 +186,7 @@ def probed(
     position, so its keys differ by the rotation only.
 
     Args:
+        model: causal language model.
         before: called with a layer's number while its attention runs; returns the keys before RoPE, or None.
 
     Returns:

@@ -184,8 +184,10 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
     """Return the codes of a field that is known only at run time, as code * 2**-24 for every field.
 
     Args:
-        words, FORM, ASM: as for :func:`field`.
+        words: as for :func:`field`.
+        FORM: as for :func:`field`.
         i: number of the field, a scalar.
+        ASM: as for :func:`field`.
     """
     # one shift more than with a constant mask; used for parts of tiles only
     shift = (i * width(FORM)).to(tl.int16)

@@ -45,7 +45,8 @@ def refuses(query: Tensor, work: Work) -> str | None:
     """Return the reason why this kernel cannot serve a step, for the result row; None if it can.
 
     Args:
-        query: ``[B, Hq, q, D]``. work: the layer's phases.
+        query: ``[B, Hq, q, D]``.
+        work: the layer's phases.
     """
     if not (query.is_cuda or INTERPRETED):
         return f"tensors on {query.device.type}"
@@ -203,6 +204,7 @@ def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: i
     """Return buffers for partial results (maxima and sums, weighted values), and the counters for merging them.
 
     Args:
+        device: GPU on which they are allocated.
         parts: number of partial results, over all blocks of query rows.
         rows: query rows of a program.
         channels: channels of a value.

@@ -27,7 +27,8 @@ def whole(key, value):
     """Return True if whole tiles can be processed at once: keys and values packed, with equally wide fields.
 
     Args:
-        key, value: formats of the phase (:func:`kvbench.attention.triton.codes.number`).
+        key: format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
+        value: format of the phase's values.
     """
     return kind(key) != 0 and kind(value) != 0 and width(key) == width(value)
 
@@ -39,7 +40,8 @@ def part(key, value, full):
     A part lies inside a single field of the packed keys and of the packed values.
 
     Args:
-        key, value: formats of the phase.
+        key: format of the phase's keys.
+        value: format of the phase's values.
         full: the number to return if both are exact.
     """
     sizes = [rows(form) for form in (key, value) if kind(form) != 0]
@@ -88,7 +90,8 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
     Args:
         table_ptr: pointer to the line: first key token, first value token, number of tokens.
-        KEY, VALUE: formats of the phase.
+        KEY: format of the phase's keys.
+        VALUE: format of the phase's values.
         PART_TOKENS: tokens of a part of a tile (:func:`part`).
 
     Returns:
@@ -135,7 +138,8 @@ def share(low, high, at, steps, cost: tl.constexpr):
     """Return which iterations of a run begin in a program's interval of costs: the first, and one past the last.
 
     Args:
-        low, high: the interval ``[low, high)``.
+        low: start of the program's interval.
+        high: end of the program's interval, exclusive.
         at: cost at which the run begins.
         steps: number of iterations of the run.
         cost: cost of one iteration.
@@ -186,25 +190,35 @@ def phase(
 
     Args:
         state: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[Dv, R]``.
-        q_ptr: the query. row_at: offset of each query row ``[R]``.
+        q_ptr: the query.
+        row_at: offset of each query row ``[R]``.
         valid: which query rows exist, ``[R]``.
         normal: power of two that normalises each query row, ``[R]``.
         factor: factor that converts a score of the normalised query to bits, ``[R]``.
         seen: number of tokens of the phase that each query row sees, ``[R]``.
-        KEYS, VALUES: pointers of the phase's keys and values, as :func:`located` takes them.
+        KEYS: pointers of the phase's keys, as :func:`located` takes them.
+        VALUES: pointers of the phase's values, likewise.
         EXTENT: room of the keys' buffer (tiles or tokens), rows of the keys' parameters; the same for the values.
         SPAN: the result of :func:`span`.
         cell: number of the (sequence, KV head), int64.
-        low, high: the program's interval ``[low, high)``. at: cost at which the phase begins.
-        KEY, VALUE: formats of the phase.
-        WHOLE_COST, PART_COST: cost of a whole tile, and of a part of a tile.
+        low: start of the program's interval of costs.
+        high: end of the program's interval, exclusive.
+        at: cost at which the phase begins.
+        KEY: format of the phase's keys.
+        VALUE: format of the phase's values.
+        WHOLE_COST: cost of a whole tile.
+        PART_COST: cost of a part of a tile.
         PART_TOKENS: tokens of a part of a tile.
         CAUSAL: query rows see different numbers of tokens (in the last phase of a step with several new tokens).
         ROWS: query rows of the KV head.
-        KEY_DIM, VALUE_DIM, BLOCK_ROWS: D, Dv and R.
-        STAGES, PART_STAGES: pipeline stages of the loop over whole tiles, and over parts.
+        KEY_DIM: channels of a key, D.
+        VALUE_DIM: channels of a value, Dv.
+        BLOCK_ROWS: query rows of a program, R.
+        STAGES: pipeline stages of the loop over whole tiles.
+        PART_STAGES: pipeline stages of the loop over parts of tiles.
         ASM: True: inline PTX; False: plain operations (in the interpreter).
-        CAPPED: whether scores have a softcap. cap: the softcap in bits.
+        cap: the softcap in bits.
+        CAPPED: whether scores have a softcap.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(KEY, KEY_DIM)
     # with one query row, biases are sums over a vector: the seven padding columns of the product need none
@@ -280,27 +294,38 @@ def decode(
     Grid: (blocks of R query rows, parts of the work, sequences x KV heads).
 
     Args:
-        q_ptr: queries ``[B, Hq, q, D]``. out_ptr: the output ``[B, q, Hq, Dv]``.
+        q_ptr: queries ``[B, Hq, q, D]``.
+        out_ptr: the output ``[B, q, Hq, Dv]``.
         table_ptr: int32 ``[B, phases, 3]`` (:class:`kvbench.attention.phases.Work`).
-        KEYS, VALUES: for each phase, pointers to words and two parameters, or to one exact buffer.
+        KEYS: for each phase, pointers to the words and the two parameters of its keys, or to one exact buffer.
+        VALUES: the same for its values.
         EXTENTS: for each phase, the `extent` and `groups` that :func:`located` takes, for keys and for values.
-        stat_ptr, acc_ptr: partial results (:func:`write_part`). arrived_ptr: a zeroed counter for each merge.
+        stat_ptr: maxima and sums of partial results (:func:`write_part`).
+        acc_ptr: weighted values of partial results (:func:`write_part`).
+        arrived_ptr: a zeroed counter for each merge.
         sinks_ptr: one extra logit for each query head; read if `SINKS`.
-        q_batch, q_head, q_token: strides of the query, in elements.
+        q_batch: stride of the query over sequences, in elements.
+        q_head: stride of the query over heads, in elements.
+        q_token: stride of the query over new tokens, in elements.
         heads: number of KV heads.
         scaling: ``scaling * log2(e)``; with a softcap, ``2 * scaling * log2(e) / softcap``.
         cap: ``softcap * log2(e)``; 0 without a softcap.
         fused: the last program to finish merges up to this many partial results; more are left to `merge`.
-        KEY_FORMS, VALUE_FORMS: formats of each phase (:func:`kvbench.attention.triton.codes.number`).
-        WHOLE_COSTS, PART_COSTS: for each phase, the cost of a whole tile and of a part of a tile.
-        KEY_DIM, VALUE_DIM: channels of a key and of a value, D and Dv.
+        KEY_FORMS: format of each phase's keys (:func:`kvbench.attention.triton.codes.number`).
+        VALUE_FORMS: format of each phase's values.
+        WHOLE_COSTS: for each phase, the cost of a whole tile.
+        PART_COSTS: for each phase, the cost of a part of a tile.
+        KEY_DIM: channels of a key, D.
+        VALUE_DIM: channels of a value, Dv.
         GROUP: query heads per KV head.
         NEW_TOKENS: new tokens of the step, q.
         BLOCK_ROWS: query rows of a program, R: a power of two, at least 8.
         FULL_STEP: tokens per iteration where keys and values are exact.
-        STAGES, PART_STAGES: pipeline stages of the loop over whole tiles, and over parts of tiles.
+        STAGES: pipeline stages of the loop over whole tiles.
+        PART_STAGES: pipeline stages of the loop over parts of tiles.
         LIMIT: largest number of the output's dtype.
-        CAPPED: scores have a softcap. SINKS: the model has sinks.
+        CAPPED: scores have a softcap.
+        SINKS: the model has sinks.
         ASM: True: inline PTX; False: plain operations (in the interpreter).
     """
     block = tl.program_id(0)  # fastest: programs that read the same tiles run side by side

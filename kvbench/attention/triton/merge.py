@@ -23,7 +23,8 @@ def place_of(
 
     Args:
         out_ptr: the output.
-        sequence, head: row of the batch, and KV head.
+        sequence: row of the batch.
+        head: KV head.
         row: query row of the KV head: ``query head within the group * NEW_TOKENS + new token``.
         heads: number of KV heads.
         GROUP: query heads per KV head.
@@ -51,9 +52,12 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
         stat_ptr: buffer for maxima, then sums: fp32 ``[all partial results, 2, R]``.
         acc_ptr: buffer for weighted values: fp32 ``[all partial results, R, Dv]``.
         index: number of this partial result in these buffers.
-        top, total, acc: the values to store.
+        top: running maximum of the scores, in bits, ``[R]``.
+        total: sum of the weights, ``[R]``.
+        acc: weighted values, ``[Dv, R]``.
         valid: which query rows exist, ``[R]``.
-        BLOCK_ROWS, VALUE_DIM: R and Dv.
+        BLOCK_ROWS: query rows of a program, R.
+        VALUE_DIM: channels of a value, Dv.
     """
     # sums stay unnormalised: the division is done once, after the merge
     row = tl.arange(0, BLOCK_ROWS)
@@ -73,7 +77,8 @@ def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.con
         head: KV head.
         row: query rows, a vector or a scalar.
         valid: which of them exist.
-        GROUP, NEW_TOKENS: as for :func:`place_of`.
+        GROUP: as for :func:`place_of`.
+        NEW_TOKENS: as for :func:`place_of`.
         SINKS: the model has sinks.
     """
     if SINKS:
@@ -91,12 +96,14 @@ def merge_row(
     """Return the output ``[Dv]`` of one query row, merged from its partial results.
 
     Args:
-        stat_ptr, acc_ptr: as written by :func:`write_part`.
+        stat_ptr: as written by :func:`write_part`.
+        acc_ptr: as written by :func:`write_part`.
         index: number of the row's first partial result in these buffers.
         parts: how many partial results it has.
         row: the row within its block of R.
         sink: the sink of this row (:func:`sink_of`).
-        BLOCK_ROWS, VALUE_DIM: R and Dv.
+        BLOCK_ROWS: query rows of a program of the decode kernel, R.
+        VALUE_DIM: channels of a value, Dv.
         CHUNK: number of partial results to load at a time.
         SINKS: whether the model has sinks; `sink` is ignored if not.
     """
@@ -148,7 +155,8 @@ def merge(
     Grid: (query rows of a KV head, sequences x KV heads).
 
     Args:
-        stat_ptr, acc_ptr: as written by :func:`write_part`.
+        stat_ptr: as written by :func:`write_part`.
+        acc_ptr: as written by :func:`write_part`.
         out_ptr: the output ``[B, q, Hq, Dv]``.
         sinks_ptr: one logit for each query head; read if `SINKS`.
         parts: number of partial results of each block of query rows.

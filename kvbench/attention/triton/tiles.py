@@ -76,7 +76,8 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
     """Return the loaded parameters of runs of tokens, one entry per run; an empty tuple if they are not per token.
 
     Args:
-        PARTS, FORM: pointers and format of keys or of values.
+        PARTS: pointers of keys or of values.
+        FORM: format of keys or of values.
         CHANNELS: channels of a key or of a value.
         start: first token of the first run.
         N: tokens of a run.
@@ -116,8 +117,16 @@ def tile_scores(
     """Return the scores of a whole tile of packed keys, in bits: a tuple of ``[tokens of a field, R]``, one per field.
 
     Args:
+        PARTS: pointers of the keys, moved to the phase's first tile.
+        FORM: format of the keys.
+        KEY_DIM: channels of a key, D.
         tile: number of the tile, counted from the one that `PARTS` point to.
-        PARTS, ...: see the module's docstring.
+        stored: parameters of the tile's tokens (:func:`readied`); empty if keys have parameters per channel.
+        query: normalised query, a tuple of ``[D / groups, R]``, one per group of channels.
+        sums: sums of the query over each group's channels, ``[R]``; with `ONE_ROW` the query's row, ``[D]``.
+        factor: factor that converts a score of the normalised query to bits, ``[R]``.
+        ONE_ROW: the query has one row, and keys have parameters per channel.
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
     """
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
@@ -217,10 +226,18 @@ def part_scores(
     """Return the scores ``[PART_TOKENS, R]`` of a part of a tile, in bits, as a tuple with one entry.
 
     Args:
+        PARTS: pointers of the keys, moved to the phase's first tile.
+        FORM: format of the keys.
+        KEY_DIM: channels of a key, D.
         start: if packed: the first token, counted from the phase's first tile; all tokens are inside one field.
         tokens: if exact: indices of the tokens in the buffer.
+        stored: parameters of the part's tokens (:func:`readied`); empty if keys have parameters per channel.
+        query: as for :func:`tile_scores`.
+        sums: as for :func:`tile_scores`.
+        factor: as for :func:`tile_scores`.
         PART_TOKENS: tokens of the part.
-        PARTS, ...: see the module's docstring.
+        ONE_ROW: as for :func:`tile_scores`.
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
     if kind(FORM) == FULL:
@@ -285,10 +302,14 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
     """Return the weighted codes of a whole tile of packed values.
 
     Args:
+        PARTS: pointers of the values, moved to the phase's first tile.
+        FORM: format of the values.
+        VALUE_DIM: channels of a value, Dv.
         tile: number of the tile, counted from the one that `PARTS` point to.
+        stored: parameters of the tile's tokens (:func:`readied`).
         weights: for each field ``[tokens of a field, R]``, at most 1.
         biases: for each group of channels the sums of weight * minimum so far, ``[tokens of a field, R]``.
-        PARTS, ...: see the module's docstring.
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
 
     Returns:
         For each group of channels, the weighted codes ``[Dv / groups, R]``, too large by a power of two; that power;
@@ -337,11 +358,16 @@ def part_values(
     """Return the weighted values of a part of a tile, packed or exact, in the form of :func:`tile_values`.
 
     Args:
+        PARTS: pointers of the values, moved to the phase's first tile.
+        FORM: format of the values.
+        VALUE_DIM: channels of a value, Dv.
         start: if packed: the first token, counted from the phase's first tile; all tokens are inside one field.
         tokens: if exact: indices of the tokens in the buffer.
-        weights, biases: as for :func:`tile_values`, ``[PART_TOKENS, R]``.
+        stored: parameters of the part's tokens (:func:`readied`).
+        weights: weights of the part's tokens, ``[PART_TOKENS, R]``, at most 1.
+        biases: for each group of channels the sums of weight * minimum so far, ``[PART_TOKENS, R]``.
         PART_TOKENS: tokens of the part.
-        PARTS, ...: see the module's docstring.
+        ASM: True: inline PTX; False: plain operations (in the interpreter).
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
     totals = ()

@@ -28,7 +28,8 @@ def load_query(
     """Return the normalised query, split by groups of channels, and its sums, from which biases are computed.
 
     Args:
-        q_ptr: the query. row_at: offset of each query row ``[R]``.
+        q_ptr: the query.
+        row_at: offset of each query row ``[R]``.
         valid: which query rows exist, ``[R]``.
         exponent: power of two that normalises each row, ``[R]``.
         KEY_DIM: channels of a key, D.
@@ -130,26 +131,39 @@ def walk(
     Returns the new running maximum, sum of weights and weighted values.
 
     Args:
-        top, total, acc: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[Dv, R]``.
-        KEYS, VALUES: pointers to the keys and the values (:func:`kvbench.attention.triton.kernel.located`).
-        KEY, VALUE: their formats.
-        query, sums: from :func:`load_query`.
+        top: running maximum of the scores, in bits, ``[R]``.
+        total: sum of the weights, ``[R]``.
+        acc: weighted values, ``[Dv, R]``.
+        KEYS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        VALUES: pointers of the values.
+        KEY: format of the keys.
+        VALUE: format of the values.
+        query: normalised query (:func:`load_query`).
+        sums: its sums, or its only row (:func:`load_query`).
         factor: factor that converts a score of the normalised query to bits (a base-2 logarithm), ``[R]``.
-        first, last: range of the iterations; whole tiles are numbered from the phase's first tile.
-        head, tail: with parts, iteration u starts at token ``u * PART_TOKENS`` if u < head (a part before the whole
-            tiles), else at ``(u + tail) * PART_TOKENS`` (a part after them). Both are 0 with whole tiles.
+        first: first iteration; whole tiles are numbered from the phase's first tile.
+        last: one past the last iteration.
+        head: number of parts before the whole tiles: with parts, iteration u < head starts at token ``u *
+            PART_TOKENS``. 0 with whole tiles.
+        tail: with parts, iteration u >= head starts at token ``(u + tail) * PART_TOKENS``, behind the whole tiles. 0
+            with whole tiles.
         lead: number of tokens in the phase's first tile that precede the phase; tokens are counted from that tile's
             first.
         count: number of tokens of the phase.
-        key_first, value_first: index of the phase's first token in an exact buffer of keys, and of values.
+        key_first: index of the phase's first token in an exact buffer of keys.
+        value_first: index of the phase's first token in an exact buffer of values.
         seen: number of tokens of the phase that each query row sees, ``[R]``.
-        KEY_DIM, VALUE_DIM, BLOCK_ROWS: D, Dv and R.
-        WHOLE: iterations are over whole tiles. PART_TOKENS: tokens of a part of a tile.
+        KEY_DIM: channels of a key, D.
+        VALUE_DIM: channels of a value, Dv.
+        BLOCK_ROWS: query rows of a program, R.
+        WHOLE: iterations are over whole tiles.
+        PART_TOKENS: tokens of a part of a tile.
         STAGES: stages of the loop's software pipeline.
         CAUSAL: query rows see different numbers of tokens.
         ONE_ROW: as for :func:`load_query`.
         ASM: True: inline PTX; False: plain operations (in the interpreter).
-        CAPPED: whether scores have a softcap. cap: the softcap in bits.
+        cap: the softcap in bits.
+        CAPPED: whether scores have a softcap.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(VALUE, VALUE_DIM)
     SIZE: tl.constexpr = rows(VALUE) if WHOLE else PART_TOKENS

@@ -43,7 +43,9 @@ def window_scores(
     """Return the scores ``[N, R]``, in bits, of N tokens of one field, which belong to at most two groups.
 
     Args:
-        PARTS, FORM, KEY_DIM: pointers, format and channels of the keys.
+        PARTS: pointers of the keys.
+        FORM: format of the keys.
+        KEY_DIM: channels of a key, D.
         token: the first of the tokens, counted from the segment's first.
         codes: their codes ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
         lifted: factor on the codes (:func:`kvbench.attention.triton.codes.lift`).
@@ -69,7 +71,9 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
     The columns replace the padding that a query with one row would have, so one product serves all groups.
 
     Args:
-        PARTS, FORM, KEY_DIM: pointers, format and channels of the keys.
+        PARTS: pointers of the keys.
+        FORM: format of the keys.
+        KEY_DIM: channels of a key, D.
         first: the tile's first token, counted from the segment's first.
         g: number of that token's group, which gets column 0.
         alone: the query's only row ``[D]``.

@@ -14,8 +14,10 @@ def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tenso
     """Write the tokens of a step into the buffers of a layer's two tails, in one launch.
 
     Args:
-        keys, values: the new tokens, ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
-        key_buffer, value_buffer: ``[B, H, capacity, D]`` and ``[B, H, capacity, Dv]``, contiguous.
+        keys: keys of the new tokens, ``[B, H, q, D]``.
+        values: values of the new tokens, ``[B, H, q, Dv]``.
+        key_buffer: buffer of the keys' tail, ``[B, H, capacity, D]``, contiguous.
+        value_buffer: buffer of the values' tail, ``[B, H, capacity, Dv]``, contiguous.
         places: for each row the buffer indices of its first new key and value, int32 ``[B, 2]``.
     """
     if not keys.is_cuda:

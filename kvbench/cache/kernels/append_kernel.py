@@ -13,7 +13,8 @@ def copy_token(source, target, CHANNELS: tl.constexpr):
     """Copy the channels of one token.
 
     Args:
-        source, target: pointers to the token's first channel.
+        source: pointer to the first channel of the token to read.
+        target: pointer to the first channel of the place to write.
         CHANNELS: number of channels.
     """
     # ranges are powers of two in Triton; heads need not be
@@ -31,13 +32,22 @@ def write(
     """Write new keys and values into the tails of a layer; grid: (B x H, new tokens, 2).
 
     Args:
-        keys, values: ``[B, H, q, D]`` and ``[B, H, q, Dv]``, channels contiguous.
-        key_buffer, value_buffer: ``[B, H, room, D]`` and ``[B, H, room, Dv]``.
+        keys: keys of the new tokens, ``[B, H, q, D]``, channels contiguous.
+        values: values of the new tokens, ``[B, H, q, Dv]``, channels contiguous.
+        key_buffer: buffer of the keys' tail, ``[B, H, key_room, D]``.
+        value_buffer: buffer of the values' tail, ``[B, H, value_room, Dv]``.
         places: for each row the buffer indices of its first new key and value, int32 ``[B, 2]``.
-        key_row, key_head, key_token, value_row, value_head, value_token: strides of `keys` and `values`, in elements.
+        key_row: stride of `keys` over rows, in elements.
+        key_head: stride of `keys` over heads.
+        key_token: stride of `keys` over tokens.
+        value_row: stride of `values` over rows.
+        value_head: stride of `values` over heads.
+        value_token: stride of `values` over tokens.
         heads: number of KV heads, H.
-        key_room, value_room: number of tokens that the buffers have room for.
-        KEY_DIM, VALUE_DIM: channels of a key and of a value, D and Dv.
+        key_room: number of tokens that a head of `key_buffer` has room for.
+        value_room: number of tokens that a head of `value_buffer` has room for.
+        KEY_DIM: channels of a key, D.
+        VALUE_DIM: channels of a value, Dv.
     """
     line, token, side = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, head = line // heads, line % heads

@@ -44,7 +44,10 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
     """Return the form that packs a format of heads of `channels`, or the reason why there is none.
 
     Args:
-        kind, bits, by_channel, group: as for :class:`Form`.
+        kind: the quantizer's arithmetic: ``affine``, ``hierarchical`` or ``atom``.
+        bits: bits of a code.
+        by_channel: True for groups of tokens of one channel, False for groups of channels of one token.
+        group: number of elements of a group.
         channels: channels of a head.
         half: True for fp16 tokens, False for bf16.
     """

@@ -96,8 +96,11 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
     Within :func:`kvbench.cache.kernels.pack_together.together` this is deferred, unless `index` is given.
 
     Args:
+        segment: segment whose words and parameters are written.
         how: the form that :func:`served` returned.
+        first_row: row of the segment that corresponds to row 0 of `x`.
         x: the tokens, ``[rows, H, n, D]``; with `index` any number of tokens.
+        start: index, within the segment, of the first token to write.
         index: the tokens of `x` to take, in this order, int64 or int32 ``[n]`` on the device of `x`; None for all.
 
     Raises:

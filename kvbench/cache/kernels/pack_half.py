@@ -82,7 +82,8 @@ def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
     Args:
         x: elements, fp32.
         part: share of their groups.
-        base, r: minimum times share, and fl(1 / scale) / share.
+        base: minimum times share.
+        r: fl(1 / scale) / share.
         LEVELS: the largest code.
     """
     offset = to_half(x * part - base)
@@ -96,8 +97,12 @@ def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
 
     Args:
         x: fp16 pairs.
-        part0, part1: share of the lower and of the upper channel's group.
-        base0, base1, r0, r1: minimum times share, and fl(1 / scale) / share, of the same groups.
+        part0: share of the lower channel's group.
+        part1: share of the upper channel's group.
+        base0: minimum times share, of the lower channel's group.
+        base1: minimum times share, of the upper channel's group.
+        r0: fl(1 / scale) / share, of the lower channel's group.
+        r1: fl(1 / scale) / share, of the upper channel's group.
         LEVELS: the largest code.
     """
     if INTERPRETED:
@@ -120,7 +125,8 @@ def _lower_twin(x, number, part, step, base, fine):
         x: elements, fp32.
         number: their upper nibbles, as fp32 numbers.
         part: share of their groups.
-        step, base: scale times share, and minimum times share.
+        step: scale times share.
+        base: minimum times share.
         fine: fl(1 / s) / share, where s is scale / 16 rounded to fp16.
     """
     # the decoded upper nibble; the lower nibble encodes the remainder in sixteenths of a step
@@ -134,8 +140,15 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
     """Return the upper and the lower nibbles of the hierarchical codes of fp16 pairs, as :func:`affine16` does.
 
     Args:
-        x, part0, part1, base0, base1, r0, r1: as for :func:`affine16`.
-        scale0, scale1: scale of the lower and of the upper channel's group.
+        x: fp16 pairs.
+        part0: as for :func:`affine16`.
+        part1: as for :func:`affine16`.
+        base0: as for :func:`affine16`.
+        base1: as for :func:`affine16`.
+        r0: as for :func:`affine16`.
+        r1: as for :func:`affine16`.
+        scale0: scale of the lower channel's group.
+        scale1: scale of the upper channel's group.
     """
     # fp16 rounds a sixteenth of a small scale, so its reciprocal is not sixteen times that of the scale
     fine0 = reciprocal(to_half(scale0 * 0.0625)) * tl.where(part0 == 1.0, 1.0, 4.0)
@@ -171,8 +184,10 @@ def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
 
     Args:
         x: fp16 pairs.
-        r0, r1: fl(1 / scale) of the lower and of the upper channel's group.
-        zero0, zero1: zero points of the same groups.
+        r0: fl(1 / scale) of the lower channel's group.
+        r1: fl(1 / scale) of the upper channel's group.
+        zero0: zero point of the lower channel's group.
+        zero1: zero point of the upper channel's group.
         LEVELS: the largest code.
     """
     if INTERPRETED:

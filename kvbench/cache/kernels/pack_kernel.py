@@ -44,7 +44,8 @@ def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.c
     The share is the factor 1 or 1/4 from :func:`kvbench.cache.kernels.pack_math.share`.
 
     Args:
-        low, high: minimum and maximum of each group, fp32.
+        low: minimum of each group, fp32.
+        high: maximum of each group, fp32.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         LEVELS: the largest code (hierarchical: the largest upper nibble).
         HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
@@ -70,9 +71,17 @@ def encode(
 
     Args:
         x: pairs of channels of the tokens.
-        scale0, base0, r0, part0: :func:`group_params` of the lower channel's group.
-        scale1, base1, r1, part1: those of the upper channel's.
-        KIND, LEVELS, HALF: as for :func:`group_params`.
+        scale0: scale of the lower channel's group (:func:`group_params`).
+        scale1: scale of the upper channel's group.
+        base0: minimum or zero point of the lower channel's group.
+        base1: minimum or zero point of the upper channel's group.
+        r0: fl(1 / scale) of the lower channel's group.
+        r1: fl(1 / scale) of the upper channel's group.
+        part0: share of the lower channel's group.
+        part1: share of the upper channel's group.
+        KIND: ``affine``, ``hierarchical`` or ``atom``.
+        LEVELS: the largest code (hierarchical: the largest upper nibble).
+        HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
     """
     if HALF:
         if KIND == "atom":
@@ -115,7 +124,8 @@ def put_words(
         written: for each word row a mask of the bits that this append covers, ``[rows]``.
         whole: True if the append covers the whole tile, so that present words need not be read.
         base: offset of the tile's first word.
-        row, pair: word rows and pairs of channels of the program.
+        row: word rows of the program.
+        pair: pairs of channels of the program.
         HEAD_DIM: channels of a head.
         WORD_ROWS: word rows of a tile.
         VALUE: True for the word order of values, ``[channels, rows]``; False for that of keys, ``[rows, channels]``.
@@ -182,17 +192,22 @@ def pack_tiles(
     Args:
         x: the tokens, channels contiguous.
         index: if `INDEXED`, the tokens of `x` to take, ``[count]``; else ignored.
-        upper_words, lower_words: words ``[B, H, tiles, ...]``, int16
-            (:class:`kvbench.cache.segments.layout.TileLayout`): for 8-bit codes the planes of upper and of lower
-            nibbles, otherwise twice the same plane.
-        scales, bases: ``[B, H, param_rows, ...]`` fp16.
+        upper_words: words ``[B, H, tiles, ...]``, int16 (:class:`kvbench.cache.segments.layout.TileLayout`); for 8-bit
+            codes the plane of upper nibbles.
+        lower_words: for 8-bit codes the plane of lower nibbles, otherwise the same tensor as `upper_words`.
+        scales: ``[B, H, param_rows, ...]`` fp16.
+        bases: minima or zero points, with the shape of `scales`, fp16.
         record: int32 ``[6]``: found, tag, row, head, token of the segment, channel of a NaN or Inf.
-        stride_row, stride_head, stride_token: strides of `x`, in pairs of elements.
-        start, count: first token of the segment to write, and number of tokens.
+        stride_row: stride of `x` over rows, in pairs of elements.
+        stride_head: stride of `x` over heads, in pairs of elements.
+        stride_token: stride of `x` over tokens, in pairs of elements.
+        start: first token of the segment to write.
+        count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of `x`.
         first_part: number, within the first tile, of the first program to run.
         heads: number of KV heads, H.
-        tiles, param_rows: number of tiles, and of rows of parameters, that the buffers of a head have room for.
+        tiles: number of tiles that the words of a head have room for.
+        param_rows: number of rows of parameters that the buffers of a head have room for.
         tag: number of the segment in `record`.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         BITS: bits of a code: 2, 4 or 8.
@@ -200,7 +215,8 @@ def pack_tiles(
         GROUP: number of elements of a group.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
-        ROWS, CHANNELS: word rows (if BY_CHANNEL, all rows of a tile) and channels of a program.
+        ROWS: word rows of a program (if BY_CHANNEL, all rows of a tile).
+        CHANNELS: channels of a program.
         INDEXED: True to take the tokens in `index`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
@@ -319,13 +335,19 @@ def note(
         begin: pointer to the tokens of the program's row and head, as pairs.
         index: if `INDEXED`, the tokens to take.
         record: the record of NaN and Inf, as for :func:`pack_tiles`.
-        row, head, tile: row, head and tile of the program.
-        start, stop: the tokens of the segment that the append covers, half-open.
+        row: row of the program, counted from `first_row`.
+        head: KV head of the program.
+        tile: tile of the program.
+        start: first token of the segment that the append covers.
+        stop: one past the last token of the segment that the append covers.
         first_row: row of the buffers that corresponds to row 0 of the tokens.
         tag: number of the segment in `record`.
         stride_token: stride of the tokens, in pairs.
-        word_row, pair: word rows and pairs of channels of the program.
-        HEAD_DIM, FIELDS, WORD_ROWS: channels of a head, fields of a word, word rows of a tile.
+        word_row: word rows of the program.
+        pair: pairs of channels of the program.
+        HEAD_DIM: channels of a head.
+        FIELDS: fields of a word.
+        WORD_ROWS: word rows of a tile.
         HALF: True for fp16 tokens, False for bf16.
         INDEXED: True to take the tokens in `index`.
     """

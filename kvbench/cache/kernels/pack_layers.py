@@ -29,10 +29,27 @@ def pack_layers(
         table: int64 ``[layers, 6]``: addresses of the tokens' storage, of both planes of words, of scales and of bases;
             and the segment's tag.
         like: any tensor of the tokens' dtype, which the addresses do not carry.
+        record: where to note a NaN or Inf, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
         offset: offset of the first token in its storage, in elements.
-        record, stride_row, stride_head, stride_token, start, count, first_row, first_part, heads, tiles, param_rows: as
-            for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`; the same in all layers.
-        KIND, BITS, BY_CHANNEL, GROUP, HEAD_DIM, VALUE, ROWS, CHANNELS: likewise.
+        stride_row: stride of the tokens over rows, in pairs of elements; this and all that follow are the same in all
+            layers.
+        stride_head: stride of the tokens over heads, in pairs of elements.
+        stride_token: stride of the tokens over tokens, in pairs of elements.
+        start: first token of the segments to write.
+        count: number of tokens to write.
+        first_row: row of the buffers that corresponds to row 0 of the tokens.
+        first_part: number, within the first tile, of the first program to run.
+        heads: number of KV heads, H.
+        tiles: number of tiles that the words of a head have room for.
+        param_rows: number of rows of parameters that the buffers of a head have room for.
+        KIND: ``affine``, ``hierarchical`` or ``atom``.
+        BITS: bits of a code: 2, 4 or 8.
+        BY_CHANNEL: True for groups of GROUP tokens of one channel, False for GROUP channels of one token.
+        GROUP: number of elements of a group.
+        HEAD_DIM: channels of a head.
+        VALUE: True for the word order of values, False for that of keys.
+        ROWS: word rows of a program (if BY_CHANNEL, all rows of a tile).
+        CHANNELS: channels of a program.
         WINDOW: number of tokens of a block whose groups do not fit tiles; 0 if groups do.
     """
     # allocators align buffers to 16 bytes; without this hint, loads through an address are not vectorized

@@ -161,7 +161,8 @@ def quotient(a, b, r):
     """Return a / b in fp32, correctly rounded wherever its later rounding to fp16 or to a code needs it; 0 for b = 0.
 
     Args:
-        a, b: dividend and divisor, fp32.
+        a: dividend, fp32.
+        b: divisor, fp32.
         r: fl(1 / b), from :func:`reciprocal`.
     """
     if INTERPRETED:
@@ -201,7 +202,8 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
     """Return scale and minimum of groups as :class:`kvbench.quantizers.AffineQuantizer` computes them.
 
     Args:
-        low, high: minimum and maximum of each group, fp32.
+        low: minimum of each group, fp32.
+        high: maximum of each group, fp32.
         LEVELS: the largest code.
         HALF: True to round each operation to fp16, False for fp32 arithmetic.
     """
@@ -222,7 +224,9 @@ def share(scale, base, high, LEVELS: tl.constexpr):
     """Return the group's share: the factor on fp16 input, 1 or 1/4, that keeps every ``x - base`` within 65504.
 
     Args:
-        scale, base, high: scale, minimum and maximum of each group.
+        scale: scale of each group.
+        base: minimum of each group.
+        high: maximum of each group.
         LEVELS: the largest code.
     """
     wide = (to_half(high - base) == INFINITY) | (to_half(scale * LEVELS) == INFINITY)
@@ -234,7 +238,10 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
     """Return scale and zero point of groups as :class:`kvbench.quantizers.AtomQuantizer` computes them.
 
     Args:
-        low, high, LEVELS, HALF: as for :func:`affine_params`.
+        low: minimum of each group, fp32.
+        high: maximum of each group, fp32.
+        LEVELS: the largest code.
+        HALF: True to round each operation to fp16, False for fp32 arithmetic.
     """
     # bounded, as an infinite quotient would spoil the Newton step; the scale is limited to 65504 anyway
     scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
@@ -264,7 +271,9 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 
     Args:
         x: elements.
-        scale, base, r: scale, minimum and fl(1 / scale) of their groups.
+        scale: scale of each element's group.
+        base: minimum of each element's group.
+        r: fl(1 / scale) of each element's group.
         LEVELS: the largest code.
     """
     rounded = bounded(quotient(x - base, scale, r), 0.0, LEVELS) + ROUND32
@@ -278,7 +287,9 @@ def lower32(x, number, scale, base, r):
     Args:
         x: elements.
         number: their upper nibbles, as fp32 numbers.
-        scale, base, r: scale, minimum and fl(1 / scale) of their groups.
+        scale: scale of each element's group.
+        base: minimum of each element's group.
+        r: fl(1 / scale) of each element's group.
     """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
@@ -291,7 +302,9 @@ def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
 
     Args:
         x: elements.
-        scale, zero, r: scale, zero point and fl(1 / scale) of their groups.
+        scale: scale of each element's group.
+        zero: zero point of each element's group.
+        r: fl(1 / scale) of each element's group.
         LEVELS: the largest code.
     """
     # clamping beyond the code range changes no code, but an infinite quotient would spoil the Newton step

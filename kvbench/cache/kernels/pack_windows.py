@@ -50,7 +50,8 @@ def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
 
     Args:
         group: a scalar or a vector.
-        WINDOW, GROUP: as for :func:`group_holding`.
+        WINDOW: as for :func:`group_holding`.
+        GROUP: as for :func:`group_holding`.
     """
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     inside = group % GROUPS
@@ -91,11 +92,27 @@ def pack_windows(
     Grid: (rows x H, programs); each program handles the tokens of one tile in CHANNELS channels.
 
     Args:
-        x, index, upper_words, lower_words, scales, bases, record, stride_row, stride_head, stride_token, start, count,
-            first_row, first_part, heads, tiles, param_rows, tag: as for
-            :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        x: the tokens, channels contiguous.
+        index: if `INDEXED`, the tokens of `x` to take, ``[count]``; else ignored.
+        upper_words: words, int16, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        lower_words: likewise, the plane of lower nibbles of 8-bit codes.
+        scales: ``[B, H, param_rows, D]`` fp16.
+        bases: minima, with the shape of `scales`, fp16.
+        record: where to note a NaN or Inf, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        stride_row: stride of `x` over rows, in pairs of elements.
+        stride_head: stride of `x` over heads, in pairs of elements.
+        stride_token: stride of `x` over tokens, in pairs of elements.
+        start: first token of the segment to write; a window begins there.
+        count: number of tokens to write.
+        first_row: row of the buffers that corresponds to row 0 of `x`.
+        first_part: number, within the first tile, of the first program to run.
+        heads: number of KV heads, H.
+        tiles: number of tiles that the words of a head have room for.
+        param_rows: number of rows of parameters that the buffers of a head have room for.
+        tag: number of the segment in `record`.
         BITS: bits of a code: 2, 4 or 8.
-        WINDOW, GROUP: as for :func:`group_holding`.
+        WINDOW: number of tokens of a window.
+        GROUP: maximum number of tokens of a group; a window has as few groups as this allows.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
         CHANNELS: channels of a program.

@@ -31,7 +31,8 @@ def write_sinks(
         room: number of tokens that a buffer has room for.
         sinks: number of sinks to write.
         TURNED: True for keys, which have been rotated to their new positions; False for values, which are only moved.
-        CHANNELS: channels of a head, D. BLOCK: the next power of two.
+        CHANNELS: channels of a head, D.
+        BLOCK: the next power of two.
         TOKENS: number of tokens that are copied at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
@@ -61,8 +62,14 @@ def move_to_front(
     """Move tokens to the front of their buffers; grid: (B x H, segments).
 
     Args:
-        table, places, heads, room, CHANNELS, BLOCK, TOKENS: as for :func:`write_sinks`.
+        table: addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
         like: any tensor of the tokens' dtype.
+        places: int32 ``[B, 4]``, as for :func:`write_sinks`.
+        heads: number of KV heads, H.
+        room: number of tokens that a buffer has room for.
+        CHANNELS: channels of a head, D.
+        BLOCK: the next power of two.
+        TOKENS: number of tokens that are copied at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row = line // heads

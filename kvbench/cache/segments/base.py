@@ -26,7 +26,9 @@ class Segment(ABC):
     """A run of tokens in one storage format.
 
     Args:
-        batch, heads, channels: number of rows B, KV heads H and channels per head D.
+        batch: number of rows, B.
+        heads: number of KV heads, H.
+        channels: channels per head, D.
         dtype: dtype of the model's keys and values.
         device: device of the buffers.
     """
@@ -101,6 +103,11 @@ class FullSegment(Segment):
     they reach its end, so a window of R tokens in a buffer of R + slack costs O(1) per token.
 
     Args:
+        batch: number of rows, B.
+        heads: number of KV heads, H.
+        channels: channels per head, D.
+        dtype: dtype of the model's keys and values.
+        device: device of the buffer.
         capacity: number of tokens to allocate for; the buffer grows when it is exceeded.
         slack: minimum room, in tokens, that a buffer has behind its tokens after growing.
     """
@@ -129,6 +136,7 @@ class FullSegment(Segment):
         return self.buffer.shape[2]
 
     def append(self, rows: slice, x: Tensor) -> None:
+        """Copy tokens ``[rows, H, n, D]`` behind those of `rows`; the buffer grows if there is no room."""
         count = x.shape[2]
         if count:
             first = self.reserve(rows, count)
@@ -143,6 +151,7 @@ class FullSegment(Segment):
         return start + length
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
+        """Copy the tokens `index` of `x`, in that order, behind those of `rows`."""
         if len(index) and self.starts[rows][0] + self.lengths[rows][0] + len(index) > self.capacity:
             self._make_room(rows, len(index))  # for all tokens at once, so that the buffer grows only once
         super().append_chosen(rows, x, index)
@@ -183,6 +192,7 @@ class FullSegment(Segment):
         return self.buffer[rows, :, start : start + self.lengths[rows][0]]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return the tokens ``[start, stop)`` of `rows` in `dtype`, ``[rows, H, stop - start, D]``."""
         return self.view(rows)[:, :, start:stop].to(dtype)
 
     def drop_front(self, rows: slice, count: int) -> None:
@@ -198,6 +208,7 @@ class FullSegment(Segment):
         """Keep only the tokens `index` of `rows`, in that order.
 
         Args:
+            rows: rows of the batch.
             index: numbers of the tokens within the segment: ``[n]``, or ``[H, n]`` or ``[rows, H, n]`` if they differ
                 by head or by row.
         """
@@ -208,19 +219,24 @@ class FullSegment(Segment):
         self.append(rows, chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the buffer of tokens; the bill counts it as ``window``."""
         return [("window", self.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
+        """Return the bytes of the tokens of `row`; room that is free does not count."""
         return {"window": self.lengths[row] * self.heads * self.channels * self.buffer.element_size()}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace the buffer by what `change` returns for it."""
         self.buffer = change(self.buffer)
 
     def select(self, index: Tensor) -> None:
+        """Reorder the rows, and the offset at which each begins, by `index` ``[B]``."""
         self.starts = [self.starts[i] for i in index.tolist()]
         super().select(index)
 
     def clone(self) -> FullSegment:
+        """Return an independent copy with offsets of its own."""
         twin = super().clone()
         assert isinstance(twin, FullSegment)
         twin.starts = list(self.starts)

@@ -56,6 +56,11 @@ class NuqSegment(Segment):
     """Tokens quantized as in KVQuant. Each token is coded independently, so the newest ones may be dropped.
 
     Args:
+        batch: number of rows, B.
+        heads: number of KV heads, H.
+        channels: channels per head, D.
+        dtype: dtype of the model's keys and values.
+        device: device of the buffers.
         form: the format; each row gets its own copy of the codebook and the thresholds.
         side: ``key`` or ``value``; decides the order of the words.
         capacity: number of tokens to allocate for; buffers grow when it is exceeded.
@@ -118,6 +123,7 @@ class NuqSegment(Segment):
             target[:, : source.shape[1]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
+        """Encode tokens ``[rows, H, n, D]`` behind those of `rows`: codes, outliers, and ranges of values."""
         count, start = x.shape[2], self.lengths[rows][0]
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
@@ -159,6 +165,7 @@ class NuqSegment(Segment):
         return join_planes(planes, self.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return the decoded tokens ``[start, stop)`` of `rows`, ``[rows, H, stop - start, D]``, outliers exact."""
         block = self.exact.block if self.exact is not None else 1
         first = start // block * block
         last = min(-(-stop // block) * block, self.length(rows))
@@ -201,6 +208,7 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return codes, ranges, codebook, thresholds and outliers, each with the part of the bill that counts it."""
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
         if self.exact is not None:
@@ -208,6 +216,7 @@ class NuqSegment(Segment):
         return buffers
 
     def used(self, row: int) -> dict[str, int]:
+        """Return the bytes of the tokens of `row`, its codebook and its thresholds, by part of the bill."""
         count = self.lengths[row]
         tables = [t[row] for t in (self.codebook, self.thresholds) if t is not None]
         scales = sum(t.numel() * t.element_size() for t in tables)
@@ -218,11 +227,13 @@ class NuqSegment(Segment):
         return used
 
     def select(self, index: Tensor) -> None:
+        """Reorder the rows by `index` ``[B]``, those of the outliers too."""
         super().select(index)
         if self.exact is not None:
             self.exact.select(index.tolist())
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace every buffer, those of the outliers too, by what `change` returns for it."""
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]
         self.codebook = change(self.codebook)

@@ -21,6 +21,11 @@ class HFSegment(Segment):
     """The keys or the values of a layer, quantized row by row with transformers' quantizers.
 
     Args:
+        batch: number of rows, B.
+        heads: number of KV heads, H.
+        channels: channels per head, D.
+        dtype: dtype of the model's keys and values.
+        device: device of the quantized tensors.
         backend: a transformers ``QuantizedLayer``, whose ``_quantize`` and ``_dequantize`` are used.
         axis: axis along which it quantizes.
         multiple: the number of tokens is padded to a multiple of this with copies of the last one, since hqq packs
@@ -71,13 +76,16 @@ class HFSegment(Segment):
                 ) from error
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return the tokens ``[start, stop)`` of `rows`, dequantized by the backend, ``[rows, H, stop - start, D]``."""
         parts = [self.backend._dequantize(quantized)[:, :, start:stop] for quantized in self.rows[rows]]
         return torch.cat(parts).to(dtype)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the tensors inside the backend's quantized objects, each with the part of the bill that counts it."""
         return [item for quantized in self.rows if quantized is not None for item in tensors(quantized)]
 
     def used(self, row: int) -> dict[str, int]:
+        """Return the bytes of the tensors of `row`, by part of the bill."""
         used = {"codes": 0, "scales": 0}
         for part, tensor in tensors(self.rows[row]) if self.rows[row] is not None else ():
             used[part] += tensor.numel() * tensor.element_size()
@@ -87,11 +95,13 @@ class HFSegment(Segment):
         """Do nothing, as the tensors are never written in place, so copies may share them."""
 
     def select(self, index: Tensor) -> None:
+        """Reorder the rows by `index` ``[B]``."""
         order = index.tolist()
         self.rows = [self.rows[i] for i in order]
         self.lengths = [self.lengths[i] for i in order]
 
     def clone(self) -> HFSegment:
+        """Return a copy with a list of rows of its own; their quantized tensors are never written to and are shared."""
         twin = super().clone()
         assert isinstance(twin, HFSegment)
         twin.rows = list(self.rows)

@@ -39,6 +39,11 @@ class PackedSegment(Segment):
     groups of G channels.
 
     Args:
+        batch: number of rows, B.
+        heads: number of KV heads, H.
+        channels: channels per head, D.
+        dtype: dtype of the model's keys and values.
+        device: device of the buffers.
         quantizer: encodes and decodes the tokens (:class:`kvbench.quantizers.AffineQuantizer` or a similar one).
         side: ``key`` or ``value``; decides the order of the words.
         capacity: number of tokens to allocate for; buffers grow when it is exceeded.
@@ -96,9 +101,11 @@ class PackedSegment(Segment):
             target[:, :, : source.shape[2]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
+        """Encode tokens ``[rows, H, n, D]`` and pack them behind those of `rows`."""
         self._append(rows, x, None)
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
+        """Encode the tokens `index` of `x`, in that order, and pack them behind those of `rows`."""
         self._append(rows, x, index)
 
     def _append(self, rows: slice, x: Tensor, index: Tensor | None) -> None:
@@ -135,6 +142,7 @@ class PackedSegment(Segment):
         return join_planes(planes, self.quantizer.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Return the decoded tokens ``[start, stop)`` of `rows` in `dtype`, ``[rows, H, stop - start, D]``."""
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -204,14 +212,17 @@ class PackedSegment(Segment):
             param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the planes of words, counted as ``codes``, and the parameters, counted as ``scales``."""
         return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
 
     def used(self, row: int) -> dict[str, int]:
+        """Return the bytes of the codes and parameters of the tokens of `row`; free room does not count."""
         count = self.lengths[row]
         groups, width = self.quantizer.param_shape(count, self.channels)
         scales = sum(self.heads * groups * width * param.element_size() for param in self.params)
         return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace the words and the parameters by what `change` returns for them."""
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]

@@ -89,18 +89,22 @@ class RollingSegment(FullSegment):
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
 
     def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the buffer of tokens and, if the sinks' keys are rotated, that of their original keys."""
         originals = [] if self.originals is None else [("window", self.originals)]
         return [("window", self.buffer), *originals]
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace the buffers, that of the sinks' original keys included, by what `change` returns for them."""
         super().map_buffers(change)
         self.originals = None if self.originals is None else change(self.originals)
 
     def select(self, index: Tensor) -> None:
+        """Reorder the rows, and how far the sinks of each have been rotated, by `index` ``[B]``."""
         self.turned = [self.turned[i] for i in index.tolist()]
         super().select(index)
 
     def clone(self) -> RollingSegment:
+        """Return an independent copy, the state of the sinks included."""
         twin = super().clone()
         assert isinstance(twin, RollingSegment)
         twin.turned = list(self.turned)

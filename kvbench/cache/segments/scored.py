@@ -26,6 +26,7 @@ class ScoredSegment(FullSegment):
         self.pending: list[list[Tensor]] = [[] for _ in range(batch)]
 
     def append(self, rows: slice, x: Tensor) -> None:
+        """Append tokens ``[rows, H, n, D]`` with a score of 0."""
         super().append(rows, x)
         self.scores.append(rows, self.scores.view(rows).new_zeros(*x.shape[:3], self.scores.channels))
 
@@ -57,11 +58,13 @@ class ScoredSegment(FullSegment):
         return scores
 
     def drop_front(self, rows: slice, count: int) -> None:
+        """Drop the oldest `count` tokens of `rows` and their scores."""
         self.commit(rows)  # pending attention numbers the slots from the front
         super().drop_front(rows, count)
         self.scores.drop_front(rows, count)
 
     def drop_back(self, row: int, count: int) -> None:
+        """Drop the newest `count` tokens of `row` and their scores."""
         super().drop_back(row, count)
         self.scores.drop_back(row, count)
         left, steps = count, self.pending[row]
@@ -73,6 +76,7 @@ class ScoredSegment(FullSegment):
             left -= taken
 
     def keep(self, rows: slice, index: Tensor) -> None:
+        """Keep only the tokens `index` of `rows`, in that order, and their scores."""
         scores = self.commit(rows)
         index = index.to(self.device).expand(*scores.shape[:2], index.shape[-1])
         chosen = scores.gather(2, index[..., None].expand(*index.shape, scores.shape[-1]))
@@ -81,9 +85,11 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the buffers of the tokens and of their scores; the bill counts scores as ``index``."""
         return [*super().buffers(), ("index", self.scores.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
+        """Return the bytes of the tokens of `row` and of their scores."""
         return {**super().used(row), "index": self.scores.used(row)["window"]}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -91,11 +97,13 @@ class ScoredSegment(FullSegment):
         super().map_buffers(change)
 
     def select(self, index: Tensor) -> None:
+        """Reorder the rows and their scores by `index` ``[B]``."""
         super().select(index)
         self.scores.select(index)
         self.pending = [list(self.pending[i]) for i in index.tolist()]
 
     def clone(self) -> ScoredSegment:
+        """Return an independent copy, the scores included."""
         twin = super().clone()
         assert isinstance(twin, ScoredSegment)
         twin.scores, twin.pending = self.scores.clone(), [list(steps) for steps in self.pending]

@@ -49,6 +49,7 @@ class ProseFiller:
         self._prose, self._encode = prose, encode
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
+        """Return paragraphs of `sentences` sentences each, of at most `budget` tokens in all."""
         paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
@@ -91,6 +92,7 @@ class CodeFiller:
         return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
+        """Return paragraphs of one function or one constant each, of at most `budget` tokens in all."""
         paragraphs: list[list[Piece]] = []
         while budget > 400:
             texts = ["\n\n" + code.function(self._rng) for _ in range(max(1, budget // 400))]
