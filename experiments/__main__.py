@@ -1,0 +1,84 @@
+"""``python -m experiments``: every table and figure of the three papers by one command.
+
+Without an item: the list of all, with what each needs and the state of its runs here. With items (``cocktail/table2``,
+``cocktail``, ``all``): what is missing is run, and the table is printed and written to results/PAPER/ITEM. The same
+command again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.plan import Plan
+from kvbench.errors import KvbenchError
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    add = top.add_argument
+    add("items", nargs="*", metavar="ITEM", help="ids of the list, papers, or all; none: the list")
+    add("--models", nargs="+", default=[], help="models in place of the paper's: tiny, a preset, OWNER/NAME, ./FOLDER")
+    add(
+        "--data",
+        choices=("paper", "mini", "standin"),
+        default="paper",
+        help="the paper's data sets (default), the bundled tasks, or generated records (format only)",
+    )
+    add("--limit", type=int, metavar="N", help="samples per data set; with mini: per task")
+    add("--max-new-tokens", type=int, metavar="N", help="longest answer")
+    add("--lengths", type=int, nargs="+", default=[], metavar="N", help="prompt lengths in place of the item's")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
+    add("--launcher", choices=("local", "joblib"), default="local", help="joblib: runs in several processes")
+    add("--jobs", type=int, default=-1, metavar="N", help="processes of joblib (default: one per processor)")
+    add("--dry-run", action="store_true", help="print runs, expected time and memory, and downloads; run nothing")
+    add("--fold-only", action="store_true", help="make the tables of the runs that exist; run nothing")
+    add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
+    add("--out", type=Path, default=Path("results"), help="folder of tables and figures (default: results)")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says; 1 if a run failed, 2 if the command line is wrong."""
+    arguments = parser().parse_args(argv)
+    plan = Plan(
+        models=tuple(arguments.models),
+        data=arguments.data,
+        limit=arguments.limit,
+        max_new_tokens=arguments.max_new_tokens,
+        lengths=tuple(arguments.lengths),
+        device=arguments.device,
+        runs=arguments.runs,
+        out=arguments.out,
+    )
+    try:
+        return _do(arguments, plan)
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: the same command again goes on where it stopped", file=sys.stderr)
+        return 130
+
+
+def _do(arguments: argparse.Namespace, plan: Plan) -> int:
+    from experiments import session
+    from experiments.registry import chosen, items
+
+    if not arguments.items:
+        print(session.listing(list(items().values()), plan))
+        return 0
+    picked = chosen(arguments.items)
+    if arguments.dry_run:
+        from experiments.predict import predicted
+
+        print(predicted(picked, plan))
+        return 0
+    return session.make(picked, plan, arguments.launcher, arguments.jobs, arguments.fold_only)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,47 @@
+"""The models, methods and data sets that Cocktail's items share."""
+
+from experiments.item import Column, Model, Row
+
+MODELS = (
+    Model("llama2-7b", "Llama2-7B"),
+    Model("llama2-13b", "Llama2-13B"),
+    Model("mistral-7b", "Mistral-7B"),
+    Model("longchat-7b", "Longchat-7B"),
+)
+LLAMA = MODELS[:1]
+AVERAGE = "Average"
+
+#: random prompts have no chunk that resembles the question: the widths are shares by rank
+TIMED = "cocktail:split=[10,30,60]:encoder=bm25"
+COCKTAIL = Row(
+    name="Cocktail",
+    setting="cocktail",
+    small="cocktail:encoder=bm25",
+    timed=TIMED,
+    published={"method": "Cocktail"},
+)
+METHODS = (
+    Row(name="FP16", setting="fp16", published={"method": "FP16"}),
+    Row(name="Atom INT2", setting="atom:int2_token", published={"method": "Atom"}),
+    Row(name="Atom INT4", setting="atom:int4_token", published={"method": "Atom"}),
+    Row(name="KIVI INT2", setting="kivi:int2", published={"method": "KIVI"}),
+    Row(name="KIVI INT4", setting="kivi:int4", published={"method": "KIVI"}),
+    Row(name="KVQuant", setting="kvquant", published={"method": "KVQuant"}),
+    COCKTAIL,
+)
+
+_NAMES = {
+    "qasper": "Qasper",
+    "qmsum": "QMSum",
+    "multi_news": "MultiNews",
+    "trec": "TREC",
+    "triviaqa": "TriviaQA",
+    "samsum": "SAMSum",
+    "lcc": "LCC",
+    "repobench-p": "RepoBench-P",
+}
+DATASETS = tuple(
+    Column(name=name, data="longbench_cocktail", task=task, published={"dataset": task})
+    for task, name in _NAMES.items()
+)
+QMSUM = DATASETS[1]

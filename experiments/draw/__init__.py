@@ -1,0 +1,1 @@
+"""Tables (screen, markdown, LaTeX, CSV) and pictures (PNG, SVG) of cells."""

@@ -1,0 +1,137 @@
+"""A folded item as a picture: PNG and SVG, legible in print, readable without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.fold.cells import Cell, Folded
+from experiments.item import Item
+
+#: Okabe and Ito's colours, which people with any colour vision can tell apart; markers and hatches differ as well
+COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+HATCHES = ("", "//", "\\\\", "xx", "..", "--", "++", "oo")
+#: width of a picture in inches (a text column of two), and its letters in points
+WIDTH, LETTERS = 6.5, 9
+NO_MATPLOTLIB = "no picture: matplotlib is not installed. hint: pip install 'kvbench[plot]'"
+
+
+def draw(item: Item, folded: Folded, folder: Path) -> str:
+    """Write ``figure.png`` and ``figure.svg`` and return an empty text; or return why there is no picture."""
+    if item.draw == "table":
+        return ""
+    try:
+        import matplotlib
+    except ImportError:
+        return NO_MATPLOTLIB
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    if not any(cell.ours is not None for cell in folded.cells) and not folded.arrays:
+        return "no picture: no cell has a number"
+    settings = {"font.size": LETTERS, "svg.hashsalt": item.id, "svg.fonttype": "path", "hatch.linewidth": 0.5}
+    with pyplot.rc_context(settings):
+        figure = _DRAWERS[item.draw](item, folded, pyplot)
+        figure.suptitle("; ".join([*folded.marks, f"{item.title} ({', '.join(folded.models)})"]), fontsize=LETTERS)
+        figure.savefig(folder / "figure.png", dpi=200)
+        figure.savefig(folder / "figure.svg", metadata={"Date": None})
+        pyplot.close(figure)
+    return ""
+
+
+def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
+    """Draw a line per setting over the columns' positions, a panel per model; a cross ends a line for memory."""
+    figure, panels = _panels(folded.models, pyplot)
+    for axes, model in zip(panels, folded.models, strict=False):
+        for number, row in enumerate(folded.rows):
+            cells = [(h.x, folded.at(model, row, h.name)) for h in folded.headings if h.x is not None]
+            known = [(x, cell) for x, cell in cells if cell is not None and cell.ours is not None]
+            if not known:
+                continue
+            style = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1.2}
+            xs, ys = [x for x, _ in known], [cell.ours for _, cell in known]
+            axes.errorbar(xs, ys, yerr=_errors([cell for _, cell in known]), capsize=2, label=row, **style)
+            ended = [x for x, cell in cells if cell is not None and cell.reason.startswith("out of memory")]
+            if ended:
+                axes.plot(min(ended), ys[-1], marker="x", markersize=9, color=style["color"], linestyle="")
+        positions = [h.x for h in folded.headings if h.x is not None]
+        if positions and min(positions) > 0 and max(positions) / min(positions) >= 16:
+            axes.set_xscale("log", base=2)
+        axes.set(xlabel=item.x, ylabel=item.y, title=model)
+        axes.grid(alpha=0.3)
+    _legend(figure, panels)
+    return figure
+
+
+def _bars(item: Item, folded: Folded, pyplot: Any) -> Any:
+    """Draw groups of bars: one group per model, or per column where there is one model; a bar per setting."""
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 3.2), constrained_layout=True)
+    names = [h.name for h in folded.headings]
+    along = [(model, name) for model in folded.models for name in names]
+    width = 0.8 / max(1, len(folded.rows))
+    for number, row in enumerate(folded.rows):
+        cells = [folded.at(model, row, name) for model, name in along]
+        heights = [0.0 if cell is None or cell.ours is None else cell.ours for cell in cells]
+        places = [place + (number - (len(folded.rows) - 1) / 2) * width for place in range(len(along))]
+        style = {"color": COLOURS[number % 8], "hatch": HATCHES[number % 8], "edgecolor": "white", "linewidth": 0.3}
+        axes.bar(places, heights, width, yerr=_errors(cells), label=row, **style)
+        for place, cell in zip(places, cells, strict=True):
+            if cell is None or cell.ours is None:
+                axes.annotate("n/a", (place, 0), rotation=90, ha="center", va="bottom", fontsize=6)
+    labels = [
+        name if len(folded.models) == 1 else model if len(names) == 1 else f"{model}\n{name}" for model, name in along
+    ]
+    axes.set_xticks(range(len(along)), labels)
+    axes.set(xlabel=item.x, ylabel=item.y)
+    axes.grid(axis="y", alpha=0.3)
+    _legend(figure, [axes])
+    return figure
+
+
+def _heat(item: Item, folded: Folded, pyplot: Any) -> Any:
+    """Draw ``arrays["heat"]`` (rows of numbers) as a heat map, rows named by ``arrays["rows"]``."""
+    heat = folded.arrays["heat"]
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 0.9 + 0.24 * len(heat)), constrained_layout=True)
+    picture = axes.imshow(heat, aspect="auto", cmap="cividis", interpolation="nearest")
+    axes.set_yticks(range(len(heat)), folded.arrays.get("rows") or [str(n + 1) for n in range(len(heat))])
+    axes.set(xlabel=item.x, ylabel=item.y)
+    figure.colorbar(picture, ax=axes, label=str(folded.arrays.get("label", "")))
+    return figure
+
+
+def _boxes(item: Item, folded: Folded, pyplot: Any) -> Any:
+    """Draw ``arrays["boxes"]`` (name -> numbers) as box plots."""
+    boxes = folded.arrays["boxes"]
+    figure, axes = pyplot.subplots(figsize=(WIDTH, 3.2), constrained_layout=True)
+    axes.boxplot(list(boxes.values()), tick_labels=list(boxes), showfliers=False)
+    axes.set(xlabel=item.x, ylabel=item.y)
+    axes.grid(axis="y", alpha=0.3)
+    return figure
+
+
+def _panels(models: Sequence[str], pyplot: Any) -> tuple[Any, list[Any]]:
+    """Return a figure with a panel per model, two in a row."""
+    across = min(2, len(models))
+    down = -(-len(models) // across)
+    figure, axes = pyplot.subplots(
+        down, across, figsize=(WIDTH, 2.7 * down + 0.5), constrained_layout=True, squeeze=False
+    )
+    panels = [panel for line in axes for panel in line]
+    for panel in panels[len(models) :]:
+        panel.set_axis_off()
+    return figure, panels
+
+
+def _legend(figure: Any, panels: Sequence[Any]) -> None:
+    handles, labels = panels[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+
+
+def _errors(cells: Sequence[Cell | None]) -> list[float]:
+    return [0.0 if cell is None or cell.stderr is None else cell.stderr for cell in cells]
+
+
+_DRAWERS = {"lines": _lines, "bars": _bars, "heat": _heat, "boxes": _boxes}

@@ -1,0 +1,162 @@
+"""A folded item as a table: for the screen and markdown, LaTeX (booktabs) and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.item import Item
+
+#: characters of a reason in a table's cell; the whole is in cells.json
+SHORT = 120
+
+
+def markdown(item: Item, folded: Folded) -> str:
+    """Return the tables of all models, then the claims, the reasons of empty cells, the caption and the notes."""
+    lines = [f"# {item.paper} {item.number}: {item.title}", ""]
+    lines += [f"**{mark}**" for mark in folded.marks] + ([""] if folded.marks else [])
+    for model in folded.models:
+        lines += [f"## {model}", ""] if len(folded.models) > 1 or model else []
+        lines += [*_model(folded, model), ""]
+    if folded.verdicts and not folded.marks:
+        lines += [*claims(folded.verdicts), ""]
+    lines += [f"- {words}" for words in item.words] + ([""] if item.words else [])
+    lines += [*_reasons(folded), " ".join(item.caption.split()), ""]
+    lines += [f"{note}\n" for note in folded.notes]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _model(folded: Folded, model: str) -> list[str]:
+    """Return the table of one model: per setting a line of the paper, ours, the difference and the paired one."""
+    cells = {(c.row, c.column): c for c in folded.cells if c.model == model}
+    counts = {h.name: sorted({c.n for (_, col), c in cells.items() if col == h.name and c.n}) for h in folded.headings}
+    heads = [_heading(h, counts[h.name]) for h in folded.headings]
+    lines = ["| | | " + " | ".join(heads) + " |", "|:--|:--|" + "--:|" * len(heads)]
+    for row in folded.rows:
+        own = [(cells.get((row, h.name)), h) for h in folded.headings]
+        label = row
+        for name, texts in _lines(own, bool(folded.marks)):
+            if any(texts):
+                lines.append(f"| {label} | {name} | " + " | ".join(texts) + " |")
+                label = ""
+        if label:
+            lines.append(f"| {label} | ours | " + " | ".join("-" for _ in own) + " |")
+    return lines
+
+
+def _heading(heading: Heading, counts: Sequence[int]) -> str:
+    unit = f", {heading.unit}" if heading.unit and heading.unit != "%" else ""
+    number = f" (n = {', '.join(map(str, counts))})" if counts and counts != [1] else ""
+    return f"{heading.name}{unit}{number}"
+
+
+def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool) -> list[tuple[str, list[str]]]:
+    """Return the lines of one setting: name and texts, empty where no cell has that figure."""
+    names = ["paper", "ours", "ours - paper", "ours - base (paired)"]
+    lines: list[tuple[str, list[str]]] = [(name, []) for name in names]
+    for cell, heading in own:
+        digits = heading.digits
+        texts = ["", "", "", ""]
+        if cell is not None:
+            texts = [
+                number(cell.paper, digits),
+                with_error(cell.ours, cell.stderr, digits),
+                number(cell.difference, digits, sign=True),
+                with_error(cell.to_base, cell.to_base_stderr, digits, sign=True),
+            ]
+        for (_, column), text in zip(lines, texts, strict=True):
+            column.append(text)
+    if bare:  # no difference is printed of generated records
+        return [lines[1]]
+    return lines
+
+
+def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
+    """Return a number with `digits` decimals; empty for None."""
+    if value is None:
+        return ""
+    return f"{value:+.{digits}f}" if sign else f"{value:.{digits}f}"
+
+
+def with_error(value: float | None, stderr: float | None, digits: int = 2, sign: bool = False) -> str:
+    """Return a number and its standard error."""
+    text = number(value, digits, sign)
+    return text if stderr is None or not text else f"{text} ±{stderr:.{digits}f}"
+
+
+def claims(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the table of claims: the paper's difference, ours with its error, and the verdict."""
+    lines = ["| claim | model | paper | ours | n | holds within | verdict |", "|:--|:--|--:|--:|--:|:--|:--|"]
+    for one in verdicts:
+        unit = one.unit and f" {one.unit}"
+        paper = number(one.paper, 2, sign=True) or "-"
+        ours = with_error(one.ours, one.stderr, 2, sign=True) or "-"
+        lines.append(
+            f"| {one.claim} | {one.model} | {paper} | {ours} | {one.n or '-'} | {_bounds(one)}{unit} | {one.verdict} |"
+        )
+    return lines
+
+
+def _bounds(one: Verdict) -> str:
+    if math.isinf(one.high):
+        return f"above {one.low:g}"
+    return f"below {one.high:g}" if math.isinf(one.low) else f"{one.low:g} to {one.high:g}"
+
+
+def _reasons(folded: Folded) -> list[str]:
+    """Return one line per reason why cells are empty, with the places."""
+    places: dict[str, list[str]] = {}
+    for cell in folded.cells:
+        if cell.ours is None and cell.reason:
+            places.setdefault(cell.reason.split("\n")[0], []).append(f"{cell.row}" if cell.row else cell.column)
+    lines = []
+    for reason, rows in places.items():
+        text = reason if len(reason) <= SHORT else reason[: SHORT - 3] + "..."
+        lines.append(f"Empty ({', '.join(dict.fromkeys(rows))}): {text}")
+    return [*lines, ""] if lines else []
+
+
+def to_csv(folded: Folded) -> str:
+    """Return one line per cell."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    keys = ("model", "row", "column", "paper", "ours", "difference", "stderr", "n", "to_base", "to_base_stderr")
+    writer.writerow([*keys, "runs", "reason"])
+    for cell in folded.cells:
+        reason = cell.reason.split("\n")[0]
+        writer.writerow(
+            [*("" if (v := getattr(cell, key)) is None else v for key in keys), " ".join(cell.runs), reason]
+        )
+    return buffer.getvalue()
+
+
+def latex(item: Item, folded: Folded) -> str:
+    """Return a table environment (booktabs): per setting ours with its error, and the paper's number below it."""
+    spec = "l" + "r" * len(folded.headings)
+    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{spec}}}", r"\toprule"]
+    lines.append(" & ".join(["", *(escaped(h.name) for h in folded.headings)]) + r" \\")
+    for model in folded.models:
+        lines += [r"\midrule", rf"\multicolumn{{{len(folded.headings) + 1}}}{{l}}{{\emph{{{escaped(model)}}}}} \\"]
+        for row in folded.rows:
+            own = [(folded.at(model, row, h.name), h) for h in folded.headings]
+            ours = [with_error(c.ours, c.stderr, h.digits).replace("±", r"\,$\pm$\,") if c else "" for c, h in own]
+            lines.append(" & ".join([escaped(row), *(text or "--" for text in ours)]) + r" \\")
+            if any(c is not None and c.paper is not None for c, _ in own) and not folded.marks:
+                paper = [number(c.paper, h.digits) if c else "" for c, h in own]
+                lines.append(" & ".join([r"\quad paper", *(text or "--" for text in paper)]) + r" \\")
+    caption = escaped(" ".join([*folded.marks, f"{item.title}.", *item.caption.split()]))
+    name = item.id.replace("/", "-")
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{caption}}}", rf"\label{{tab:{name}}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+_LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}"}
+_LATEX |= {"γ": r"$\gamma$", "α": r"$\alpha$", "β": r"$\beta$", "±": r"$\pm$", "−": "-", "\\": r"\textbackslash{}"}
+
+
+def escaped(text: str) -> str:
+    """Return text for LaTeX."""
+    return "".join(_LATEX.get(char, char) for char in text)

@@ -1,0 +1,1 @@
+"""Runs and points to the cells of a table."""

@@ -1,0 +1,119 @@
+"""The cells of an item: what a fold returns, and what is drawn and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """A column or group as the table shows it.
+
+    Args:
+        name: heading.
+        unit: unit of its numbers.
+        digits: decimals.
+        x: position on a figure's axis; None: a category.
+        mean: True for a mean over columns.
+    """
+
+    name: str
+    unit: str = ""
+    digits: int = 2
+    x: float | None = None
+    mean: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number of the paper and ours.
+
+    Args:
+        model, row, column: names of the cell's place.
+        paper: the published number; None if the paper prints none for this model and data.
+        ours: our number; None if there is none, for the `reason`.
+        stderr: its standard error; None if unknown.
+        n: number of samples.
+        to_base: paired difference to the row's base over the same samples, ours less base; None without a base.
+        to_base_stderr: its standard error.
+        runs: ids of the runs, or names of the files, that the number is folded from.
+        reason: why there is no number.
+        note: what differs from the other cells, for example the device of a point.
+    """
+
+    model: str
+    row: str
+    column: str
+    paper: float | None = None
+    ours: float | None = None
+    stderr: float | None = None
+    n: int = 0
+    to_base: float | None = None
+    to_base_stderr: float | None = None
+    runs: tuple[str, ...] = ()
+    reason: str = ""
+    note: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.ours is None or self.paper is None else self.ours - self.paper
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What our cells say to a claim.
+
+    Args:
+        claim: the claim in words.
+        model: the model.
+        paper: the paper's own difference; None if it prints no such numbers.
+        ours: our difference; None if it cannot be computed.
+        stderr: its standard error.
+        n: number of samples.
+        low, high: bounds within which the claim holds.
+        unit: unit of the difference.
+        verdict: ``holds``, ``does not hold``, ``cannot be seen`` or ``not run``.
+    """
+
+    claim: str
+    model: str
+    paper: float | None
+    ours: float | None
+    stderr: float | None
+    n: int
+    low: float
+    high: float
+    unit: str
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folded:
+    """An item folded.
+
+    Args:
+        headings: the columns, in order.
+        rows: names of the rows, in order.
+        models: names of the models, in order.
+        cells: all cells.
+        verdicts: what the cells say to the claims.
+        notes: remarks below the table (versions, devices, lengths that were shortened).
+        marks: words at the head of the table, for example "format only".
+        arrays: further data of a picture, by name, as plain lists.
+    """
+
+    headings: Sequence[Heading]
+    rows: Sequence[str]
+    models: Sequence[str]
+    cells: Sequence[Cell]
+    verdicts: Sequence[Verdict] = ()
+    notes: Sequence[str] = ()
+    marks: Sequence[str] = ()
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+
+    def at(self, model: str, row: str, column: str) -> Cell | None:
+        """Return the cell at a place; None if there is none."""
+        return next((c for c in self.cells if (c.model, c.row, c.column) == (model, row, column)), None)

@@ -1,0 +1,117 @@
+"""The figures that a column may show, each as a value and every sample's influence on it.
+
+The value of a figure over n samples has the standard error ``stdev(influences) / sqrt(n)``, and the difference of two
+settings over the same samples that of the differences of their influences. For a mean the influence is the sample's own
+number; for a ratio or a perplexity it is the first-order (linearised) one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A figure over some samples.
+
+    Args:
+        value: the figure.
+        influences: each sample's influence on it, in the order of the samples; empty for a figure without an error.
+    """
+
+    value: float
+    influences: tuple[float, ...] = ()
+
+    @property
+    def stderr(self) -> float | None:
+        """The standard error; None with fewer than two samples."""
+        return error(self.influences)
+
+
+def error(values: Sequence[float]) -> float | None:
+    """Return the standard error of the mean of `values`; None with fewer than two."""
+    n = len(values)
+    if n < 2:
+        return None
+    middle = fmean(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (n - 1) / n)
+
+
+def paired(first: Statistic, second: Statistic) -> tuple[float, float | None]:
+    """Return first less second over the same samples, and the standard error of the difference."""
+    differences = [a - b for a, b in zip(first.influences, second.influences, strict=True)]
+    return first.value - second.value, error(differences)
+
+
+def mean(number: Callable[[Row], float | None]) -> Callable[[Sequence[Row]], Statistic | None]:
+    """Return a figure that is the mean of `number` over the samples; samples without it make it unknown."""
+
+    def figure(rows: Sequence[Row]) -> Statistic | None:
+        values = [number(row) for row in rows]
+        known = [float(value) for value in values if value is not None]
+        return Statistic(fmean(known), tuple(known)) if known and len(known) == len(values) else None
+
+    return figure
+
+
+def perplexity(rows: Sequence[Row]) -> Statistic | None:
+    """Return the exponential of the mean over spans of each span's mean NLL per token (as GPTQ)."""
+    if not rows or not all(row.get("nll") and row["nll"]["n"] for row in rows):
+        return None
+    means = [row["nll"]["sum"] / row["nll"]["n"] for row in rows]
+    value = math.exp(fmean(means))
+    return Statistic(value, tuple(value * mean for mean in means))
+
+
+def acceptance(rows: Sequence[Row]) -> Statistic | None:
+    """Return the share of drafted tokens that are accepted, over all samples together (samples are clusters)."""
+    drafts = [row.get("speculation") or {} for row in rows]
+    total = sum(draft.get("drafted", 0) for draft in drafts)
+    if not total:
+        return None
+    rate = sum(draft.get("accepted", 0) for draft in drafts) / total
+    shift = len(rows) / total
+    parts = ((draft.get("accepted", 0), draft.get("drafted", 0)) for draft in drafts)
+    return Statistic(rate, tuple(rate + shift * (accepted - rate * drafted) for accepted, drafted in parts))
+
+
+def _score(row: Row) -> float | None:
+    value: float | None = row["scores"].get("score")
+    return value
+
+
+def _kv_mib(row: Row) -> float | None:
+    return row["kv_bytes"]["used"]["total"] / 2**20 if row.get("kv_bytes") else None
+
+
+def point(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
+    """Return a figure of a measured point: the number at `path` of its record."""
+
+    def figure(rows: Sequence[Row]) -> Statistic | None:
+        value: Any = rows[0]["measured"].get("point") if rows else None
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return None if value is None else Statistic(float(value))
+
+    return figure
+
+
+FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
+    "score": mean(_score),
+    "kv_mib": mean(_kv_mib),
+    "perplexity": perplexity,
+    "acceptance": acceptance,
+    # of points of time and memory: seconds, bytes, tokens per second
+    "tpot_s": point("tpot_s", "median"),
+    "ttft_s": point("ttft_s"),
+    "tokens_per_s": point("tokens_per_s"),
+    "peak_decode": point("peak", "decode"),
+    "peak_prefill": point("peak", "prefill"),
+    "kv_used": point("kv_used", "total"),
+}

@@ -1,0 +1,230 @@
+"""The fold of a grid: runs to cells, over the samples that all settings of a column have done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from experiments import published
+from experiments.data import columns_of
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.claims import judge
+from experiments.fold.figures import FIGURES, Row, Statistic, paired
+from experiments.item import Column, Grid, Group, Model
+from experiments.item import Row as Setting
+from experiments.plan import Plan
+
+
+@dataclass(frozen=True)
+class Source:
+    """The rows behind a cell.
+
+    Args:
+        rows: rows by sample id.
+        runs: ids of their runs.
+        reason: why there are none.
+        note: device and the like.
+    """
+
+    rows: Mapping[str, Row]
+    runs: tuple[str, ...] = ()
+    reason: str = ""
+    note: str = ""
+
+
+#: the sources of a grid: (model title, row name, column name) -> rows
+Sources = Mapping[tuple[str, str, str], Source]
+
+
+def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) -> Folded:
+    """Return the cells of a grid.
+
+    Args:
+        item: the grid.
+        plan: the command line's choices.
+        sources: the rows behind each cell.
+        notes: remarks to show below the table.
+    """
+    columns = columns_of(item, plan)
+    groups = item.groups
+    cells: list[Cell] = []
+    verdicts: list[Verdict] = []
+    for model in plan.models_of(item):
+        table = _Table(item, plan, model, columns, sources)
+        for row in item.rows:
+            cells += [table.cell(row, column) for column in columns]
+            cells += [table.mean(row, group) for group in groups]
+        verdicts += [table.judged(number) for number in range(len(item.claims)) if table.has(number)]
+    headings = [Heading(name=c.name, unit=c.unit, digits=c.digits, x=c.x) for c in columns]
+    if item.only_groups:
+        headings = []
+    first = columns[0]
+    headings += [Heading(name=g.name, unit=first.unit, digits=first.digits, mean=True) for g in groups]
+    return Folded(
+        headings=headings,
+        rows=[row.name for row in item.rows],
+        models=[model.title for model in plan.models_of(item)],
+        cells=cells,
+        verdicts=verdicts,
+        notes=notes,
+        marks=["format only: generated records, no result"] if plan.data == "standin" else [],
+    )
+
+
+class _Table:
+    """The cells of one model."""
+
+    def __init__(self, item: Grid, plan: Plan, model: Model, columns: Sequence[Column], sources: Sources) -> None:
+        self.item, self.plan, self.model, self.columns, self.sources = item, plan, model, columns, sources
+        self.statistics: dict[tuple[str, str], Statistic] = {}
+        self.counts: dict[str, int] = {}
+        for column in columns:
+            self._fill(column)
+
+    def _fill(self, column: Column) -> None:
+        """Compute a column's figure for all rows, over the samples that all of them have."""
+        by_row = {row.name: self.source(row, column) for row in self.item.rows}
+        begun = [source.rows for source in by_row.values() if source.rows]
+        shared = sorted(set.intersection(*(set(rows) for rows in begun))) if begun else []
+        self.counts[column.name] = len(shared)
+        for name, source in by_row.items():
+            figure = FIGURES[column.figure]([source.rows[i] for i in shared]) if shared and source.rows else None
+            if figure is not None:
+                scaled = tuple(column.scale * value for value in figure.influences)
+                self.statistics[name, column.name] = Statistic(column.scale * figure.value, scaled)
+
+    def source(self, row: Setting, column: Column) -> Source:
+        return self.sources.get((self.model.title, row.name, column.name), Source({}, reason="not run"))
+
+    def cell(self, row: Setting, column: Column) -> Cell:
+        """Return the cell of a row and column."""
+        source, figure = self.source(row, column), self.statistics.get((row.name, column.name))
+        place = {"model": self.model.title, "row": row.name, "column": column.name}
+        paper = self._paper(row, column.published, column.value)
+        if figure is None:
+            reason = source.reason or ("no sample that all settings have done" if source.rows else "not run")
+            return Cell(**place, paper=paper, reason=reason, runs=source.runs)
+        base = self.statistics.get((self.item.base, column.name)) if row.name != self.item.base else None
+        difference = None if base is None else paired(figure, base)
+        return Cell(
+            **place,
+            paper=paper,
+            ours=figure.value,
+            stderr=figure.stderr,
+            n=self.counts[column.name],
+            to_base=None if difference is None else difference[0],
+            to_base_stderr=None if difference is None else difference[1],
+            runs=source.runs,
+            note=source.note,
+        )
+
+    def mean(self, row: Setting, group: Group) -> Cell:
+        """Return the unweighted mean over the columns of a group."""
+        members = self.members(group)
+        place = {"model": self.model.title, "row": row.name, "column": group.name}
+        paper = None if group.published is None else self._paper(row, group.published, group.value)
+        whole = self._mean(row.name, members)
+        runs = tuple(dict.fromkeys(run for column in members for run in self.source(row, column).runs))
+        if whole is None:
+            missing = [column for column in members if (row.name, column.name) not in self.statistics]
+            reason = self.cell(row, missing[0]).reason if missing else "no columns"
+            return Cell(**place, paper=paper, reason=reason, runs=runs)
+        difference = None if row.name == self.item.base else self.difference(row.name, self.item.base, members)
+        return Cell(
+            **place,
+            paper=paper,
+            ours=whole[0],
+            stderr=whole[1],
+            n=sum(self.counts[column.name] for column in members),
+            to_base=None if difference is None else difference[0],
+            to_base_stderr=None if difference is None else difference[1],
+            runs=runs,
+        )
+
+    def members(self, group: Group) -> list[Column]:
+        """Return the columns of a group under the plan."""
+        names = group.mini if self.plan.data == "mini" else group.columns
+        return [c for c in self.columns if (c.name in names if names else c.figure == self.columns[0].figure)]
+
+    def difference(self, first: str, second: str, members: Sequence[Column]) -> tuple[float, float | None] | None:
+        """Return the mean over columns of the paired differences of two rows, with its standard error."""
+        pairs = []
+        for column in members:
+            one, two = (self.statistics.get((name, column.name)) for name in (first, second))
+            if one is None or two is None:
+                return None
+            pairs.append(paired(one, two))
+        if not pairs:
+            return None
+        return fmean(value for value, _ in pairs), _together([error for _, error in pairs])
+
+    def has(self, number: int) -> bool:
+        """Return True if the column of a claim exists under the plan."""
+        return bool(self._of(self.item.claims[number].column))
+
+    def judged(self, number: int) -> Verdict:
+        """Return what the cells say to a claim."""
+        claim = self.item.claims[number]
+        rows = {row.name: row for row in self.item.rows}
+        members = self._of(claim.column)
+        group = next((g for g in self.item.groups if g.name == claim.column), None)
+
+        def cell(name: str) -> Cell | None:
+            return self.mean(rows[name], group) if group else self.cell(rows[name], members[0])
+
+        difference = self.difference(claim.first, claim.second, members)
+        if difference is None and claim.relative:
+            values = [self.statistics.get((name, members[0].name)) for name in (claim.first, claim.second)]
+            if all(value is not None for value in values):
+                difference = values[0].value - values[1].value, None  # type: ignore[union-attr]
+        models = [self.model] if self.plan.compares(self.item, self.model) else self.item.models
+        values = [printed(self.item, rows[name], claim.column, models) for name in (claim.first, claim.second)]
+        column = members[0]
+        return judge(claim, self.item.paper, self.model.title, column, cell, difference, values)
+
+    def _of(self, name: str) -> list[Column]:
+        group = next((g for g in self.item.groups if g.name == name), None)
+        return self.members(group) if group else [c for c in self.columns if c.name == name]
+
+    def _mean(self, row: str, members: Sequence[Column]) -> tuple[float, float | None] | None:
+        figures = [self.statistics.get((row, column.name)) for column in members]
+        known = [figure for figure in figures if figure is not None]
+        if not known or len(known) < len(figures):
+            return None
+        return fmean(figure.value for figure in known), _together([figure.stderr for figure in known])
+
+    def _paper(self, row: Setting, keys: Mapping[str, str], value: str) -> float | None:
+        """Return the published number; None unless it is of this model and these data."""
+        if not (self.item.published and keys and row.published and self.plan.compares(self.item, self.model)):
+            return None
+        return looked_up(self.item, self.model, row, keys, value)
+
+
+def looked_up(item: Grid, model: Model, row: Setting, keys: Mapping[str, str], value: str) -> float | None:
+    """Return the published number of a model, a row and a column's keys."""
+    named = {"model": model.name} if model.name and "model" in published.lines(item.published)[0] else {}
+    return published.lookup(item.published, {**named, **row.published, **keys}, value or item.value)
+
+
+def printed(item: Grid, row: Setting, name: str, models: Sequence[Model]) -> float | None:
+    """Return the paper's number of a row in a column or group of its own, as a mean over `models`; None without one."""
+    if not item.published or not row.published:
+        return None
+    group = next((g for g in item.groups if g.name == name), None)
+    if group is not None and group.published is not None:
+        places = [(group.published, group.value)]
+    else:
+        wanted = group.columns if group is not None else (name,)
+        columns = [c for c in item.columns if (c.name in wanted if wanted else c.figure == item.columns[0].figure)]
+        places = [(column.published, column.value) for column in columns]
+    values = [looked_up(item, model, row, keys, value) for model in models for keys, value in places if keys]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
+
+
+def _together(errors: Sequence[float | None]) -> float | None:
+    """Return the standard error of the mean of independent figures; None if one is unknown."""
+    known = [error for error in errors if error is not None]
+    return math.sqrt(sum(error**2 for error in known)) / len(errors) if known and len(known) == len(errors) else None

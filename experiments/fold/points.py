@@ -1,0 +1,66 @@
+"""Points of time and memory that were measured on another machine: JSON files of ``kvbench.bench memory | tpot``.
+
+``python -m kvbench.bench memory --model llama2-7b --settings ... --out results/h200/papers --name NAME`` writes such a
+file; every file of :data:`FOLDER` is read, and a later name wins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.fold.grid import Source
+from experiments.item import Column
+from kvbench.config.setting import parse
+from kvbench.errors import ConfigError
+
+FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "papers"
+Key = tuple[str, tuple[str, ...], int, int]
+
+
+def measured(model: str, setting: str, column: Column, folder: Path = FOLDER) -> Source | None:
+    """Return the source of one point; None if no file has it.
+
+    Args:
+        model: preset of the model.
+        setting: the setting; settings that are written differently but choose the same are the same.
+        column: names prompt length and batch.
+        folder: folder of the files.
+    """
+    return points(folder).get((model, canonical(setting), column.prompt, column.batch))
+
+
+def canonical(setting: str) -> tuple[str, ...]:
+    """Return a setting as its overrides, in an order that does not depend on how it was written."""
+    return tuple(sorted(parse(setting).overrides()))
+
+
+@cache
+def points(folder: Path) -> Mapping[Key, Source]:
+    """Return the points of all files in a folder: (model, setting, prompt, batch) -> source.
+
+    A point that ran out of memory is a source without rows whose reason says so.
+    """
+    by_key: dict[Key, Source] = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for record in content.get("rows", ()):
+            try:
+                key = (content["model"], canonical(record["setting"]), record["prompt"], record["batch"])
+            except (KeyError, ConfigError):
+                continue  # another command's file, or a cache of stock transformers
+            by_key[key] = _source(path, content, record)
+    return by_key
+
+
+def _source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -> Source:
+    device = str(content.get("device", ""))
+    note = ", ".join(part for part in (device, record.get("stepping", "").split(" (")[0]) if part)
+    if record["status"] == "oom":
+        return Source({}, (path.name,), f"out of memory on {device}", note)
+    if record["status"] != "ok":
+        return Source({}, (path.name,), f"{record['status']} on {device}", note)
+    return Source({path.stem: {"id": path.stem, "measured": {"point": record}}}, (path.name,), "", note)

@@ -1,0 +1,221 @@
+"""The kinds of items: what a file of ``experiments/{cocktail,logquant,quantspec}`` declares.
+
+An item is a table or a figure of a paper. A :class:`Grid` is a table of cells, each of which is folded from the samples
+of one run: a row is a setting of kvbench, a column is a data set (or a point of time and memory) and a figure of its
+rows. A :class:`Computed` item is anything else: a named fold of :mod:`experiments.fold` makes its cells. Both have a
+caption and claims. Item files hold no machinery and no published number: numbers come from ``results/published``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Draw = Literal["table", "bars", "lines", "heat", "boxes"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of an item.
+
+    Args:
+        preset: choice of ``conf/model``, or anything else that ``model=`` takes.
+        name: name in the table; also the published value of the CSV column ``model``. Empty: the preset.
+    """
+
+    preset: str
+    name: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name in the table."""
+        return self.name or self.preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A setting of an item.
+
+    Args:
+        name: label in the table.
+        setting: method, quantizer and options in the grammar of :mod:`kvbench.config.setting`; None where kvbench
+            cannot run it, for the reason in `absent`.
+        timed: setting for columns of time and memory, where it differs (random prompts have no similar chunks); empty:
+            the same.
+        small: setting with ``--data mini|standin``, where that differs (an encoder whose weights are on this machine);
+            empty: the same.
+        published: columns of the published CSV and their values that select this row's cells.
+        options: further overrides of this row's runs.
+        absent: reason why there is no run; also shown where the setting's encoder or backend is missing here.
+    """
+
+    name: str
+    setting: str | None
+    timed: str = ""
+    small: str = ""
+    published: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    absent: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of an item: a data set, and a figure that is folded from the rows of its runs.
+
+    Args:
+        name: heading.
+        data: choice of ``conf/dataset``; ``efficiency`` for points of time and memory.
+        task: the only task to run, for data sets with tasks; empty: all of the data set.
+        options: further overrides of the data set.
+        figure: name in :data:`experiments.fold.figures.FIGURES`.
+        scale: factor from kvbench's figure to the paper's unit (100 for scores in percent).
+        unit: unit, for headings and axes.
+        digits: decimals in tables.
+        prompt, batch: of a point, for ``data="efficiency"``.
+        new_tokens: generated for each point, for ``data="efficiency"``.
+        published: columns of the published CSV and their values that select this column's cells.
+        value: column of the published CSV that holds the number; empty: the item's `value`.
+        x: position on the axis of a figure; None: the columns are categories.
+    """
+
+    name: str
+    data: str
+    task: str = ""
+    options: tuple[str, ...] = ()
+    figure: str = "score"
+    scale: float = 100.0
+    unit: str = "%"
+    digits: int = 2
+    prompt: int = 0
+    batch: int = 0
+    new_tokens: int = 128
+    published: Mapping[str, str] = field(default_factory=dict)
+    value: str = ""
+    x: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A mean over columns: a paper's average, or a group of tasks.
+
+    Args:
+        name: heading.
+        columns: names of the columns; empty: all columns with the figure of the first.
+        mini: names of the columns with ``--data mini``; empty: all.
+        published: columns of the published CSV and their values, if the paper prints the mean.
+        value: as :class:`Column`.
+    """
+
+    name: str
+    columns: tuple[str, ...] = ()
+    mini: tuple[str, ...] = ()
+    published: Mapping[str, str] | None = None
+    value: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A statement of a paper as bounds on the difference of two rows in one column.
+
+    The claim holds where the difference with two standard errors on both sides lies within the bounds, does not hold
+    where it lies outside, and cannot be seen otherwise.
+
+    Args:
+        text: the statement in words.
+        first, second: names of rows: the difference is first less second, over the same samples.
+        column: name of a column or group.
+        low, high: bounds in the column's unit; a name in ``results/published/<paper>_claims.csv`` stands for its
+            number, with a minus sign before it for the negative.
+        relative: True if the bounds are of first / second - 1, in percent.
+    """
+
+    text: str
+    first: str
+    second: str
+    column: str
+    low: float | str = 0.0
+    high: float | str = math.inf
+    relative: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """What all items have.
+
+    Args:
+        id: ``paper/name``, the path of its module below ``experiments``.
+        number: ``Table II``.
+        title: what the paper calls it, in short.
+        caption: the paper's setting; what it leaves open and what was chosen; where ours differs.
+        models: the paper's models.
+        published: name of a CSV in ``results/published`` without its ending; empty if the paper prints no numbers.
+        value: column of that CSV that holds the number.
+        words: claims of the paper that no difference of two cells can hold or refute.
+        draw: kind of picture; ``table``: none.
+        x, y: labels of the picture's axes, with units.
+    """
+
+    id: str
+    number: str
+    title: str
+    caption: str
+    models: tuple[Model, ...] = ()
+    published: str = ""
+    value: str = "score"
+    words: tuple[str, ...] = ()
+    draw: Draw = "table"
+    x: str = ""
+    y: str = ""
+
+    @property
+    def paper(self) -> str:
+        """The paper, as its folder is named."""
+        return self.id.partition("/")[0]
+
+
+#: the bundled tasks that lose most at 2 bits, as ``dataset=mini`` has them; tiny is right on all of them at fp16
+MINI = tuple(
+    Column(name=name.replace("_", " "), data="mini", task=name)
+    for name in ("key_value", "key_value_hex", "multi_value", "copy_long", "repeat")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid(Item):
+    """A table of cells: rows are settings, columns are data and figures; one table for each model.
+
+    Args:
+        rows: settings, in the paper's order.
+        columns: data sets and figures, in the paper's order.
+        groups: means over columns, shown behind the columns.
+        base: name of the row that paired differences are taken to; empty: none.
+        claims: statements that the cells can hold or refute.
+        mini: the columns with ``--data mini``. Columns of time and memory stay as they are.
+        only_groups: True if the table shows the groups alone.
+    """
+
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    groups: tuple[Group, ...] = ()
+    base: str = ""
+    claims: tuple[Claim, ...] = ()
+    mini: tuple[Column, ...] = MINI
+    only_groups: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computed(Item):
+    """An item whose cells are computed by a function rather than folded from runs.
+
+    Args:
+        compute: ``module:function`` below ``experiments.fold``. It is called with the item and the
+            :class:`~experiments.plan.Plan`, and returns a :class:`~experiments.fold.cells.Folded`.
+        options: what the function is to know of this item.
+        needs: what it needs beside the bundled model, for the list.
+    """
+
+    compute: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    needs: str = ""

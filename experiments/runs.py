@@ -1,0 +1,172 @@
+"""The runs behind an item: commands, their ids, and their execution, each once and only where something is missing."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from kvbench.config.setting import parse
+from kvbench.errors import DataError, KvbenchError, ModelError
+
+Launcher = Literal["local", "joblib"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of kvbench.
+
+    Args:
+        overrides: what is typed after ``python -m kvbench``.
+        model, data: choices that the run needs; where one is unavailable, no further run with it is tried.
+    """
+
+    overrides: tuple[str, ...]
+    model: str
+    data: str
+
+    @property
+    def command(self) -> str:
+        """The command line."""
+        return " ".join(["python -m kvbench", *self.overrides])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Args:
+        run: the run.
+        id: its id; empty where it cannot be known (the data, which are part of it, are missing).
+        status: status of the run's record; ``absent`` if weights, data or a package are missing; ``failed``.
+        reason: message where there is no complete record.
+    """
+
+    run: Run
+    id: str
+    status: str
+    reason: str = ""
+
+
+def run_of(setting: str, model: str, data: Sequence[str], plan: Any, options: Sequence[str] = ()) -> Run:
+    """Return the run of a setting, as it would be typed.
+
+    Args:
+        setting: method, quantizer and options (:mod:`kvbench.config.setting`).
+        model: value of ``model=``.
+        data: overrides of the data set, of which the first is ``dataset=CHOICE``.
+        plan: the command line's :class:`~experiments.plan.Plan`.
+        options: further overrides.
+    """
+    where = [] if plan.device == "auto" else [f"runtime.device={plan.device}"]
+    if plan.runs != Path("results/runs"):
+        where.append(f"runtime.results_dir={plan.runs}")
+    texts = (*parse(setting).overrides(), f"model={model}", *data, *options, *where)
+    return Run(texts, model, data[0].partition("=")[2])
+
+
+@cache
+def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return the configuration of a run as the main command line composes it.
+
+    Raises:
+        ConfigError: an override is wrong.
+    """
+    from hydra import initialize_config_dir
+
+    from kvbench.cli.compose import Composer, run_config
+    from kvbench.util.confdir import conf_dir
+
+    composer = _composer()
+    assert isinstance(composer, Composer)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return run_config(composer.compose([*overrides, "logger=none"]))
+
+
+@cache
+def _composer() -> Any:
+    from kvbench.cli.compose import Composer
+
+    return Composer()
+
+
+@cache
+def identify(run: Run) -> tuple[str, str]:
+    """Return the id of a run and an empty text; or an empty id and the reason why it cannot be known."""
+    from kvbench.config.run_config import check
+    from kvbench.results.identity import run_id
+    from kvbench.runner.resolve import material
+
+    try:
+        config = composed(run.overrides)
+        checked = check(config)
+        return run_id(material(config, checked, checked.task)), ""
+    except KvbenchError as error:
+        return "", str(error)
+
+
+#: (kind, choice) -> reason: models and data sets that have been found missing by this process
+_absent: dict[tuple[str, str], str] = {}
+
+
+def execute(run: Run, threads: int | None = None) -> Outcome:
+    """Do what is missing of a run in this process.
+
+    Args:
+        run: the run.
+        threads: torch's threads; None: unchanged.
+    """
+    from kvbench.runner.run import run as run_one
+
+    for key in (("model", run.model), ("data", run.data)):
+        if key in _absent:
+            return Outcome(run, "", "absent", _absent[key])
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    try:
+        metrics = run_one(composed(run.overrides))
+    except (ModelError, DataError) as error:
+        # an encoder that is missing is a ModelError too, but concerns this setting only
+        kind = ("model", run.model) if isinstance(error, ModelError) else ("data", run.data)
+        if isinstance(error, DataError) or f"model {run.model}" in str(error).splitlines()[0]:
+            _absent[kind] = str(error)
+        return Outcome(run, "", "absent", str(error))
+    except KvbenchError as error:
+        return Outcome(run, "", "absent", str(error))
+    except Exception as error:  # one run that fails must not end the others
+        return Outcome(run, "", "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
+    message = "" if metrics["status"] in ("ok", "older", "oom") else str((metrics.get("error") or {}).get("message"))
+    return Outcome(run, Path(metrics["run_dir"]).name, metrics["status"], message)
+
+
+def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -1) -> Iterator[Outcome]:
+    """Do what is missing of each run and yield its outcome: in order, or with ``joblib`` as the runs end.
+
+    Args:
+        runs: the runs; the same one twice is made once.
+        launcher: ``local``: in this process; ``joblib``: in worker processes of one thread each.
+        jobs: number of worker processes; -1: one for each processor.
+    """
+    runs = list(dict.fromkeys(runs))
+    if launcher == "local" or len(runs) < 2:
+        yield from map(execute, runs)
+        return
+    from joblib import Parallel, delayed
+
+    os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the workers
+    parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch="all", batch_size=1)
+    yield from parallel(delayed(execute)(run, 1) for run in runs)
+
+
+def samples(folder: Path, run_id: str) -> Mapping[str, Mapping[str, Any]]:
+    """Return the rows of a run by sample id, warm-up samples left out; empty where there is no such run."""
+    from kvbench.results.store import RunStore
+
+    rows = RunStore(folder, run_id).samples().rows
+    return {name: row for name, row in rows.items() if not row.get("warm_up")}

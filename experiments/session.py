@@ -1,0 +1,114 @@
+"""A session of ``python -m experiments``: the runs of several items, each made once, and then their folds."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from experiments.draw.table import markdown
+from experiments.fold.cells import Folded
+from experiments.fold.grid import fold
+from experiments.fold.sources import runs_of, sources_of
+from experiments.item import Computed, Grid, Item
+from experiments.plan import Plan
+from experiments.runs import Launcher, Outcome, Run, execute_all
+from experiments.write import write
+from kvbench.errors import KvbenchError
+from kvbench.util.table import table
+
+
+def item_runs(item: Item, plan: Plan) -> list[Run]:
+    """Return the runs of an item, each once, in the order of its cells; none for a computed item."""
+    if not isinstance(item, Grid):
+        return []
+    return list(dict.fromkeys(run for run in runs_of(item, plan).values() if isinstance(run, Run)))
+
+
+def make(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_only: bool = False) -> int:
+    """Run what is missing, then print and write each item; return 1 if a run or an item failed."""
+    waiting = {item.id: set(item_runs(item, plan)) for item in items}
+    runs = list(dict.fromkeys(run for item in items for run in item_runs(item, plan)))
+    outcomes: dict[Run, Outcome] = {}
+    good = True
+    left = list(items)
+    good &= _finish([item for item in left if fold_only or not waiting[item.id]], left, plan, outcomes)
+    for number, outcome in enumerate([] if fold_only else execute_all(runs, launcher, jobs), start=1):
+        outcomes[outcome.run] = outcome
+        print(f"[{number}/{len(runs)}] {outcome.status} {outcome.id} {outcome.run.command}", file=sys.stderr)
+        if outcome.status in ("failed", "error"):
+            print(outcome.reason, file=sys.stderr)
+            good = False
+        good &= _finish([item for item in left if waiting[item.id] <= outcomes.keys()], left, plan, outcomes)
+    return 0 if good else 1
+
+
+def _finish(ended: Sequence[Item], left: list[Item], plan: Plan, outcomes: dict[Run, Outcome]) -> bool:
+    """Fold, print and write items whose runs have ended, and take them off the list; False if one failed."""
+    good = True
+    for item in ended:
+        left.remove(item)
+        try:
+            folded = folded_of(item, plan, outcomes)
+        except KvbenchError as error:
+            print(f"{item.id}: {error}", file=sys.stderr)
+            good = False
+            continue
+        folder, reason = write(item, folded, plan)
+        print(markdown(item, folded))
+        print(f"-> {folder}" + (f" ({reason})" if reason else ""), flush=True)
+    return good
+
+
+def folded_of(item: Item, plan: Plan, outcomes: dict[Run, Outcome]) -> Folded:
+    """Return the cells of an item."""
+    if isinstance(item, Grid):
+        return fold(item, plan, sources_of(item, plan, outcomes), notes_of(item, plan))
+    assert isinstance(item, Computed)
+    module, _, name = item.compute.partition(":")
+    compute: Callable[[Computed, Plan], Folded] = getattr(importlib.import_module(f"experiments.fold.{module}"), name)
+    return compute(item, plan)
+
+
+def notes_of(item: Grid, plan: Plan) -> list[str]:
+    """Return what a table of this plan shows in place of the paper's: models, data, lengths, limits."""
+    notes = []
+    if plan.models:
+        notes.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
+    if plan.data == "mini":
+        notes.append(
+            "Data here: the bundled tasks of dataset=mini in place of the paper's data sets. The paper's numbers "
+            "are of other data: they are shown only as the differences of its claims."
+        )
+    replaced = [f"{row.name}: {row.small} in place of {row.setting}" for row in item.rows if row.small]
+    if replaced and plan.data != "paper":
+        notes.append(f"Settings here: {'; '.join(replaced)}.")
+    if plan.limit is not None:
+        notes.append(f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}.")
+    if plan.max_new_tokens is not None:
+        notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
+    return notes
+
+
+def listing(items: Sequence[Item], plan: Plan) -> str:
+    """Return the list of all items: id, number, title, needs, and the state of their runs."""
+    rows = [[item.id, item.number, item.title, needs(item), state(item, plan)] for item in items]
+    return table(["item", "of the paper", "title", "needs", "here"], rows)
+
+
+def needs(item: Item) -> str:
+    """Return what an item needs beside this package: models and data sets."""
+    if isinstance(item, Computed):
+        return item.needs or "nothing"
+    assert isinstance(item, Grid)
+    data = dict.fromkeys(column.data for column in item.columns)
+    return f"{', '.join(model.preset for model in item.models)}; {', '.join(data)}"
+
+
+def state(item: Item, plan: Plan) -> str:
+    """Return what lies in the item's folder: the paper's own models and data, and smaller scales."""
+    folder = plan.out / item.id
+    scales = [path.parent.name for path in sorted(folder.glob("*/cells.json"))]
+    if (folder / "cells.json").exists():
+        scales.insert(0, "done")
+    return ", ".join(scales) or "-"

@@ -1,0 +1,147 @@
+"""Cells of a grid against values computed by hand."""
+
+import math
+
+import pytest
+
+from experiments.fold import figures
+from experiments.fold.claims import verdict
+from experiments.fold.figures import Statistic, paired
+from experiments.fold.grid import Source, fold
+from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.plan import Plan
+
+
+def sample(score):
+    return {"task": "qasper", "scores": {"score": score}}
+
+
+ITEM = Grid(
+    id="cocktail/table2",
+    number="Table II",
+    title="two methods",
+    caption="A caption.",
+    models=(Model("llama2-7b", "Llama2-7B"),),
+    rows=(
+        Row(name="FP16", setting="fp16", published={"method": "FP16"}),
+        Row(name="KIVI", setting="kivi", published={"method": "KIVI"}),
+        Row(name="ADA", setting=None, absent="no key"),
+    ),
+    columns=(
+        Column(name="Qasper", data="longbench_cocktail", task="qasper", published={"dataset": "qasper"}),
+        Column(name="TREC", data="longbench_cocktail", task="trec", published={"dataset": "trec"}),
+    ),
+    groups=(Group(name="Average", published={"dataset": "average"}),),
+    base="FP16",
+    published="cocktail_table2",
+    claims=(Claim(text="KIVI loses", first="FP16", second="KIVI", column="Average"),),
+)
+
+
+def rows(**scores):
+    return {name: sample(score) for name, score in scores.items()}
+
+
+def folded(plan=None, model="Llama2-7B"):
+    sources = {
+        (model, "FP16", "Qasper"): Source(rows(a=1.0, b=1.0, c=0.5, d=0.0), ("run-fp",)),
+        (model, "FP16", "TREC"): Source(rows(x=1.0, y=1.0), ("run-fp2",)),
+        (model, "KIVI", "Qasper"): Source(rows(a=0.5, b=1.0, c=0.0), ("run-k",)),
+        (model, "KIVI", "TREC"): Source(rows(x=1.0, y=0.0), ("run-k2",)),
+        (model, "ADA", "Qasper"): Source({}, reason="no key"),
+        (model, "ADA", "TREC"): Source({}, reason="no key"),
+    }
+    return fold(ITEM, plan or Plan(), sources)
+
+
+def test_cells_over_the_samples_that_all_settings_have():
+    table = folded()
+    full, kivi = table.at("Llama2-7B", "FP16", "Qasper"), table.at("Llama2-7B", "KIVI", "Qasper")
+    # a, b and c: d is left out, which KIVI has not done
+    assert (full.n, full.ours) == (3, pytest.approx(100 * 2.5 / 3))
+    assert full.stderr == pytest.approx(100 * math.sqrt((2 * (1 / 6) ** 2 + (1 / 3) ** 2) / 2 / 3))
+    assert kivi.ours == pytest.approx(50) and kivi.runs == ("run-k",)
+    # differences -0.5, 0, -0.5: mean -1/3
+    assert kivi.to_base == pytest.approx(-100 / 3)
+    assert kivi.to_base_stderr == pytest.approx(100 * math.sqrt((2 * (1 / 6) ** 2 + (1 / 3) ** 2) / 2 / 3))
+    assert full.to_base is None
+    assert (full.paper, kivi.paper) == (9.63, 9.18)
+    assert kivi.difference == pytest.approx(50 - 9.18)
+
+
+def test_means_are_of_columns_not_of_samples():
+    table = folded()
+    mean = table.at("Llama2-7B", "KIVI", "Average")
+    assert mean.ours == pytest.approx((50 + 50) / 2) and mean.n == 5
+    qasper, trec = table.at("Llama2-7B", "KIVI", "Qasper"), table.at("Llama2-7B", "KIVI", "TREC")
+    assert mean.stderr == pytest.approx(math.hypot(qasper.stderr, trec.stderr) / 2)
+    assert mean.to_base == pytest.approx((-100 / 3 - 50) / 2)
+    assert mean.to_base_stderr == pytest.approx(math.hypot(qasper.to_base_stderr, trec.to_base_stderr) / 2)
+    assert mean.paper == 43.97
+
+
+def test_a_setting_that_cannot_run_stays_empty_with_its_reason():
+    cell = folded().at("Llama2-7B", "ADA", "Average")
+    assert cell.ours is None and cell.reason == "no key" and cell.paper is None
+
+
+def test_another_model_shows_no_number_of_the_paper_but_its_claims_difference():
+    table = folded(Plan(models=("tiny",)), "tiny")
+    cell = table.at("tiny", "KIVI", "Qasper")
+    assert cell.paper is None and cell.difference is None and cell.ours == pytest.approx(50)
+    (claim,) = table.verdicts
+    assert claim.paper == pytest.approx(44.55 - 43.97)
+    assert claim.ours == pytest.approx((100 / 3 + 50) / 2)
+    assert claim.verdict == "cannot be seen"  # two standard errors on both sides contain 0
+
+
+def test_standin_is_marked():
+    assert folded(Plan(data="standin")).marks == ["format only: generated records, no result"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "stderr", "word"),
+    [
+        (5.0, 2.0, "holds"),
+        (3.0, 2.0, "cannot be seen"),
+        (-5.0, 2.0, "does not hold"),
+        (5.0, None, "cannot be seen"),
+        (0.0, 0.0, "cannot be seen"),
+    ],
+)
+def test_verdicts(difference, stderr, word):
+    assert verdict(difference, stderr, 0.0, math.inf) == word
+
+
+def test_samples_that_never_differ_are_no_proof():
+    # ten samples, no difference: one in ten might differ, which is 10 points of 100
+    assert verdict(0.0, 0.0, -1.0, 1.0, least=10.0) == "cannot be seen"
+    assert verdict(0.0, 0.0, -1.0, 1.0, least=0.1) == "holds"
+
+
+def test_perplexity_and_its_paired_difference():
+    def span(total, n):
+        return {"nll": {"sum": total, "n": n}}
+
+    first = figures.FIGURES["perplexity"]([span(2.0, 2), span(6.0, 2)])
+    assert first.value == pytest.approx(math.exp(2.0))
+    assert first.stderr == pytest.approx(math.exp(2.0) * 1.0)  # means 1 and 3: standard error 1
+    second = figures.FIGURES["perplexity"]([span(2.2, 2), span(6.2, 2)])
+    difference, error = paired(second, first)
+    assert difference == pytest.approx(math.exp(2.1) - math.exp(2.0))
+    assert error < first.stderr / 5
+
+
+def test_acceptance_is_a_ratio_with_samples_as_clusters():
+    drafts = [{"speculation": {"drafted": 10, "accepted": 9}}, {"speculation": {"drafted": 30, "accepted": 15}}]
+    figure = figures.FIGURES["acceptance"](drafts)
+    assert figure.value == pytest.approx(24 / 40)
+    # kvbench.results.speculation.ratio_error: sqrt(2 / 1 * (3^2 + 3^2)) / 40
+    assert figure.stderr == pytest.approx(6 / 40)
+
+
+def test_a_point_has_no_error():
+    row = {"measured": {"point": {"tpot_s": {"median": 0.02}, "peak": {"decode": 5}}}}
+    assert figures.FIGURES["tpot_s"]([row]) == Statistic(0.02)
+    assert figures.FIGURES["peak_decode"]([row]).stderr is None
+    assert figures.FIGURES["peak_prefill"]([row]) is None
