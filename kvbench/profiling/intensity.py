@@ -5,8 +5,9 @@ Table 1 (FLOPs, memory operations and intensity of prefill and decoding by linea
 and sec. 3.1.2 (ridge point); the speed-up is Leviathan et al., "Fast Inference from Transformers via Speculative
 Decoding" (2023), eq. 1 and theorem 3.8, with measured or predicted times in place of a cost ratio.
 
-The table gives its terms in ``O(.)``; here each has the factor 1. The values distinguish regimes and orders of
-magnitude, but do not predict times: :mod:`kvbench.profiling.roofline` does.
+The table gives its terms in ``O(.)``; in :func:`table_1` each has the factor 1. :func:`decode_work` and
+:func:`prefill_work` count the FLOPs and bytes of a model of given dimensions, as the paper's Figures 2 and 6 need them.
+Neither predicts times: :mod:`kvbench.profiling.roofline` does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.profiling.gpus import Gpu
+from kvbench.profiling.roofline import Shape, linear_activations
 
 Phase = Literal["prefill", "decode"]
 Part = Literal["linear", "attention", "aggregate"]
@@ -22,11 +24,11 @@ Part = Literal["linear", "attention", "aggregate"]
 
 @dataclass(frozen=True)
 class Intensity:
-    """Operations and memory traffic of one cell of QuantSpec's Table 1.
+    """Operations and memory traffic of some work.
 
     Args:
-        flops: floating-point operations, up to a constant factor.
-        mops: elements loaded and stored, up to a constant factor.
+        flops: floating-point operations (in Table 1 up to a constant factor).
+        mops: bytes loaded and stored (in Table 1 elements, up to a constant factor).
     """
 
     flops: float
@@ -72,6 +74,55 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
     if phase == "decode":
         return {"linear": B, "attention": 1, "aggregate": B if short else 1}[part]
     return {"linear": B * S_L if short else d, "attention": S_L, "aggregate": B * S_L if short else S_L}[part]
+
+
+def decode_work(
+    shape: Shape, batch: int, context: int, new_tokens: int = 1000, width: int = 2
+) -> dict[Part, Intensity]:
+    """Return the FLOPs and bytes of generating `new_tokens` tokens one by one, by part (QuantSpec, Fig. 2).
+
+    Every step reads all weights of the linear layers and of lm_head, and all keys and values of every sequence.
+
+    Args:
+        shape: dimensions of the model.
+        batch: number of sequences.
+        context: tokens of each sequence before the first step.
+        new_tokens: tokens generated for each sequence.
+        width: bytes of a weight and of an element of activations, keys and values.
+    """
+    weights = shape.linear_elements + shape.head_elements
+    activations = batch * (shape.layers * linear_activations(shape) + shape.hidden + shape.vocabulary)
+    linear = Intensity(2 * weights * batch * new_tokens, width * (weights + activations) * new_tokens)
+    seen = new_tokens * context + new_tokens * (new_tokens + 1) // 2  # tokens attended to, over all steps
+    heads = batch * shape.layers * shape.channels
+    queries = 2 * shape.query_heads * heads * new_tokens  # queries and outputs
+    attention = Intensity(4 * shape.query_heads * heads * seen, width * (2 * shape.heads * heads * seen + queries))
+    return {"linear": linear, "attention": attention, "aggregate": linear + attention}
+
+
+def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict[Part, Intensity]:
+    """Return the FLOPs and bytes of reading prompts of `context` tokens in one pass, by part (QuantSpec, Fig. 6).
+
+    Attention is causal and never stores its scores (FlashAttention): it moves queries, keys, values and outputs once.
+    lm_head scores the last token of each sequence.
+
+    Args:
+        shape: dimensions of the model.
+        batch: number of sequences.
+        context: tokens of each prompt.
+        width: bytes of a weight and of an element of activations, keys and values.
+    """
+    tokens = batch * context
+    head = batch * (shape.hidden + shape.vocabulary)
+    linear = Intensity(
+        2 * shape.linear_elements * tokens + 2 * shape.head_elements * batch,
+        width
+        * (shape.linear_elements + shape.head_elements + tokens * shape.layers * linear_activations(shape) + head),
+    )
+    heads = batch * shape.layers * shape.channels
+    moved = (2 * shape.query_heads + 2 * shape.heads) * heads * context
+    attention = Intensity(4 * shape.query_heads * heads * (context * (context + 1) // 2), width * moved)
+    return {"linear": linear, "attention": attention, "aggregate": linear + attention}
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:

@@ -259,7 +259,7 @@ def predict(
 
     tokens = batch * context
     flops = 2 * shape.linear_elements * tokens + 2 * shape.head_elements * batch
-    moved = reads + tokens * width * shape.layers * _linear_activations(shape)
+    moved = reads + tokens * width * shape.layers * linear_activations(shape)
     causal = score * batch * context * (context + 1) / 2
     heads = tokens * width * shape.layers * shape.channels * (2 * shape.query_heads + 2 * shape.heads)
     first = _Time.of(moved, flops, gpu), _Time.of(heads + stored, causal, gpu)
@@ -352,7 +352,7 @@ def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
     return max(feed_forward, attention)
 
 
-def _linear_activations(shape: Shape) -> int:
+def linear_activations(shape: Shape) -> int:
     """Return the number of elements per token that the linear layers of one decoder layer read and write."""
     attention = 2 * shape.hidden + shape.channels * (2 * shape.query_heads + 2 * shape.heads)
     return attention + 2 * shape.hidden + 3 * shape.intermediate

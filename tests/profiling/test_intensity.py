@@ -3,7 +3,17 @@
 import pytest
 
 from kvbench.profiling.gpus import GPUS
-from kvbench.profiling.intensity import accepted, asymptote, best_gamma, bound, regime, speed_up, table_1
+from kvbench.profiling.intensity import (
+    accepted,
+    asymptote,
+    best_gamma,
+    bound,
+    decode_work,
+    prefill_work,
+    regime,
+    speed_up,
+    table_1,
+)
 from kvbench.profiling.roofline import Shape
 
 LLAMA = Shape(4096, 11008, 32, 32, 32, 128, 32000)
@@ -88,3 +98,39 @@ def test_speed_up_of_speculation(times, acceptance, gamma, factor):
 
 def test_a_draft_that_costs_as_much_as_its_target_never_pays():
     assert best_gamma(0.95, 1.0, 1.0, 1.0)[1] < 1.0
+
+
+#: 2 layers, 2 query heads and 1 KV head of 2 channels, hidden 4, feed-forward 6, vocabulary 10
+SMALL = Shape(4, 6, 2, 2, 1, 2, 10)
+
+
+def test_the_work_of_decoding_by_hand():
+    weights = 2 * (4 * 2 * (2 * 2 + 2 * 1) + 3 * 4 * 6) + 4 * 10
+    work = decode_work(SMALL, batch=3, context=5, new_tokens=2)
+    assert work["linear"].flops == 2 * weights * 3 * 2
+    activations = 3 * (2 * (2 * 4 + 2 * (2 * 2 + 2 * 1) + 2 * 4 + 3 * 6) + 4 + 10)
+    assert work["linear"].mops == 2 * (weights + activations) * 2
+    seen = 6 + 7  # tokens that the two steps attend to, their own included
+    assert work["attention"].flops == 3 * 2 * 2 * 4 * 2 * seen  # sequences, layers, heads, 4 operations, channels
+    assert work["attention"].mops == 2 * (3 * 2 * 2 * 2 * seen + 3 * 2 * 2 * 2 * 2 * 2)
+    both = work["aggregate"]
+    assert (both.flops, both.mops) == tuple(
+        getattr(work["linear"], name) + getattr(work["attention"], name) for name in ("flops", "mops")
+    )
+
+
+def test_the_work_of_a_prefill_by_hand():
+    linear = 2 * (4 * 2 * (2 * 2 + 2 * 1) + 3 * 4 * 6)
+    work = prefill_work(SMALL, batch=3, context=5)
+    assert work["linear"].flops == 2 * linear * 15 + 2 * 40 * 3
+    assert work["attention"].flops == 3 * 2 * 2 * 4 * 2 * 15  # 15 pairs of a query and a key in a prompt of 5
+    assert work["attention"].mops == 2 * 3 * 2 * 5 * 2 * (2 * 2 + 2 * 1)
+
+
+def test_all_decoding_lies_below_the_ridge_of_an_a6000_and_all_prefill_above():
+    """QuantSpec's Figures 2 and 6, over their ranges of contexts and batches."""
+    ridge = GPUS["a6000"].ridge
+    for batch in (1, 4, 16, 64):
+        for context in (1 << 10, 1 << 14, 1 << 18):
+            assert all(work.value < ridge for work in decode_work(LLAMA, batch, context).values())
+            assert prefill_work(LLAMA, batch, context)["aggregate"].value > ridge
