@@ -17,8 +17,10 @@ from kvbench.util.confdir import options
 
 #: choice of ``conf/dataset`` for points of time and memory
 POINTS = "efficiency"
-#: tokens of a point's prompt with a model whose context is shorter than the paper's points
+#: tokens of a point's prompt and answer with tiny
 SHORT_PROMPT, SHORT_NEW = 1024, 16
+#: largest batch of a point with tiny
+SMALL_BATCH = 4
 
 
 def columns_of(item: Grid, plan: Plan) -> tuple[Column, ...]:
@@ -47,25 +49,40 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
 
 
 def scaled(column: Column, plan: Plan, model: Model) -> Column:
-    """Return a column of time and memory whose point fits the model's context; a long one is shortened."""
-    prompt, new = column.prompt, column.new_tokens
+    """Return a column of time and memory as it is for a model: with tiny, short prompts, and MiB in place of GiB."""
+    if column.data != POINTS:
+        return column
+    prompt, new = column.prompts.get(model.preset, column.prompt), column.new_tokens
+    small = model.preset == "tiny"
+    limit = column.memory_gb
+    if small:
+        prompt, new, limit = min(prompt, SHORT_PROMPT), min(new, SHORT_NEW), None
     if plan.lengths:
-        prompt = plan.lengths[-1] if prompt > plan.lengths[-1] else prompt
-    elif model.preset == "tiny" and prompt > SHORT_PROMPT:
-        prompt = SHORT_PROMPT
-    if model.preset == "tiny":
-        new = min(new, SHORT_NEW)
+        prompt = min(prompt, max(plan.lengths))
     if plan.max_new_tokens is not None:
         new = max(2, min(new, plan.max_new_tokens))
-    return replace(column, prompt=prompt, new_tokens=new)
+    changed = replace(column, prompt=prompt, new_tokens=new, memory_gb=limit)
+    if small and column.unit == "GiB":
+        changed = replace(changed, unit="MiB", scale=1024 * column.scale)
+    return changed
 
 
-def point_overrides(columns: Sequence[Column], plan: Plan, model: Model) -> list[str]:
-    """Return the overrides of the one run that measures the points of `columns`, all with as many new tokens."""
+def runs_here(column: Column, model: Model) -> str:
+    """Return the reason why a point is not run with a model; empty if it is."""
+    if column.data == POINTS and model.preset == "tiny" and column.batch > SMALL_BATCH:
+        return f"with tiny, batches up to {SMALL_BATCH} are run"
+    return ""
+
+
+def point_overrides(columns: Sequence[Column], model: Model) -> list[str]:
+    """Return the overrides of the one run that measures the points of `columns`, all under the same conditions."""
+    first = columns[0]
     prompts, batches = (sorted({getattr(column, key) for column in columns}) for key in ("prompt", "batch"))
-    texts = [f"dataset={POINTS}", *columns[0].options]
+    texts = [f"dataset={POINTS}", *first.options]
     texts += [f"dataset.prompts=[{','.join(map(str, prompts))}]", f"dataset.batches=[{','.join(map(str, batches))}]"]
-    texts += [f"dataset.new_tokens={columns[0].new_tokens}", "dataset.repeats=1"]
+    texts += [f"dataset.new_tokens={first.new_tokens}", "dataset.repeats=1"]
+    if first.memory_gb is not None:
+        texts.append(f"runtime.memory_limit_gb={first.memory_gb:g}")
     if model.preset != "tiny":  # neither time nor memory depends on the weights
         texts.append("model.weights=random")
     return texts

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Draw = Literal["table", "bars", "lines", "heat", "boxes"]
+Draw = Literal["table", "bars", "lines", "sweep", "heat", "boxes"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Row:
             empty: the same.
         published: columns of the published CSV and their values that select this row's cells.
         options: further overrides of this row's runs.
-        absent: reason why there is no run; also shown where the setting's encoder or backend is missing here.
+        absent: reason why there is no run of a setting that kvbench cannot run.
+        series, x: with ``draw="sweep"`` the line that the row is a point of, and its position.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Row:
     published: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     absent: str = ""
+    series: str = ""
+    x: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,9 @@ class Column:
         unit: unit, for headings and axes.
         digits: decimals in tables.
         prompt, batch: of a point, for ``data="efficiency"``.
+        prompts: other prompt lengths of single models, by preset (of models with a longer context).
         new_tokens: generated for each point, for ``data="efficiency"``.
+        memory_gb: memory limit of the point in GiB (that of the paper's GPU); None: all of the device's.
         published: columns of the published CSV and their values that select this column's cells.
         value: column of the published CSV that holds the number; empty: the item's `value`.
         x: position on the axis of a figure; None: the columns are categories.
@@ -90,7 +95,9 @@ class Column:
     digits: int = 2
     prompt: int = 0
     batch: int = 0
+    prompts: Mapping[str, int] = field(default_factory=dict)
     new_tokens: int = 128
+    memory_gb: float | None = None
     published: Mapping[str, str] = field(default_factory=dict)
     value: str = ""
     x: float | None = None
@@ -153,7 +160,9 @@ class Item:
         published: name of a CSV in ``results/published`` without its ending; empty if the paper prints no numbers.
         value: column of that CSV that holds the number.
         words: claims of the paper that no difference of two cells can hold or refute.
-        draw: kind of picture; ``table``: none.
+        draw: kind of picture; ``table``: none; ``bars``: a bar per row, for each model or column; ``lines``: a line per
+            row over the columns' `x`; ``sweep``: a line per series of rows over their `x`, in the last column (a group,
+            if there is one); ``heat`` and ``boxes``: of a computed item's arrays.
         x, y: labels of the picture's axes, with units.
     """
 
@@ -191,6 +200,7 @@ class Grid(Item):
         columns: data sets and figures, in the paper's order.
         groups: means over columns, shown behind the columns.
         base: name of the row that paired differences are taken to; empty: none.
+        along: with ``draw="sweep"`` the name of the column whose cells are the positions; empty: the rows' `x`.
         claims: statements that the cells can hold or refute.
         mini: the columns with ``--data mini``. Columns of time and memory stay as they are.
         only_groups: True if the table shows the groups alone.
@@ -200,6 +210,7 @@ class Grid(Item):
     columns: tuple[Column, ...]
     groups: tuple[Group, ...] = ()
     base: str = ""
+    along: str = ""
     claims: tuple[Claim, ...] = ()
     mini: tuple[Column, ...] = MINI
     only_groups: bool = False

@@ -109,6 +109,15 @@ def identify(run: Run) -> tuple[str, str]:
         return "", str(error)
 
 
+#: reason why a point of a large model has no run on a machine without a GPU
+NO_GPU = "measured on a GPU only: this machine has none, and results/h200/papers has no such point"
+
+
+def has_gpu() -> bool:
+    """Return True if this machine has an NVIDIA GPU, without importing torch."""
+    return Path("/dev/nvidiactl").exists()
+
+
 #: (kind, choice) -> reason: models and data sets that have been found missing by this process
 _absent: dict[tuple[str, str], str] = {}
 
@@ -125,6 +134,8 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
     for key in (("model", run.model), ("data", run.data)):
         if key in _absent:
             return Outcome(run, "", "absent", _absent[key])
+    if "model.weights=random" in run.overrides and not has_gpu():
+        return Outcome(run, "", "absent", NO_GPU)
     if threads is not None:
         import torch
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from experiments.draw.table import markdown
 from experiments.fold.cells import Folded
 from experiments.fold.grid import fold
-from experiments.fold.sources import runs_of, sources_of
+from experiments.fold.sources import missing_runs, sources_of
 from experiments.item import Computed, Grid, Item
 from experiments.plan import Plan
 from experiments.runs import Launcher, Outcome, Run, execute_all
@@ -20,9 +20,7 @@ from kvbench.util.table import table
 
 def item_runs(item: Item, plan: Plan) -> list[Run]:
     """Return the runs of an item, each once, in the order of its cells; none for a computed item."""
-    if not isinstance(item, Grid):
-        return []
-    return list(dict.fromkeys(run for run in runs_of(item, plan).values() if isinstance(run, Run)))
+    return missing_runs(item, plan) if isinstance(item, Grid) else []
 
 
 def make(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_only: bool = False) -> int:

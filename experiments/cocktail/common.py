@@ -45,3 +45,8 @@ DATASETS = tuple(
     for task, name in _NAMES.items()
 )
 QMSUM = DATASETS[1]
+
+#: QMSum's prompts fill a context of 4k less the answer, and are about 14k tokens long where they are not cut
+PROMPT, LONG = 3968, {"mistral-7b": 14336, "longchat-7b": 14336}
+#: memory of the paper's GPU, an L40S, in GiB
+L40S_GIB = 48.0

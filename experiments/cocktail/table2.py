@@ -29,8 +29,8 @@ ITEM = Grid(
     ),
     words=("The paper states a mean loss of 0.055 points to FP16 over the four models (sec. IV-B).",),
     caption="""The paper: alpha 0.6, beta 0.1, chunks of 32 tokens, answers of 128 tokens, one L40S. "INT2 and INT4
-    uniformly in Atom and KIVI, respectively" does not say which method had which width, and the table has one row for
-    each: here both methods have both widths, and both are set against the paper's one row. Llama-2 is taken to be the
-    base model, Mistral-7B to be Instruct-v0.2, Longchat-7B to be v1.5-32k. The printed average of Mistral's KIVI row
-    (48.39) does not follow from its cells (48.01).""",
+    uniformly in Atom and KIVI, respectively" does not say which method had which width, and the table has one row
+    for each: here both methods have both widths, and both are set against the paper's one row. Llama-2 is taken to
+    be the base model, Mistral-7B to be Instruct-v0.2, Longchat-7B to be v1.5-32k. The printed average of Mistral's
+    KIVI row (48.39) does not follow from its cells (48.01).""",
 )

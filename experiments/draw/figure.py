@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.fold.cells import Cell, Folded
-from experiments.item import Item
+from experiments.item import Grid, Item
 
 #: Okabe and Ito's colours, which people with any colour vision can tell apart; markers and hatches differ as well
 COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#7F7F7F")
@@ -62,6 +62,37 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
         axes.set(xlabel=item.x, ylabel=item.y, title=model)
         axes.grid(alpha=0.3)
     _legend(figure, panels)
+    return figure
+
+
+def _sweep(item: Item, folded: Folded, pyplot: Any) -> Any:
+    """Draw a panel per series of rows: the last column's cells over the rows' positions, a line per model."""
+    assert isinstance(item, Grid)
+    series = list(dict.fromkeys(row.series for row in item.rows if row.series))
+    figure, panels = _panels(series if not item.along else [""], pyplot)
+    last = folded.headings[-1].name
+    lines = [(name, model) for name in series for model in folded.models]
+    for number, (name, model) in enumerate(lines):
+        axes = panels[0 if item.along else series.index(name)]
+        points = []
+        for row in item.rows:
+            cell = folded.at(model, row.name, last)
+            place = folded.at(model, row.name, item.along) if item.along else None
+            x = row.x if place is None else place.ours
+            if row.series == name and cell is not None and cell.ours is not None and x is not None:
+                points.append((x, cell))
+        points.sort(key=lambda point: point[0])
+        if points:
+            style = {"color": COLOURS[number % 8], "marker": MARKERS[number % 8], "markersize": 4, "linewidth": 1.2}
+            label = name if len(folded.models) == 1 else f"{model}, {name}"
+            ys = [cell.ours for _, cell in points]
+            axes.errorbar(
+                [x for x, _ in points], ys, yerr=_errors([c for _, c in points]), capsize=2, label=label, **style
+            )
+        axes.set(xlabel=item.x if item.along else name, ylabel=item.y)
+        axes.grid(alpha=0.3)
+    if item.along or len(folded.models) > 1:
+        _legend(figure, panels)
     return figure
 
 
@@ -134,4 +165,4 @@ def _errors(cells: Sequence[Cell | None]) -> list[float]:
     return [0.0 if cell is None or cell.stderr is None else cell.stderr for cell in cells]
 
 
-_DRAWERS = {"lines": _lines, "bars": _bars, "heat": _heat, "boxes": _boxes}
+_DRAWERS = {"lines": _lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes}

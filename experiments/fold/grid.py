@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from experiments import published
-from experiments.data import columns_of
+from experiments.data import columns_of, scaled
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
 from experiments.fold.figures import FIGURES, Row, Statistic, paired
@@ -54,13 +54,15 @@ def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) ->
     for model in plan.models_of(item):
         table = _Table(item, plan, model, columns, sources)
         for row in item.rows:
-            cells += [table.cell(row, column) for column in columns]
+            cells += [table.cell(row, column) for column in table.columns]
             cells += [table.mean(row, group) for group in groups]
         verdicts += [table.judged(number) for number in range(len(item.claims)) if table.has(number)]
+    first = columns[0]
+    if plan.models_of(item):  # units are the same for all models of a plan
+        columns = tuple(scaled(column, plan, plan.models_of(item)[0]) for column in columns)
     headings = [Heading(name=c.name, unit=c.unit, digits=c.digits, x=c.x) for c in columns]
     if item.only_groups:
         headings = []
-    first = columns[0]
     headings += [Heading(name=g.name, unit=first.unit, digits=first.digits, mean=True) for g in groups]
     return Folded(
         headings=headings,
@@ -77,10 +79,11 @@ class _Table:
     """The cells of one model."""
 
     def __init__(self, item: Grid, plan: Plan, model: Model, columns: Sequence[Column], sources: Sources) -> None:
-        self.item, self.plan, self.model, self.columns, self.sources = item, plan, model, columns, sources
+        self.item, self.plan, self.model, self.sources = item, plan, model, sources
+        self.columns = [scaled(column, plan, model) for column in columns]
         self.statistics: dict[tuple[str, str], Statistic] = {}
         self.counts: dict[str, int] = {}
-        for column in columns:
+        for column in self.columns:
             self._fill(column)
 
     def _fill(self, column: Column) -> None:

@@ -18,19 +18,32 @@ from kvbench.config.setting import parse
 from kvbench.errors import ConfigError
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "papers"
-Key = tuple[str, tuple[str, ...], int, int]
+#: how the reason of a point that did not fit begins
+OUT_OF_MEMORY = "out of memory"
+Key = tuple[str, tuple[str, ...], int, int, float | None]
 
 
 def measured(model: str, setting: str, column: Column, folder: Path = FOLDER) -> Source | None:
-    """Return the source of one point; None if no file has it.
+    """Return the source of one point; None if no file has it. Above a batch that ran out of memory, all did.
 
     Args:
         model: preset of the model.
         setting: the setting; settings that are written differently but choose the same are the same.
-        column: names prompt length and batch.
+        column: has the prompt length, the batch and the memory limit.
         folder: folder of the files.
     """
-    return points(folder).get((model, canonical(setting), column.prompt, column.batch))
+    by_key, chosen = points(folder), canonical(setting)
+    source = by_key.get((model, chosen, column.prompt, column.batch, column.memory_gb))
+    if source is not None:
+        return source
+    ended = [
+        (key[3], source)
+        for key, source in by_key.items()
+        if (*key[:3], key[4]) == (model, chosen, column.prompt, column.memory_gb)
+        and source.reason.startswith(OUT_OF_MEMORY)
+    ]
+    smaller = [pair for pair in ended if pair[0] < column.batch]
+    return min(smaller, key=lambda pair: pair[0])[1] if smaller else None
 
 
 def canonical(setting: str) -> tuple[str, ...]:
@@ -40,7 +53,7 @@ def canonical(setting: str) -> tuple[str, ...]:
 
 @cache
 def points(folder: Path) -> Mapping[Key, Source]:
-    """Return the points of all files in a folder: (model, setting, prompt, batch) -> source.
+    """Return the points of all files in a folder: (model, setting, prompt, batch, memory limit in GiB) -> source.
 
     A point that ran out of memory is a source without rows whose reason says so.
     """
@@ -49,7 +62,9 @@ def points(folder: Path) -> Mapping[Key, Source]:
         content = json.loads(path.read_text(encoding="utf-8"))
         for record in content.get("rows", ()):
             try:
-                key = (content["model"], canonical(record["setting"]), record["prompt"], record["batch"])
+                limit = content.get("memory_limit_gb")
+                setting = canonical(record["setting"])
+                key = (content["model"], setting, record["prompt"], record["batch"], limit)
             except (KeyError, ConfigError):
                 continue  # another command's file, or a cache of stock transformers
             by_key[key] = _source(path, content, record)
@@ -60,7 +75,7 @@ def _source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -
     device = str(content.get("device", ""))
     note = ", ".join(part for part in (device, record.get("stepping", "").split(" (")[0]) if part)
     if record["status"] == "oom":
-        return Source({}, (path.name,), f"out of memory on {device}", note)
+        return Source({}, (path.name,), f"{OUT_OF_MEMORY} on {device}", note)
     if record["status"] != "ok":
         return Source({}, (path.name,), f"{record['status']} on {device}", note)
     return Source({path.stem: {"id": path.stem, "measured": {"point": record}}}, (path.name,), "", note)

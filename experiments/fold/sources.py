@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from experiments.data import POINTS, columns_of, data_overrides, point_overrides, scaled
+from experiments.data import POINTS, columns_of, data_overrides, point_overrides, runs_here, scaled
 from experiments.fold.grid import Source, Sources
 from experiments.fold.points import measured
 from experiments.item import Column, Grid, Model
@@ -28,20 +29,40 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Cause]:
     by_place: dict[Place, Run | Cause] = {}
     columns = columns_of(item, plan)
     for model in plan.models_of(item):
-        points = [scaled(column, plan, model) for column in columns if column.data == POINTS]
+        here = {column.name: runs_here(column, model) for column in columns}
+        points = [scaled(c, plan, model) for c in columns if c.data == POINTS and not here[c.name]]
         for row in item.rows:
             for column in columns:
                 place = (model.title, row.name, column.name)
                 if row.setting is None:
                     by_place[place] = Cause(row.absent)
+                elif here[column.name]:
+                    by_place[place] = Cause(here[column.name])
                 elif column.data == POINTS:
-                    alike = [c for c in points if c.options == column.options]
-                    data = point_overrides(alike, plan, model)
+                    own = conditions(scaled(column, plan, model))
+                    data = point_overrides([c for c in points if conditions(c) == own], model)
                     by_place[place] = run_of(row.timed or row.setting, model.preset, data, plan, row.options)
                 else:
                     data = data_overrides(column, plan, model)
                     by_place[place] = run_of(setting_of(row, plan), model.preset, data, plan, row.options)
     return by_place
+
+
+def missing_runs(item: Grid, plan: Plan) -> list[Run]:
+    """Return the runs of an item, each once, in the order of its cells; points measured elsewhere need none."""
+    columns = {column.name: column for column in columns_of(item, plan)}
+    models = {model.title: model for model in plan.models_of(item)}
+    rows = {row.name: row for row in item.rows}
+    wanted = []
+    for (model, row, column), run in runs_of(item, plan).items():
+        if isinstance(run, Run) and _elsewhere(models[model], rows[row], columns[column], plan) is None:
+            wanted.append(run)
+    return list(dict.fromkeys(wanted))
+
+
+def conditions(column: Column) -> tuple[object, ...]:
+    """Return what the points of one run share."""
+    return column.options, column.new_tokens, column.memory_gb
 
 
 def setting_of(row: Setting, plan: Plan) -> str:
@@ -67,7 +88,7 @@ def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, Outcome]) -> Sourc
     sources: dict[Place, Source] = {}
     for place, run in runs_of(item, plan).items():
         model, row, column = models[place[0]], rows[place[1]], columns[place[2]]
-        elsewhere = _elsewhere(model, row, column, plan) if column.data == POINTS else None
+        elsewhere = _elsewhere(model, row, column, plan)
         if elsewhere is not None:
             sources[place] = elsewhere
         elif isinstance(run, Cause):
@@ -79,9 +100,9 @@ def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, Outcome]) -> Sourc
 
 def _elsewhere(model: Model, row: Setting, column: Column, plan: Plan) -> Source | None:
     """Return a point of the files in ``results/h200/papers``; None if none has it, or models are named."""
-    if plan.models or row.setting is None:
+    if column.data != POINTS or plan.models or row.setting is None:
         return None
-    return measured(model.preset, row.timed or row.setting, column)
+    return measured(model.preset, row.timed or row.setting, scaled(column, plan, model))
 
 
 def _of_run(run: Run, outcome: Outcome | None, plan: Plan, column: Column) -> Source:
@@ -91,14 +112,26 @@ def _of_run(run: Run, outcome: Outcome | None, plan: Plan, column: Column) -> So
         reason = reason or unknown
     if not name:
         return Source({}, reason=reason)
-    rows = {key: row for key, row in samples(plan.runs, name).items() if belongs(row, column)}
+    whole = samples(plan.runs, name)
+    rows = {key: row for key, row in whole.items() if belongs(row, column)}
     device = sorted({row["measured"]["device"] for row in rows.values() if row.get("measured", {}).get("device")})
+    if column.data == POINTS and out_of_memory(whole.values(), column):
+        return Source({}, (name,), "out of memory" + (f" on {device[0]}" if device else ""))
     return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", ", ".join(device))
 
 
-def belongs(row: Mapping[str, object], column: Column) -> bool:
+def belongs(row: Mapping[str, Any], column: Column) -> bool:
     """Return True if a row of a run is one of a column: of its task, or its point."""
     if column.data == POINTS:
-        record = (row.get("measured") or {}).get("point") or {}  # type: ignore[attr-defined]
-        return record.get("prompt") == column.prompt and record.get("batch") == column.batch
+        record = row["measured"].get("point") or {}
+        return (record.get("prompt"), record.get("batch")) == (column.prompt, column.batch)
     return not column.task or row["task"] == column.task
+
+
+def out_of_memory(rows: Iterable[Mapping[str, Any]], column: Column) -> bool:
+    """Return True if a column's point, or a smaller batch of its prompt length, did not fit into memory."""
+    records = [row["measured"].get("point") or {} for row in rows]
+    ended = [
+        record["batch"] for record in records if record.get("status") == "oom" and record["prompt"] == column.prompt
+    ]
+    return bool(ended) and min(ended) <= column.batch
