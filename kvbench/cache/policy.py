@@ -114,6 +114,10 @@ class Policy(Protocol[L]):
         """Return the positions of a row's slots; None if they ascend without a gap up to the newest token."""
         ...
 
+    def columns(self, layer: L, row: int) -> Tensor | None:
+        """Return which token each slot of a row holds, by its column; None as for :meth:`positions`."""
+        ...
+
     def forgotten(self, layer: L, hidden: int) -> int:
         """Return how many of a row's `hidden` oldest tokens, which no later token can see, are dropped."""
         ...

@@ -102,6 +102,13 @@ class Method(Traits):
         """
         return layer.ordered(row)
 
+    def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Return which token each slot of a row holds, by its column in the padded batch, ``[n]`` or ``[H, n]``.
+
+        None as for :meth:`positions`, which this equals unless a method moves keys to other positions.
+        """
+        return self.positions(layer, row)
+
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Return the slot ranges ``(first, end)`` in the order in which attention reads them.
 

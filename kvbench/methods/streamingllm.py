@@ -177,13 +177,20 @@ class StreamingLLM(Method):
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the positions that attention sees; with ``position=cache`` the sinks stand right before the window."""
+        return self._placed(layer, row, moved=self.position == "cache")
+
+    def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
+        """Return the tokens in the slots, whatever positions attention sees them at: the sinks are the first ones."""
+        return self._placed(layer, row, moved=False)
+
+    def _placed(self, layer: KVLayer, row: int, *, moved: bool) -> torch.Tensor | None:
+        """Return the columns of sinks and window; with `moved` the sinks stand right before the window."""
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None
         sinks = min(self.sinks, slots)
-        moved = n - slots if self.position == "cache" else 0
-        positions = torch.cat([torch.arange(sinks) + moved, torch.arange(n - (slots - sinks), n)])
-        return positions + layer.start(row)
+        first = torch.arange(sinks) + (n - slots if moved else 0)
+        return torch.cat([first, torch.arange(n - (slots - sinks), n)]) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Return the bytes of sinks and window."""

@@ -1,0 +1,177 @@
+"""Analysis of a model's attention on texts, with any number of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.analysis.observe import Observation, Options
+from kvbench.analysis.outcome import ERRORS, Outcome, Shape
+from kvbench.cache import KVCache, Prompts
+from kvbench.cache.prompts import Span
+from kvbench.decoding.passes import forward, prefill
+from kvbench.errors import ConfigError, NonFiniteError
+from kvbench.methods import Method, load_method
+from kvbench.models.load import LoadedModel
+from kvbench.models.spec import ModelConfig
+from kvbench.runner.prompting import encode, own_limit, prompt_limit
+from kvbench.tasks.base import Sample
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt to analyse.
+
+    Args:
+        id: the sample's id.
+        ids: token ids.
+        context: half-open range of the context's tokens (Cocktail searches it), or None.
+        query: the question's text.
+        query_source: what replaces an empty query (:class:`kvbench.cache.Prompts`).
+    """
+
+    id: str
+    ids: tuple[int, ...]
+    context: Span | None = None
+    query: str = ""
+    query_source: str | None = None
+
+
+def texts(samples: Iterable[Sample], loaded: LoadedModel, model: ModelConfig, steps: int) -> list[Text]:
+    """Return the prompts of samples as a run would encode them, with room for `steps` new tokens.
+
+    Raises:
+        DataError: a prompt is too long and its task forbids cutting it.
+    """
+    room = prompt_limit(None, loaded.max_length, steps)
+    encoded = []
+    for sample in samples:
+        limit = prompt_limit(own_limit(sample, model), loaded.max_length, steps)
+        prompt = encode(sample, loaded.tokenizer, chat=model.chat, limit=limit, room=room)
+        encoded.append(Text(sample.id, prompt.ids, prompt.context_span, sample.query, sample.query_source))
+    return encoded
+
+
+def analyse(
+    loaded: LoadedModel,
+    prompts: Sequence[Text],
+    methods: Mapping[str, Method],
+    options: Options | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Let a model answer prompts with exact attention, and compare each method's attention with it at every step.
+
+    The model decodes greedily until it ends its answer, or ``options.steps`` tokens have been fed to it. All methods
+    run at once, so their caches are in memory together.
+
+    Args:
+        prompts: each is processed by itself.
+        methods: methods by the name of their setting; checked against the model already (``Method.check``). A method
+            that speculates is analysed without its draft (``Method.alone``).
+        report: called after each prompt with its id.
+
+    Raises:
+        ConfigError: there is no prompt.
+        NonFiniteError: attention is NaN, because the model's keys, queries or values are.
+    """
+    options = options or Options()
+    if not prompts:
+        raise ConfigError("samples", None, "there is no prompt to analyse", hint="dataset.limit=4")
+    shape = loaded.architecture
+    outcome = Outcome(loaded.name, Shape(shape.layers, shape.heads), options.bins, tuple(methods))
+    for text in prompts:
+        observation, bills = observed(loaded, text, methods, options)
+        add(outcome, text, observation, bills)
+        if report is not None:
+            report(text.id)
+    return outcome
+
+
+@torch.inference_mode()
+def observed(
+    loaded: LoadedModel, text: Text, methods: Mapping[str, Method], options: Options
+) -> tuple[Observation, dict[str, tuple[int, int]]]:
+    """Return the observation of one prompt, and for each method its cache's bytes and the equivalent in fp16."""
+    model, device = loaded.model, loaded.device
+    ids = torch.tensor([text.ids], device=device)
+    length = len(text.ids) + options.steps
+    alone = {name: method.alone() for name, method in methods.items()}
+    caches: dict[str, KVCache] = {}
+    baseline = load_method("fp16")
+    try:
+        for name, method in alone.items():
+            caches[name] = method.new_cache(model, _prompt(text, ids, loaded), max_length=length)
+        exact = baseline.new_cache(model, _prompt(text, ids, loaded), max_length=length)
+        observation = Observation(caches, options)
+        observation.attach(model)
+        logits = prefill(model, exact, ids, None)
+        for cache in caches.values():
+            cache.finalize()
+        for column in range(ids.shape[1], length):
+            token = logits.argmax(-1)
+            if column > ids.shape[1] and int(token) in loaded.eos_token_ids:
+                break
+            logits = forward(model, exact, token[:, None], None, torch.tensor([[column]], device=device))[:, -1]
+        bills = {name: cache.bill() for name, cache in caches.items()}  # also raises for NaN that kernels recorded
+    finally:
+        for method in (*alone.values(), baseline):
+            method.detach(model)
+    return observation, {name: (bill.used.total, bill.fp16_equivalent) for name, bill in bills.items()}
+
+
+def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[str, tuple[int, int]]) -> None:
+    """Add an observation to the outcome.
+
+    Raises:
+        NonFiniteError: attention is NaN.
+    """
+    steps = len(observation.steps)
+    exact = {name: _mean(observation.steps, name) for name in ("mass", "spikes", "visible")}
+    if observation.prompt:
+        sums = torch.stack([sums / count for sums, _, count in observation.prompt]).cpu().numpy()
+        exact |= {"prompt_mass": sums[:, 0], "prompt_spikes": sums[:, 1]}
+        exact["prompt_visible"] = torch.stack([seen / count for _, seen, count in observation.prompt]).cpu().numpy()
+    errors = {
+        name: {part: _mean(of_steps, part) for part in ERRORS} for name, of_steps in observation.errors.items()
+    }
+    for name, parts in {"exact attention": exact, **errors}.items():
+        broken = [part for part, array in parts.items() if not np.isfinite(array).all()]
+        if broken:
+            layer = int(np.argwhere(~np.isfinite(parts[broken[0]]))[0, 0])
+            raise NonFiniteError(
+                f"{text.id}: the {broken[0]} of {name} is NaN or infinite in layer {layer}: the model's queries, keys "
+                "or values there are.\n  hint: model.dtype=float32 tells whether the dtype is too narrow"
+            )
+    positions = {
+        name: [x.cpu().numpy() for x in getattr(observation, name)]
+        for name in ("highest", "mean")
+        if observation.options.positions
+    }
+    outcome.add(text.id, len(text.ids), steps, exact, errors, bills, positions)
+
+
+def _mean(steps: Sequence[Sequence[object]], name: str) -> np.ndarray:
+    """Return a field averaged over steps, with a leading dimension of layers: ``[L, Hq, K]`` or ``[L, Hq]``."""
+    layers = []
+    for layer in zip(*steps, strict=True):
+        fields: list[Tensor] = [getattr(of_step, name) for of_step in layer]
+        shape_of_steps = 0 if name == "visible" else 1
+        layers.append(torch.cat(fields, shape_of_steps).mean(shape_of_steps))
+    return torch.stack(layers).float().cpu().numpy()
+
+
+def _prompt(text: Text, ids: Tensor, loaded: LoadedModel) -> Prompts:
+    """Return the description of the prompt for a cache; each cache needs its own."""
+    return Prompts(
+        [0],
+        [len(text.ids)],
+        [text.context],
+        [text.query],
+        ids,
+        loaded.tokenizer.decode if loaded.tokenizer is not None else None,
+        [text.query_source],
+    )

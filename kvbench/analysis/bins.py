@@ -1,0 +1,65 @@
+"""Bins of tokens: each of the first tokens (sinks) by itself, all others by their distance to the query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The bins of all sums.
+
+    The first :attr:`sinks` bins hold one token each: those at the beginning of the text, which attract attention
+    wherever the query is (Xiao et al., StreamingLLM, sec. 3.1; LogQuant, sec. 3.1, excludes the first two). The others
+    hold the remaining tokens by distance: 0 (the query's own token), 1, 2-3, 4-7, 8-15, ..., so that the newest 128
+    tokens fill whole bins.
+
+    Args:
+        sinks: number of first tokens with a bin of their own.
+        doublings: number of bins behind the one of distance 0; the last one has no upper end.
+    """
+
+    sinks: int = 2
+    doublings: int = 17
+
+    @property
+    def count(self) -> int:
+        """Number of bins, K."""
+        return self.sinks + 1 + self.doublings
+
+    @property
+    def edges(self) -> list[int]:
+        """The smallest distance of each bin behind the sinks: 0, 1, 2, 4, 8, ..."""
+        return [0, *(1 << power for power in range(self.doublings))]
+
+    def names(self) -> list[str]:
+        """Return a name for each bin: ``token 0``, ``token 1``, ``0``, ``1``, ``2-3``, ..., ``65536-``."""
+        edges = self.edges
+        spans = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
+        return [*(f"token {i}" for i in range(self.sinks)), *spans, f"{edges[-1]}-"]
+
+    def newest(self, count: int) -> slice:
+        """Return the bins of the newest `count` tokens, the query's own included.
+
+        Raises:
+            ValueError: no bin ends there.
+        """
+        if count not in self.edges[1:]:
+            raise ValueError(f"{count} tokens do not fill whole bins; allowed: {', '.join(map(str, self.edges[1:]))}")
+        return slice(self.sinks, self.sinks + self.edges.index(count))
+
+    def one_hot(self, columns: Tensor, queries: Tensor) -> Tensor:
+        """Return the bin of each token as seen from each query, one-hot in fp32, ``[h, q, b, K]``.
+
+        Args:
+            columns: positions of tokens, ``[h, b]``; h is the number of KV heads, or 1 if all hold the same tokens.
+            queries: positions of the queries, ``[q]``. Tokens behind a query count as distance 0: mask them.
+        """
+        distance = (queries[:, None] - columns[:, None, :]).clamp(min=0)
+        edges = torch.tensor(self.edges[1:], device=columns.device)
+        index = torch.bucketize(distance, edges, right=True) + self.sinks
+        index = torch.where(columns[:, None, :] < self.sinks, columns[:, None, :], index)
+        return torch.nn.functional.one_hot(index, self.count).float()

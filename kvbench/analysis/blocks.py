@@ -1,0 +1,177 @@
+"""Keys and values a block of tokens at a time: the exact ones, or those that a layer of a cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from kvbench.attention.logits import PLAIN, Logits
+from kvbench.cache.layer import KVLayer
+from kvbench.cache.rope import rotated_slots
+from kvbench.cache.segments.base import FullSegment
+
+#: the only row of a batch that is analysed
+ROW = slice(0, 1)
+#: default number of tokens of a block
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some tokens of a layer.
+
+    Args:
+        keys: ``[H, b, D]`` in fp32, after RoPE.
+        values: ``[H, b, Dv]`` in fp32.
+        columns: position of each token, ``[H, b]``, or ``[1, b]`` if all heads hold the same.
+        full: True if the keys are held in full precision.
+    """
+
+    keys: Tensor
+    values: Tensor
+    columns: Tensor
+    full: bool
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Exact keys and values of one layer.
+
+    Args:
+        keys, values: ``[H, n, D]`` after RoPE and ``[H, n, Dv]``, in the model's dtype.
+        first: position of the first of them; the others follow without a gap.
+    """
+
+    keys: Tensor
+    values: Tensor
+    first: int = 0
+
+    def blocks(self, size: int = BLOCK) -> Iterator[Block]:
+        """Yield the tokens in order, `size` at a time."""
+        count = self.keys.shape[1]
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            columns = torch.arange(self.first + start, self.first + stop, device=self.keys.device)[None]
+            yield Block(self.keys[:, start:stop].float(), self.values[:, start:stop].float(), columns, True)
+
+    def at(self, columns: Tensor) -> Tensor:
+        """Return the exact keys of the tokens at `columns` ``[h, b]``, fp32 ``[H, b, D]``; ``h`` is H or 1.
+
+        Tokens that are not among the exact ones (a sliding window has passed them) give any key: mask them.
+        """
+        index = (columns - self.first).clamp(min=0)
+        if len(index) == 1:
+            return self.keys.index_select(1, index[0]).float()
+        return self.keys.gather(1, index[..., None].expand(-1, -1, self.keys.shape[-1])).float()
+
+    @classmethod
+    def of(cls, layer: KVLayer) -> Exact:
+        """Return what a layer of method fp16 holds of its only row."""
+        keys, values = (store.only_full(ROW) for store in layer.stores())
+        assert keys is not None and values is not None
+        return cls(keys[0], values[0], layer.first(0))
+
+
+def columns_held(layer: KVLayer) -> Tensor:
+    """Return the position of the token in each slot of a layer's only row, ``[1, n]`` or ``[H, n]``."""
+    columns = layer.method.columns(layer, 0)
+    if columns is None:
+        columns = torch.arange(layer.first(0), layer.seen)
+    return (columns if columns.ndim > 1 else columns[None]).to(layer.device)
+
+
+def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
+    """Yield the tokens that a layer holds of its only row, decoded as attention reads them, in slot order.
+
+    Args:
+        size: largest number of tokens of a block. A block is also cut where keys or values change their format.
+    """
+    keys, values = layer.stores()
+    columns, slots, upper = columns_held(layer), keys.length(ROW), layer.progress.upper
+    borders = sorted({*keys.cuts(ROW, 0, slots), *values.cuts(ROW, 0, slots)})
+    full = _full(layer)
+    for begin, end in pairwise(borders):
+        exact = next(exact for last, exact in full if begin < last)
+        for start in range(begin, end, size):
+            stop = min(start + size, end)
+            k = rotated_slots(layer, ROW, start, stop, keys.read(ROW, start, stop, torch.float32, upper))
+            v = values.read(ROW, start, stop, torch.float32, upper)
+            yield Block(k[0], v[0], columns[:, start:stop], exact)
+
+
+def _full(layer: KVLayer) -> list[tuple[int, bool]]:
+    """Return for each segment of the keys the slot at which it ends, and True if it holds full precision."""
+    ends, last = [], 0
+    for segment in layer.stores()[0].segments:
+        last += segment.length(ROW)
+        ends.append((last, isinstance(segment, FullSegment)))
+    return ends
+
+
+@dataclass(frozen=True)
+class Queries:
+    """Queries of one layer.
+
+    Args:
+        vectors: ``[H, q, g, D]`` in fp32, already scaled; query head ``h * g + i`` belongs to KV head h.
+        columns: their positions, ``[q]``.
+        window: number of tokens that a query sees, its own included (a sliding window); None: all.
+        logits: the model's softcap and sinks.
+    """
+
+    vectors: Tensor
+    columns: Tensor
+    window: int | None = None
+    logits: Logits = PLAIN
+
+    @classmethod
+    def of(
+        cls, query: Tensor, heads: int, scaling: float, first: int, window: int | None, logits: Logits = PLAIN
+    ) -> Queries:
+        """Return the queries of a model's call.
+
+        Args:
+            query: ``[1, Hq, q, D]``.
+            heads: number of KV heads, H.
+            scaling: factor on the scores.
+            first: position of the first query.
+        """
+        vectors = (query[0].float() * scaling).unflatten(0, (heads, -1)).transpose(1, 2)
+        columns = torch.arange(first, first + query.shape[2], device=query.device)
+        return cls(vectors, columns, window, logits)
+
+    def __getitem__(self, part: slice) -> Queries:
+        """Return some of the queries."""
+        return Queries(self.vectors[:, part], self.columns[part], self.window, self.logits)
+
+    def scores(self, keys: Tensor, columns: Tensor) -> Tensor:
+        """Return the scores of the queries for some tokens, ``[H, q, g, b]``; -inf where a query does not see a token.
+
+        Args:
+            keys: ``[H, b, D]`` in fp32. columns: positions of the tokens, ``[H or 1, b]``.
+        """
+        heads, count, group, channels = self.vectors.shape
+        flat = self.vectors.reshape(heads, count * group, channels)
+        scores = self.logits.capped(flat @ keys.transpose(-1, -2)).view(heads, count, group, -1)
+        distance = self.columns[:, None] - columns[:, None, :]  # [h, q, b]
+        hidden = distance < 0 if self.window is None else (distance < 0) | (distance >= self.window)
+        return scores.masked_fill_(hidden[:, :, None], float("-inf"))
+
+    def log_total(self, blocks: Iterator[Block]) -> Tensor:
+        """Return the logarithm of the softmax's denominator, ``[H, q, g]``, from one pass over all blocks."""
+        heads, count, group, _ = self.vectors.shape
+        top = self.vectors.new_full((heads, count, group), -1e30)  # finite, so that a block of hidden tokens adds 0
+        total = torch.zeros_like(top)
+        if self.logits.sinks is not None:
+            top = self.logits.sinks.float().view(heads, 1, group).expand(-1, count, -1)
+            total = torch.ones_like(top)
+        for block in blocks:
+            scores = self.scores(block.keys, block.columns)
+            higher = torch.maximum(top, scores.amax(-1))
+            total = total * torch.exp(top - higher) + torch.exp(scores - higher[..., None]).sum(-1)
+            top = higher
+        return top + total.log()

@@ -1,0 +1,178 @@
+"""The command line ``python -m kvbench.analysis``: parsing, checks, and the run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvbench.config.setting import SYNTAX, parse, typed
+from kvbench.errors import ConfigError, KvbenchError
+from kvbench.models import by_name
+from kvbench.models.spec import ModelConfig
+from kvbench.tasks.base import Sample, Task
+from kvbench.tasks.load import load as load_task
+from kvbench.tasks.work import Generate
+from kvbench.util.confdir import options
+from kvbench.util.requirements import check_packages
+from kvbench.util.schema import build
+
+#: the four settings of LogQuant's Table 4
+TABLE_4 = ("logquant", "kivi:int2_g64", "logquant:evict=true", "kivi:int2_g64:evict=true")
+#: groups whose keys may be set by a word of the command line
+GROUPS = ("model", "dataset", "runtime")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m kvbench.analysis",
+        description="Compares the attention of methods with exact attention on a data set's prompts, without labels.",
+    )
+    top.add_argument(
+        "words",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="as for python -m kvbench: model=tiny dataset=mini dataset.limit=4 runtime.device=cuda",
+    )
+    top.add_argument("--settings", nargs="+", default=list(TABLE_4), metavar="SETTING", help=SYNTAX)
+    top.add_argument("--steps", type=int, default=16, help="decode steps of each prompt (default: %(default)s)")
+    top.add_argument(
+        "--prompt-queries", type=int, default=0, metavar="N", help="profile the prompt's last N queries; -1: all"
+    )
+    top.add_argument("--positions", action="store_true", help="keep the probability of each position and step")
+    top.add_argument("--out", type=Path, help="folder for rows.jsonl, arrays.npz, about.json and table.md")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit status; print errors to standard error.
+
+    Args:
+        argv: the arguments; None: those of the process.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser().parse_args(given)
+    try:
+        print(run(arguments, given))
+    except KvbenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
+    """Analyse, write the files if a folder is named, and return the table.
+
+    Args:
+        arguments: what :func:`parser` returned.
+        given: the command line, to record it.
+
+    Raises:
+        KvbenchError: an argument is invalid, or the model or the data are unavailable.
+    """
+    groups = grouped(arguments.words)
+    if arguments.steps < 1:
+        raise ConfigError("--steps", arguments.steps, "must be positive", allowed="1, 2, ..., 16, ...")
+    if arguments.prompt_queries < -1:
+        raise ConfigError("--prompt-queries", arguments.prompt_queries, "is not a number of queries", allowed="-1, 0, ...")
+    model: ModelConfig = build(ModelConfig, groups["model"], "model")
+    model.check()
+    task = load_task(groups["dataset"])
+    settings = [parse(text) for text in arguments.settings]
+    methods = {setting.text: setting.load() for setting in settings}
+    for method in methods.values():
+        method.check(head_dim=model.head_dim(), max_length=model.max_length)
+        check_packages(method.packages())
+        method.prepare(model)
+        method.ready()
+
+    from kvbench.analysis.analyse import analyse, texts
+    from kvbench.analysis.observe import Options
+    from kvbench.analysis.table import findings, markdown
+    from kvbench.config.run_config import RuntimeConfig
+    from kvbench.models.load import load
+    from kvbench.profiling.device import device_name
+    from kvbench.results.environment import environment
+    from kvbench.util.progress import say
+
+    loaded = load(model, build(RuntimeConfig, groups["runtime"], "runtime"))
+    prompts = texts(samples(task, loaded.tokenizer), loaded, model, arguments.steps)
+    queries = None if arguments.prompt_queries == -1 else arguments.prompt_queries
+    chosen = Options(steps=arguments.steps, prompt_queries=queries, positions=arguments.positions)
+    outcome = analyse(loaded, prompts, methods, chosen, lambda name: say(f"{loaded.name}: {name}"))
+    table = f"{markdown(outcome)}\n\n{findings(outcome)}\n"
+    if arguments.out is not None:
+        dtype = str(loaded.dtype).removeprefix("torch.")
+        place = environment(str(loaded.device), device_name(loaded.device), dtype)
+        command = "python -m kvbench.analysis " + " ".join(given)
+        outcome.save(arguments.out, {"command": command, "weights": model.weights, "environment": place})
+        (arguments.out / "table.md").write_text(f"`{command}`\n\n{table}", encoding="utf-8")
+    return table
+
+
+def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the groups `model`, `dataset` and `runtime` as plain data.
+
+    Args:
+        words: ``model=NAME``, ``dataset=NAME`` and ``GROUP.KEY=VALUE``.
+
+    Raises:
+        ConfigError: a word has another form, or there is no such model or data set.
+    """
+    chosen: dict[str, Any] = {"model": "tiny", "dataset": "mini"}
+    changes: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for word in words:
+        key, assigned, text = word.partition("=")
+        group, dot, name = key.partition(".")
+        if not assigned or group not in GROUPS or (not dot and group not in chosen):
+            raise ConfigError(
+                word,
+                None,
+                "is not a choice or a key of the analysis",
+                allowed="model=NAME, dataset=NAME, model.KEY=VALUE, dataset.KEY=VALUE, runtime.KEY=VALUE",
+                hint="methods come after --settings",
+            )
+        if dot:
+            changes[group][name] = typed(text)
+        else:
+            chosen[group] = text
+    files = options("dataset")
+    if chosen["dataset"] not in files:
+        raise ConfigError("dataset", chosen["dataset"], "no such dataset", allowed=files)
+    data = yaml.safe_load(files[chosen["dataset"]].read_text(encoding="utf-8"))
+    return {
+        "model": by_name.group(chosen["model"], changes["model"]),
+        "dataset": {**data, **changes["dataset"]},
+        "runtime": changes["runtime"],
+    }
+
+
+def samples(task: Task, tokenizer: Any) -> list[Sample]:
+    """Return the samples of a task whose prompts are answered.
+
+    Args:
+        task: the data set.
+        tokenizer: the model's tokenizer, for tasks whose samples are made of tokens.
+
+    Raises:
+        ConfigError: the data set asks for other work than answers.
+    """
+    if task.needs_tokenizer:
+        task.bind(tokenizer)
+    drawn = [sample for sample in task.samples() if not sample.warm_up]
+    other = next((type(sample.work).__name__ for sample in drawn if not isinstance(sample.work, Generate)), None)
+    if other is not None:
+        raise ConfigError(
+            "dataset",
+            drawn[0].task,
+            f"asks for {other}, and the analysis needs prompts that are answered",
+            hint="dataset=mini, dataset=gsm8k_logquant, dataset=longbench, ...",
+        )
+    return drawn

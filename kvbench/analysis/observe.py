@@ -1,0 +1,225 @@
+"""Observation of a model: it decodes with exact keys and values, and caches of any methods are given the same ones.
+
+The model runs on an fp16 cache, so its hidden states, queries, keys and values are exact in every layer, whatever the
+methods do: an error is a layer's own, not what earlier layers passed on. In each layer, the cache of every method
+receives the same keys and values as the exact one, places, packs and drops them by its own rule, and is compared with
+exact attention for the query of each decode step. As all methods see the same queries, their differences are paired.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from kvbench.analysis.bins import Bins
+from kvbench.analysis.blocks import BLOCK, Exact, Queries
+from kvbench.analysis.compare import Errors, compare, exact_outputs
+from kvbench.analysis.exact import SPIKE, Profile, profile
+from kvbench.attention import observe, reference
+from kvbench.attention.logits import logits_of
+from kvbench.attention.register import mask, prompt, see_padding, step
+from kvbench.attention.rope import pre_rope
+from kvbench.cache import KVCache
+from kvbench.cache.layer import Handle, KVLayer
+from kvbench.errors import CacheError
+
+NAME = "kvbench_analysis"
+
+#: default number of a prompt's queries that are processed at a time
+QUERIES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of an analysis.
+
+    Args:
+        steps: largest number of decode steps; fewer where the model ends its answer.
+        prompt_queries: last queries of the prompt whose exact attention is profiled; None: all of them.
+        positions: keep the highest and the mean exact probability of each position at each step (n numbers a step).
+        spike: a spike has more than this many times the mean probability (:data:`kvbench.analysis.exact.SPIKE`).
+        bins: bins of tokens.
+        block: keys of a block.
+        queries: queries of a block of the prompt.
+    """
+
+    steps: int = 16
+    prompt_queries: int | None = 0
+    positions: bool = False
+    spike: float = SPIKE
+    bins: Bins = field(default_factory=Bins)
+    block: int = BLOCK
+    queries: int = QUERIES
+
+
+class Observation:
+    """What one text shows: exact attention, and the errors of each candidate.
+
+    Args:
+        candidates: fresh caches, by name; each of one row.
+        options: what is observed.
+
+    Attributes:
+        steps: for each decode step and layer the exact attention.
+        highest, mean: for each step the probability of each position, over all layers and heads, ``[n]``; empty unless
+            requested.
+        errors: for each candidate, decode step and layer its errors.
+        prompt: for each layer the exact attention of the prompt's queries: sums over them of mass and spikes
+            ``[2, Hq, K]``, their visible tokens ``[K]``, and their number; empty unless requested.
+    """
+
+    def __init__(self, candidates: dict[str, KVCache], options: Options) -> None:
+        self.candidates, self.options = candidates, options
+        self.steps: list[list[Profile]] = []
+        self.highest: list[Tensor] = []
+        self.mean: list[Tensor] = []
+        self.errors: dict[str, list[list[Errors]]] = {name: [] for name in candidates}
+        self.prompt: list[tuple[Tensor, Tensor, int]] = []
+
+    def attach(self, model: PreTrainedModel) -> None:
+        """Switch `model`, which already runs kvbench's attention, to this observation."""
+        AttentionInterface.register(NAME, self.attention)
+        AttentionMaskInterface.register(NAME, mask)
+        model.set_attn_implementation(NAME)
+
+    def attention(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Any,
+        value: Any,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """Compute exact attention for the model, ``[1, q, Hq, Dv]``, and observe; arguments as of ``register.attention``.
+
+        Raises:
+            CacheError: a batch of several rows, or a step of several tokens.
+        """
+        assert isinstance(key, Handle)
+        before, layer = pre_rope.take(module), key.layer
+        keys, values = key.claim()
+        if layer.batch != 1:
+            raise CacheError(f"attention is analysed one text at a time, and the batch has {layer.batch} rows")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        logits = logits_of(module, query, kwargs)
+        first = layer.seen - query.shape[2]
+        queries = Queries.of(query, layer.heads, scaling, first, layer.window, logits)
+        call = _Call(module, query, keys, values, before, attention_mask, scaling, kwargs)
+        if not layer.sealed:
+            see_padding(layer, attention_mask, query.shape[2])
+            if layer.start(0):
+                raise CacheError(f"attention is analysed without padding, and the prompt begins with {layer.start(0)}")
+            out = prompt(module, layer, query, keys, keys, values, attention_mask, scaling, kwargs)
+            for cache in self.candidates.values():
+                call.place(cache.layers[layer.index])
+            self._profile_prompt(queries, Exact(keys[0], values[0]))
+            return out, None
+        if query.shape[2] != 1:
+            raise CacheError(f"attention is analysed token by token, and {query.shape[2]} came after the prompt")
+        out = step(module, layer, query, keys, values, attention_mask, scaling, logits)
+        self._observe_step(layer, queries, call)
+        return out, None
+
+    def _profile_prompt(self, queries: Queries, exact: Exact) -> None:
+        """Add up the exact attention of the prompt's last queries, a block of them at a time."""
+        options, count = self.options, len(queries.columns)
+        wanted = count if options.prompt_queries is None else min(options.prompt_queries, count)
+        if not wanted:
+            return
+        sums: Any = 0.0
+        visible: Any = 0.0
+        for start in range(count - wanted, count, options.queries):
+            part = queries[start : min(start + options.queries, count)]
+            seen = Exact(exact.keys[:, : int(part.columns[-1]) + 1], exact.values)
+            shown = profile(part, seen, options.bins, block=options.block, spike=options.spike)
+            sums = sums + torch.stack([shown.mass.sum(1), shown.spikes.sum(1)])
+            visible = visible + shown.visible.sum(0)
+        self.prompt.append((sums, visible, wanted))
+
+    def _observe_step(self, layer: KVLayer, queries: Queries, call: _Call) -> None:
+        options, exact = self.options, Exact.of(layer)
+        positions = layer.seen if options.positions else 0
+        shown = profile(
+            queries, exact, options.bins, positions=positions, block=options.block, spike=options.spike
+        )
+        self._keep(layer.index, shown)
+        reference_outputs = exact_outputs(queries, exact, shown.log_total, options.bins, options.block)
+        for name, cache in self.candidates.items():
+            candidate = cache.layers[layer.index]
+            call.append(candidate)
+            errors = compare(
+                queries,
+                exact,
+                candidate,
+                options.bins,
+                log_total=shown.log_total,
+                mass=shown.mass,
+                reference=reference_outputs,
+                block=options.block,
+            )
+            if layer.index == 0:
+                self.errors[name].append([])
+            self.errors[name][-1].append(errors)
+
+    def _keep(self, layer: int, shown: Profile) -> None:
+        """Add a layer's exact attention to the current step; layer 0 begins a new one."""
+        nothing = shown.highest[:0]
+        kept = replace(shown, highest=nothing, mean=nothing, log_total=nothing)
+        if layer == 0:
+            self.steps.append([kept])
+            if self.options.positions:
+                self.highest.append(shown.highest)
+                self.mean.append(shown.mean)
+            return
+        self.steps[-1].append(kept)
+        if self.options.positions:
+            self.highest[-1] = torch.maximum(self.highest[-1], shown.highest)
+            self.mean[-1] += (shown.mean - self.mean[-1]) / (layer + 1)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a model's attention, which every candidate's layer receives as well."""
+
+    module: torch.nn.Module
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    before: Tensor | None
+    mask: Tensor | None
+    scaling: float
+    kwargs: dict[str, Any]
+
+    def place(self, layer: KVLayer) -> None:
+        """Give a layer the prompt, which it places by its method's rule."""
+        keys = self._update(layer)
+        see_padding(layer, self.mask, self.query.shape[2])
+        if layer.method.quantized_prefill:
+            layer.place_chunk(keys, self.values)
+            return
+        prompt_keys, values = layer.extend_prompt(keys, self.values)
+        if layer.method.observe_prompt:
+            logits = logits_of(self.module, self.query, self.kwargs)
+            layer.observed = observe.extend(layer, self.query, self.keys, self.mask, self.scaling, logits)
+        layer.end_chunk(prompt_keys, values)
+
+    def append(self, layer: KVLayer) -> None:
+        """Give a layer the new token, as in a decode step: it settles first, and again after it if it is eager."""
+        layer.append(self._update(layer), self.values)
+        if layer.method.eager:
+            layer.settle(forget=False)
+        if layer.method.observe_steps:  # its own attention, which decides what it drops next
+            logits = logits_of(self.module, self.query, self.kwargs)
+            reference.attend(self.module, layer, self.query, self.mask, self.scaling, logits)
+
+    def _update(self, layer: KVLayer) -> Tensor:
+        """Announce the new tokens to a layer, and return their keys as it stores them."""
+        handle, _ = layer.update(self.keys, self.values)
+        handle.claim()
+        return pre_rope.stored(layer, self.keys, self.before, self.module, self.kwargs.get("position_ids"))

@@ -1,0 +1,171 @@
+"""Outcome of an analysis: one row per prompt and method, and arrays by layer, head and bin, in a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvbench.analysis.bins import Bins
+from kvbench.errors import DataError
+from kvbench.util import atomic
+
+#: arrays of each method: ``[L, Hq, K]``, of ``output`` ``[L, Hq]`` (:class:`kvbench.analysis.compare.Errors`)
+ERRORS = ("mass", "l1", "kl", "lost", "coverage", "full", "output", "parts")
+ROWS, ARRAYS, ABOUT = "rows.jsonl", "arrays.npz", "about.json"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Layers and query heads of the analysed model."""
+
+    layers: int
+    heads: int
+
+
+@dataclass
+class Outcome:
+    """Rows and arrays of all prompts.
+
+    Args:
+        model: the model's name.
+        shape: its layers and heads.
+        bins: bins of tokens, K of them.
+        settings: names of the methods.
+
+    Attributes:
+        rows: one per prompt and method (:meth:`row`).
+        exact: arrays of exact attention, each ``[N, L, Hq, K]`` for N prompts, averaged over decode steps: ``mass``,
+            ``spikes`` and, ``[N, L, K]``, ``visible``; with ``prompt_`` in front those of the prompt's own queries.
+        errors: for each method the arrays :data:`ERRORS`, ``[N, L, Hq, K]``.
+        positions: ``highest`` and ``mean`` for each prompt's id, ``[steps, n]``; 0 for tokens that came later.
+    """
+
+    model: str
+    shape: Shape
+    bins: Bins
+    settings: tuple[str, ...]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    exact: dict[str, np.ndarray] = field(default_factory=dict)
+    errors: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    positions: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def add(
+        self,
+        name: str,
+        prompt_tokens: int,
+        steps: int,
+        exact: Mapping[str, np.ndarray],
+        errors: Mapping[str, Mapping[str, np.ndarray]],
+        bills: Mapping[str, tuple[int, int]],
+        positions: Mapping[str, Sequence[np.ndarray]],
+    ) -> None:
+        """Add one prompt: its id, its length, its number of decode steps, and its arrays averaged over these."""
+        for part, array in exact.items():
+            self.exact[part] = _stacked(self.exact.get(part), array)
+        for setting, parts in errors.items():
+            mine = self.errors.setdefault(setting, {})
+            for part, array in parts.items():
+                mine[part] = _stacked(mine.get(part), array)
+            head = {"id": name, "setting": setting, "prompt_tokens": prompt_tokens, "steps": steps}
+            used, equivalent = bills[setting]
+            self.rows.append(head | self.row(parts) | {"kv_bytes": used, "fp16_bytes": equivalent})
+        for part, of_steps in positions.items():
+            longest = max(map(len, of_steps))
+            padded = [np.pad(step, (0, longest - len(step))) for step in of_steps]
+            self.positions.setdefault(part, {})[name] = np.stack(padded)
+
+    def row(self, parts: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Return the figures of one prompt and method (:mod:`kvbench.analysis.compare` defines them).
+
+        ``l1`` is summed over layers and heads, and ``l1_share`` is its share of the largest possible sum, 2 for each.
+        The others are means over layers and heads: ``kl``, ``lost`` (probability of dropped tokens), ``output_error``;
+        ``coverage`` without the first tokens (:attr:`Bins.sinks`), as in LogQuant's Figure 4, ``full_tokens``, the
+        number of tokens that it covers, and ``coverage_per_token``, their quotient.
+        """
+        heads = self.shape.layers * self.shape.heads
+        behind = slice(self.bins.sinks, None)
+        coverage = float(parts["coverage"][..., behind].sum() / heads)
+        full = float(parts["full"][..., behind].sum() / heads)
+        l1 = float(parts["l1"].sum())
+        return {
+            "l1": l1,
+            "l1_share": l1 / (2 * heads),
+            "kl": float(parts["kl"].sum() / heads),
+            "lost": float(parts["lost"].sum() / heads),
+            "output_error": float(parts["output"].mean()),
+            "coverage": coverage,
+            "full_tokens": full,
+            "coverage_per_token": coverage / full if full else 0.0,
+        }
+
+    def figures(self, setting: str, name: str) -> np.ndarray:
+        """Return one figure of a method for all prompts, in their order, ``[N]``."""
+        return np.array([row[name] for row in self.rows if row["setting"] == setting])
+
+    def save(self, folder: Path, about: Mapping[str, Any] | None = None) -> None:
+        """Write ``rows.jsonl``, ``arrays.npz`` and ``about.json`` to `folder`.
+
+        Arrays are named ``exact/mass``, ``SETTING/l1``, ``positions/highest/ID`` and so on.
+
+        Args:
+            about: what else to record (command, device, versions).
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        arrays = {f"exact/{part}": array for part, array in self.exact.items()}
+        for setting, parts in self.errors.items():
+            arrays |= {f"errors/{setting}/{part}": array for part, array in parts.items()}
+        for part, by_id in self.positions.items():
+            arrays |= {f"positions/{part}/{name}": array for name, array in by_id.items()}
+        buffer = BytesIO()
+        np.savez_compressed(buffer, **{name: array.astype(np.float32) for name, array in arrays.items()})  # type: ignore[arg-type]
+        atomic.write(folder / ARRAYS, buffer.getvalue())
+        lines = "".join(json.dumps(row) + "\n" for row in self.rows)
+        atomic.write(folder / ROWS, lines.encode())
+        facts = {
+            "model": self.model,
+            "shape": asdict(self.shape),
+            "bins": asdict(self.bins),
+            "names": self.bins.names(),
+            "settings": list(self.settings),
+            **(about or {}),
+        }
+        atomic.write(folder / ABOUT, (json.dumps(facts, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Outcome:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            DataError: a file is missing.
+        """
+        for name in (ABOUT, ROWS, ARRAYS):
+            if not (folder / name).is_file():
+                raise DataError(
+                    f"{folder} has no {name}.\n  hint: python -m kvbench.analysis --out {folder} writes an analysis"
+                )
+        facts = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        outcome = cls(facts["model"], Shape(**facts["shape"]), Bins(**facts["bins"]), tuple(facts["settings"]))
+        outcome.rows = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
+        with np.load(folder / ARRAYS) as arrays:
+            for name in arrays.files:
+                kind, rest = name.split("/", 1)
+                if kind == "exact":
+                    outcome.exact[rest] = arrays[name]
+                elif kind == "errors":
+                    setting, part = rest.rsplit("/", 1)
+                    outcome.errors.setdefault(setting, {})[part] = arrays[name]
+                else:
+                    part, identifier = rest.split("/", 1)
+                    outcome.positions.setdefault(part, {})[identifier] = arrays[name]
+        return outcome
+
+
+def _stacked(before: np.ndarray | None, array: np.ndarray) -> np.ndarray:
+    """Return the arrays of the prompts so far with one more."""
+    return array[None] if before is None else np.concatenate([before, array[None]])

@@ -1,0 +1,92 @@
+"""Tables of an analysis: one line per method with standard errors, and which methods it tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+
+from kvbench.analysis.outcome import Outcome
+from kvbench.util.cells import size
+
+#: figures of a row that are errors, with their headings
+FIGURES = {
+    "l1": "L1 error, summed over layers and heads",
+    "l1_share": "of its maximum",
+    "kl": "KL, nats",
+    "output_error": "output error",
+    "lost": "dropped attention",
+    "coverage_per_token": "attention per exact token, 1e-3",
+}
+#: figures by which two methods are compared
+ERRORS = ("l1", "kl", "output_error")
+#: standard errors by which two methods must differ to be told apart
+SIGNIFICANT = 2.0
+
+
+def mean(numbers: np.ndarray) -> tuple[float, float]:
+    """Return the mean of some numbers and its standard error, NaN for fewer than two.
+
+    Args:
+        numbers: one number per prompt, ``[N]``.
+    """
+    error = float(numbers.std(ddof=1) / len(numbers) ** 0.5) if len(numbers) > 1 else float("nan")
+    return float(numbers.mean()), error
+
+
+def markdown(outcome: Outcome) -> str:
+    """Return the table as GitHub markdown: means over prompts, each with its standard error.
+
+    Args:
+        outcome: the analysis.
+    """
+    header = ["", *FIGURES.values(), "KV bytes"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
+    for setting in outcome.settings:
+        cells = [_cell(name, *mean(outcome.figures(setting, name))) for name in FIGURES]
+        cells.append(size(float(outcome.figures(setting, "kv_bytes").mean())))
+        lines.append("| " + " | ".join([setting, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[str, str, float]]:
+    """Return for each pair of methods the largest paired difference in any figure, in its own standard errors.
+
+    Pairs without any difference give 0. With at least two prompts, a pair is told apart if the number exceeds
+    :data:`SIGNIFICANT`.
+
+    Args:
+        outcome: the analysis.
+        names: figures that are compared.
+    """
+    pairs = []
+    for first, second in combinations(outcome.settings, 2):
+        scores = []
+        for name in names:
+            difference, error = mean(outcome.figures(first, name) - outcome.figures(second, name))
+            scores.append(abs(difference) / error if error else float("inf") if difference else 0.0)
+        pairs.append((first, second, max(scores)))
+    return pairs
+
+
+def findings(outcome: Outcome) -> str:
+    """Return a sentence that says how many pairs of methods are told apart, and names the others.
+
+    Args:
+        outcome: the analysis.
+    """
+    pairs = told_apart(outcome)
+    alike = [f"{a} and {b}" for a, b, score in pairs if not score > SIGNIFICANT]
+    count = len({row["id"] for row in outcome.rows})
+    line = (
+        f"n = {count} prompts. {len(pairs) - len(alike)} of {len(pairs)} pairs of methods differ by more than "
+        f"{SIGNIFICANT:g} standard errors of their paired difference in at least one of {', '.join(ERRORS)}."
+    )
+    return line + (f" Not told apart: {'; '.join(alike)}." if alike else "")
+
+
+def _cell(name: str, average: float, error: float) -> str:
+    scale = {"l1_share": 100.0, "lost": 100.0, "output_error": 100.0, "coverage_per_token": 1000.0}.get(name, 1.0)
+    percent = " %" if scale == 100.0 else ""
+    return f"{average * scale:.3g}{percent} ±{error * scale:.2g}"
