@@ -1,4 +1,4 @@
-"""Attention analysis: how a method changes the attention of a model, compared with exact keys and values, without labels.
+"""Attention analysis: how methods change a model's attention, compared with exact keys and values, without labels.
 
 :mod:`~kvbench.analysis.exact` and :mod:`~kvbench.analysis.compare` define the figures, :mod:`~kvbench.analysis.observe`
 takes them while the model decodes, :func:`kvbench.analysis.analyse.analyse` runs samples.

@@ -69,9 +69,11 @@ def analyse(
     run at once, so their caches are in memory together.
 
     Args:
+        loaded: the model.
         prompts: each is processed by itself.
         methods: methods by the name of their setting; checked against the model already (``Method.check``). A method
             that speculates is analysed without its draft (``Method.alone``).
+        options: what is observed; None: the defaults.
         report: called after each prompt with its id.
 
     Raises:
@@ -135,9 +137,7 @@ def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[s
         sums = torch.stack([sums / count for sums, _, count in observation.prompt]).cpu().numpy()
         exact |= {"prompt_mass": sums[:, 0], "prompt_spikes": sums[:, 1]}
         exact["prompt_visible"] = torch.stack([seen / count for _, seen, count in observation.prompt]).cpu().numpy()
-    errors = {
-        name: {part: _mean(of_steps, part) for part in ERRORS} for name, of_steps in observation.errors.items()
-    }
+    errors = {name: {part: _mean(of_steps, part) for part in ERRORS} for name, of_steps in observation.errors.items()}
     for name, parts in {"exact attention": exact, **errors}.items():
         broken = [part for part, array in parts.items() if not np.isfinite(array).all()]
         if broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ class Bins:
     def names(self) -> list[str]:
         """Return a name for each bin: ``token 0``, ``token 1``, ``0``, ``1``, ``2-3``, ..., ``65536-``."""
         edges = self.edges
-        spans = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in zip(edges, edges[1:], strict=False)]
+        spans = [f"{a}" if b == a + 1 else f"{a}-{b - 1}" for a, b in pairwise(edges)]
         return [*(f"token {i}" for i in range(self.sinks)), *spans, f"{edges[-1]}-"]
 
     def newest(self, count: int) -> slice:

@@ -88,6 +88,7 @@ def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
     """Yield the tokens that a layer holds of its only row, decoded as attention reads them, in slot order.
 
     Args:
+        layer: a layer with one row.
         size: largest number of tokens of a block. A block is also cut where keys or values change their format.
     """
     keys, values = layer.stores()
@@ -139,6 +140,8 @@ class Queries:
             heads: number of KV heads, H.
             scaling: factor on the scores.
             first: position of the first query.
+            window: the layer's sliding window, or None.
+            logits: the model's softcap and sinks.
         """
         vectors = (query[0].float() * scaling).unflatten(0, (heads, -1)).transpose(1, 2)
         columns = torch.arange(first, first + query.shape[2], device=query.device)
@@ -152,7 +155,8 @@ class Queries:
         """Return the scores of the queries for some tokens, ``[H, q, g, b]``; -inf where a query does not see a token.
 
         Args:
-            keys: ``[H, b, D]`` in fp32. columns: positions of the tokens, ``[H or 1, b]``.
+            keys: ``[H, b, D]`` in fp32.
+            columns: positions of the tokens, ``[H or 1, b]``.
         """
         heads, count, group, channels = self.vectors.shape
         flat = self.vectors.reshape(heads, count * group, channels)

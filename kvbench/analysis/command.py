@@ -81,7 +81,9 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
     if arguments.steps < 1:
         raise ConfigError("--steps", arguments.steps, "must be positive", allowed="1, 2, ..., 16, ...")
     if arguments.prompt_queries < -1:
-        raise ConfigError("--prompt-queries", arguments.prompt_queries, "is not a number of queries", allowed="-1, 0, ...")
+        raise ConfigError(
+            "--prompt-queries", arguments.prompt_queries, "is not a number of queries", allowed="-1, 0, ..."
+        )
     model: ModelConfig = build(ModelConfig, groups["model"], "model")
     model.check()
     task = load_task(groups["dataset"])

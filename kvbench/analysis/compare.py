@@ -6,9 +6,9 @@ has q = 0.
 
 - **L1 error**: the sum of |p - q| over all tokens, 0 to 2. A dropped token contributes p. LogQuant's Table 4 reports an
   "L1 error with original attention" without saying what is summed or averaged. Its largest entry, 1,612.56, is below
-  2,048, which is the largest possible sum over the 32 layers with 32 heads of Llama-3.1-8B, and above that over one
-  layer (64). So the table's figure is taken to be this error, summed over all layers and heads, and averaged over decode
-  steps and samples.
+  2,048, the largest possible sum over the 32 layers with 32 heads of Llama-3.1-8B, and above the largest sum over one
+  layer (64). So the table's figure is taken to be this error, summed over all layers and heads, and averaged over
+  decode steps and samples.
 - **KL divergence** of q from p: the sum of q (log q - log p), in nats. It is finite where tokens were dropped (for pure
   eviction it is -log of the probability that is left), whereas the sum of p (log p - log q) is infinite there.
 - **coverage**: the sum of p over tokens whose keys are held in full precision (LogQuant's Figure 4 divides it by their
@@ -63,7 +63,9 @@ def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
     """Return the attention outputs of a block by bin, ``[H, q, g, K, Dv]``.
 
     Args:
-        weights: ``[H, q, g, b]``. member: ``[h, q, b, K]``. values: ``[H, b, Dv]``.
+        weights: probabilities, ``[H, q, g, b]``.
+        member: bins of the tokens, one-hot, ``[h, q, b, K]``.
+        values: ``[H, b, Dv]``.
     """
     heads, count, group, tokens = weights.shape
     by_bin = weights[..., None, :] * member.transpose(-1, -2)[:, :, None]
@@ -75,7 +77,11 @@ def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins,
     """Return the outputs of exact attention by bin, ``[H, q, g, K, Dv]``.
 
     Args:
+        queries: the queries.
+        exact: exact keys and values.
         log_total: as in :class:`kvbench.analysis.exact.Profile`.
+        bins: bins of tokens.
+        block: tokens of a block.
     """
     total = torch.zeros((), device=log_total.device)
     for part in exact.blocks(block):
@@ -99,7 +105,11 @@ def compare(
 
     Args:
         queries: the newest tokens' queries; their own keys and values are in the layer.
-        log_total, mass: from :func:`kvbench.analysis.exact.profile` of the same queries.
+        exact: exact keys and values.
+        layer: a layer of the cache.
+        bins: bins of tokens.
+        log_total: denominators from :func:`kvbench.analysis.exact.profile` of the same queries.
+        mass: exact probability in each bin, from there too.
         reference: from :func:`exact_outputs`.
         block: tokens of a block.
     """

@@ -53,6 +53,9 @@ def profile(
     """Return the exact attention of `queries`.
 
     Args:
+        queries: the queries.
+        exact: exact keys and values, the queries' own included.
+        bins: bins of tokens.
         positions: length of ``highest`` and ``mean``; 0 leaves them empty.
         block: tokens of a block.
         spike: see :data:`SPIKE`.

@@ -96,7 +96,16 @@ class Observation:
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Compute exact attention for the model, ``[1, q, Hq, Dv]``, and observe; arguments as of ``register.attention``.
+        """Compute exact attention for the model, ``[1, q, Hq, Dv]``, and observe.
+
+        Args:
+            module: the model's attention module.
+            query: ``[1, Hq, q, D]``, after RoPE.
+            key: the exact cache's handle.
+            value: the same.
+            attention_mask: as for :func:`kvbench.attention.register.attention`.
+            scaling: factor on the scores; None: 1/sqrt(D).
+            kwargs: other arguments of the attention interface.
 
         Raises:
             CacheError: a batch of several rows, or a step of several tokens.
@@ -145,9 +154,7 @@ class Observation:
     def _observe_step(self, layer: KVLayer, queries: Queries, call: _Call) -> None:
         options, exact = self.options, Exact.of(layer)
         positions = layer.seen if options.positions else 0
-        shown = profile(
-            queries, exact, options.bins, positions=positions, block=options.block, spike=options.spike
-        )
+        shown = profile(queries, exact, options.bins, positions=positions, block=options.block, spike=options.spike)
         self._keep(layer.index, shown)
         reference_outputs = exact_outputs(queries, exact, shown.log_total, options.bins, options.block)
         for name, cache in self.candidates.items():

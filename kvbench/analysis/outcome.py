@@ -114,6 +114,7 @@ class Outcome:
         Arrays are named ``exact/mass``, ``SETTING/l1``, ``positions/highest/ID`` and so on.
 
         Args:
+            folder: made if it does not exist.
             about: what else to record (command, device, versions).
         """
         folder.mkdir(parents=True, exist_ok=True)
