@@ -28,6 +28,13 @@ def parser() -> argparse.ArgumentParser:
         default="paper",
         help="the paper's data sets (default), the bundled tasks, or generated records (format only)",
     )
+    add(
+        "--path",
+        nargs="+",
+        default=[],
+        metavar="DATASET=FOLDER",
+        help="files of the paper's data on this machine, by choice of conf/dataset",
+    )
     add("--limit", type=int, metavar="N", help="samples per data set; with mini: per task")
     add("--max-new-tokens", type=int, metavar="N", help="longest answer")
     add("--lengths", type=int, nargs="+", default=[], metavar="N", help="prompt lengths in place of the item's")
@@ -49,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data=arguments.data,
         limit=arguments.limit,
         max_new_tokens=arguments.max_new_tokens,
+        paths=tuple((text.partition("=")[0], text.partition("=")[2]) for text in arguments.path),
         lengths=tuple(arguments.lengths),
         device=arguments.device,
         runs=arguments.runs,

@@ -41,6 +41,8 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
         texts.append(f"dataset.tasks=[{column.task}]")
     if plan.data == "standin" and column.data in standin.LAYOUTS:
         texts += standin.overrides(column, plan, context_of(model.preset))
+    elif column.data in dict(plan.paths):
+        texts.append(f"dataset.path={dict(plan.paths)[column.data]}")
     if plan.limit is not None:
         texts.append(f"dataset.limit={plan.limit}")
     if plan.max_new_tokens is not None:

@@ -217,6 +217,19 @@ class Grid(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Described:
+    """A data set of a table of data sets (``compute="statistics:of_datasets"``).
+
+    Args:
+        name: name in the table, with task and metric.
+        data: the data set, and its task; only `data`, `task`, `options` and `published` of the column count.
+    """
+
+    name: str
+    data: Column
+
+
+@dataclass(frozen=True, kw_only=True)
 class Computed(Item):
     """An item whose cells are computed by a function rather than folded from runs.
 

@@ -21,6 +21,7 @@ class Plan:
             ``standin``: generated records in each benchmark's layout, to try the format only.
         limit: samples per data set (with mini: per task); None: all.
         max_new_tokens: limit of an answer; None: each data set's own.
+        paths: ``dataset.path`` of data sets by their choice, for files that are on this machine.
         lengths: prompt lengths in place of a data set's or item's; empty: those that fit the model.
         device: ``runtime.device``.
         runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
@@ -31,6 +32,7 @@ class Plan:
     data: DataChoice = "paper"
     limit: int | None = None
     max_new_tokens: int | None = None
+    paths: tuple[tuple[str, str], ...] = ()
     lengths: tuple[int, ...] = ()
     device: str = "auto"
     runs: Path = Path("results/runs")

@@ -49,8 +49,8 @@ def _model(folded: Folded, model: str) -> list[str]:
 
 def _heading(heading: Heading, counts: Sequence[int]) -> str:
     unit = f", {heading.unit}" if heading.unit and heading.unit != "%" else ""
-    number = f" (n = {', '.join(map(str, counts))})" if counts and counts != [1] else ""
-    return f"{heading.name}{unit}{number}"
+    shown = ", ".join(map(str, counts)) if len(counts) < 3 else f"{counts[0]} to {counts[-1]}"
+    return f"{heading.name}{unit}" + (f" (n = {shown})" if counts and counts != [1] else "")
 
 
 def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool) -> list[tuple[str, list[str]]]:
