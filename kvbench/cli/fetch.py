@@ -1,13 +1,17 @@
 """``python -m kvbench.fetch dataset=longbench model=llama2-7b``: download files for a machine without network.
 
 Accepts the same overrides as ``python -m kvbench``, including lists, and downloads into the hub's cache with progress
-bars. An interrupted download is resumed. Copy the cache (``HF_HOME``) to the machine without network.
+bars, after a line about the size of each. Files are verified against the checksums that the hub lists. After an
+interruption the same command fetches only the files that are not complete. Copy the cache (``HF_HOME``) to the machine
+without network.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
 import yaml
@@ -17,10 +21,16 @@ from kvbench import tasks
 from kvbench.cli.compose import Composer, run_config
 from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.models.locate import is_cached, locate
+from kvbench.hub import transfer
+from kvbench.hub.repository import HubError, Repository
+from kvbench.hub.transfer import amount, plan
+from kvbench.models.download import SMALL, announcement, fetched
+from kvbench.models.locate import locate, repository_of
 from kvbench.models.spec import ModelConfig
-from kvbench.tasks import data
+from kvbench.tasks import data, hub_files
+from kvbench.tasks.data import HubSource
 from kvbench.util.confdir import conf_dir, options
+from kvbench.util.progress import say
 from kvbench.util.schema import build
 
 #: hint if the hub does not answer
@@ -28,9 +38,6 @@ REMEDY = (
     "this command needs the hub: give it network (and no HF_HUB_OFFLINE), or run it on a machine that has it and copy "
     "that machine's HF_HOME here; a copy of the files themselves is read by dataset.path=FILE_OR_FOLDER"
 )
-
-#: patterns of the files that are needed to load a model
-MODEL_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,34 +115,42 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
     """Fetch the files of a data set; yield a line for each file, then one with the checksum. Raises DataError."""
     task = tasks.load(config)
-    name = config.get("name")
+    what = f"dataset {config.get('name')}"
     if config.get("path") is not None:
         check_path(config["path"])
-        yield f"dataset {name}: {config['path']} is local"
+        yield f"{what}: {config['path']} is local"
         return
     count = 0
     for source, part in task.files():
-        file = data.find(source, part, None, f"dataset {name}", remedy=REMEDY)
+        for line in _size(source, part, what):
+            say(line)
+        file = data.find(source, part, None, what, remedy=REMEDY)
         count += 1
-        yield f"dataset {name}: {file}"
+        yield f"{what}: {file}"
     if not count:
-        yield f"dataset {name}: generated, nothing to fetch"
+        yield f"{what}: generated, nothing to fetch"
     else:
-        yield f"dataset {name}: sha256 {task.identity().get('sha256')}"
+        yield f"{what}: sha256 {task.identity().get('sha256')}"
+
+
+def _size(source: HubSource, part: str, what: str) -> Iterator[str]:
+    """Yield a line about the size of a file that is still to download, if there is one. Raises DataError."""
+    name = source.file.replace("{task}", part).partition("!")[0]
+    total, missing = hub_files.sizes(source, name, what, REMEDY)
+    if missing != 0:
+        size = "unknown size" if missing is None else amount(missing)
+        already = f" ({amount(total - missing)} are here)" if missing and missing < total else ""
+        yield f"{what}: {source.hub_id}/{name}, {size} to download{already}"
 
 
 def fetch_model(model: ModelConfig) -> str:
     """Fetch the weights and tokenizer of a model and return a line about them. Raises ModelError."""
-    source = locate(model)
-    if source.name is None or source.local:
-        return f"model {model.name}: {'random weights' if source.name is None else 'already here'}"
-    folder = _snapshot(source.name, model.revision, f"model {model.name}")
-    if not is_cached(model):  # without a list of files from the hub, its client may return an incomplete folder
-        raise ModelError(
-            f"model {model.name}: the download of {source.name} is incomplete: weights are missing in {folder}.\n"
-            "  hint: run the same command again; it resumes where it stopped"
-        )
-    return f"model {model.name}: {folder}"
+    before = locate(model)
+    if before.name is None or before.local:
+        return f"model {model.name}: {'random weights' if before.name is None else 'already here'}"
+    fetched(model)
+    repository = repository_of(model)
+    return f"model {model.name}: {repository.snapshot()}"
 
 
 def encoders(method: Mapping[str, Any]) -> list[str]:
@@ -150,23 +165,26 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 
 def fetch_encoder(name: str) -> str:
     """Fetch the weights of an encoder and return a line about them. Raises ModelError."""
-    from kvbench.retrieval.encoders import HUB, hub_answers
+    from kvbench.retrieval.encoders import HUB
 
+    what = f"encoder {name}"
     if name in ("bm25", "openai"):
-        return f"encoder {name}: nothing to fetch"
-    hub_id = HUB.get(name, name)
-    if not hub_answers():
-        raise ModelError(f"encoder {name}: the hub cannot be reached.\n  hint: method.encoder=bm25 needs no weights")
-    return f"encoder {name}: {_snapshot(hub_id, None, f'encoder {name}')}"
-
-
-def _snapshot(hub_id: str, revision: str | None, what: str) -> str:
-    from huggingface_hub import snapshot_download
-
+        return f"{what}: nothing to fetch"
+    repository = Repository(HUB.get(name, name))
     try:
-        # some encoders have only pytorch_model.bin; for models, it would be a second copy of the weights
-        patterns = [*MODEL_FILES, *(["*.bin"] if what.startswith("encoder") else [])]
-        return str(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
-    except OSError as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{what}: {hub_id} cannot be fetched: {reason}") from error
+        files = plan(repository, wanted_by_encoder, "config.json")
+        if files.missing:
+            say(announcement(what, files))
+        return f"{what}: {transfer.fetch(repository, files)}"
+    except HubError as error:
+        reason = f"{repository.hub_id} is not on this machine, and {error.reason}" if error.absent else error.reason
+        hint = f"{error.remedy}, or " if error.remedy else ""
+        raise ModelError(f"{what}: {reason}.\n  hint: {hint}method.encoder=bm25, which needs no weights") from error
+
+
+def wanted_by_encoder(files: Sequence[str]) -> list[str]:
+    """Return which files of a repository sentence-transformers needs: one copy of the weights, and all small files."""
+    top = [name for name in files if "/" not in name]
+    weights = [name for name in top if name.endswith(".safetensors")] or [n for n in top if n.endswith(".bin")]
+    folders = [name for name in files if re.match(r"\d+_[^/]*/", name)]  # pooling and other layers behind the model
+    return [*weights, *folders, *(name for name in top if any(fnmatch(name, pattern) for pattern in SMALL))]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvbench.errors import ModelError
+from kvbench.hub.repository import Repository
 from kvbench.util.schema import MOST_TOKENS
 
 #: files other than the weights that loading reads; each contains a JSON object
@@ -277,10 +277,8 @@ def layer_of(name: str) -> int | None:
 
 def snapshot(hub_id: str, revision: str | None = None) -> Path | None:
     """Return the folder in the hub's cache that contains a repository's ``config.json``; None if it is not cached."""
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(hub_id, "config.json", revision=revision)
-    return Path(config).parent if isinstance(config, (str, os.PathLike)) else None
+    config = Repository(hub_id, "model", revision).cached("config.json")
+    return None if config is None else config.parent
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import KvbenchError, ModelError
 from kvbench.models.devices import Runtime, homes, joined, resolve_device
-from kvbench.models.locate import Source, locate
+from kvbench.models.download import fetched
+from kvbench.models.locate import Source
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig
 from kvbench.models.verify import check_complete, check_served, refusal
@@ -83,7 +84,7 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
             kvbench does not support the architecture, or it cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
-    source = locate(model)
+    source = fetched(model)
     team, spread = joined(runtime), homes(runtime)
     device = spread[0]
     if runtime.device_map and model.weights != "random" and importlib.util.find_spec("accelerate") is None:
@@ -116,7 +117,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
     Raises:
         ModelError: the tokenizer or the weights are unavailable, or the tokenizer cannot be read.
     """
-    source = locate(model)
+    source = fetched(model)
     if source.name is None:
         return _random_tokenizer(model)
     common = {

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.errors import ModelError
+from kvbench.hub.ask import PROBE_SECONDS, ask
+from kvbench.hub.record import settle
+from kvbench.hub.repository import HubError, Repository
 from kvbench.models import checkpoint
 from kvbench.models.spec import ModelConfig
 from kvbench.util.confdir import options
-
-#: time limit in seconds for the single attempt to reach the hub, including name resolution
-PROBE_SECONDS = 1.5
 
 #: files that contain a repository's context length and chat template
 DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -58,8 +57,13 @@ def locate(model: ModelConfig) -> Source:
         _check_folder(model, folder)
         return Source(str(folder), local=True)
     if model.hub_id is None:
-        raise ModelError(f"model {model.name}: no weights are named.\n  hint: {_remedies()}")
+        raise ModelError(f"model {model.name}: no weights are named.\n  hint: {remedies()}")
     if is_cached(model):
+        repository = repository_of(model)
+        try:
+            settle(repository, repository.commit(), "the hub's cache on this machine")
+        except HubError as error:
+            raise refusal(model, error) from error
         return Source(model.hub_id, local=True, revision=model.revision)
     _ask_hub(model)
     return Source(model.hub_id, local=False, revision=model.revision)
@@ -103,41 +107,44 @@ def is_cached(model: ModelConfig) -> bool:
     return True
 
 
+def repository_of(model: ModelConfig) -> Repository:
+    """Return the repository of a model that has one."""
+    assert model.hub_id is not None
+    return Repository(model.hub_id, "model", model.revision)
+
+
+def refusal(model: ModelConfig, error: HubError) -> ModelError:
+    """Return the error for weights that the hub does not give."""
+    if not error.absent:
+        return ModelError(f"model {model.name}: {error.reason}.\n  hint: {error.remedy or remedies()}")
+    gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
+    return ModelError(
+        f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {error.reason}.{gate}\n"
+        f"  hint: python -m kvbench.fetch model={_typed(model)} on a machine with network, {remedies()}"
+    )
+
+
 def _ask_hub(model: ModelConfig) -> None:
     """Request the repository's config.json once, with a time limit; raise ModelError unless the hub has it."""
-    assert model.hub_id is not None
-    answer = _answer(model.hub_id, model.revision)
-    if isinstance(answer, str):
-        raise _no_weights(model, answer)
-    if answer in (401, 403):
+    repository = repository_of(model)
+    answer = ask(repository, "config.json")
+    if answer.problem:
+        raise refusal(model, HubError(answer.problem, absent=True))
+    if answer.status in (401, 403):
         access = model.gated or f"ask for access at https://huggingface.co/{model.hub_id}, then `hf auth login`"
         raise ModelError(
-            f"model {model.name}: {model.hub_id} is gated or private, and the hub refused this account ({answer}).\n"
-            f"  to get access: {access}\n  hint: {_remedies()}"
+            f"model {model.name}: {model.hub_id} is gated or private, and the hub refused this account "
+            f"({answer.status}).\n  to get access: {access}\n  hint: {remedies()}"
         )
-    if answer == 404:
+    if answer.status == 404:
         raise ModelError(
-            f"model {model.name}: the hub has no {model.hub_id} at revision {model.revision or 'main'} (404).\n"
-            f"  hint: model.hub_id=OWNER/NAME, model.revision=..., or {_remedies()}"
+            f"model {model.name}: the hub has no {model.hub_id} at revision {repository.asked} (404).\n"
+            f"  hint: model.hub_id=OWNER/NAME, model.revision=..., or {remedies()}"
         )
-
-
-def _answer(hub_id: str, revision: str | None) -> int | str:
-    """Return the hub's HTTP status (below 500) for a repository's config.json, or a text that explains the failure."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    url = f"{constants.ENDPOINT}/{hub_id}/resolve/{revision or 'main'}/config.json"
-    answers: list[int | str] = []
-    # A thread, because name resolution has no timeout.
-    thread = threading.Thread(target=_probe, args=(url, answers), daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    answer = answers[0] if answers else f"no answer in {PROBE_SECONDS} s"
-    if isinstance(answer, str):
-        return f"{constants.ENDPOINT} cannot be reached ({answer})"
-    return f"{constants.ENDPOINT} answers with error {answer}" if answer >= 500 else answer
+    try:
+        settle(repository, answer.commit, "the hub")
+    except HubError as error:
+        raise refusal(model, error) from error
 
 
 class Description(NamedTuple):
@@ -157,13 +164,19 @@ def fetch_description(hub_id: str, revision: str | None) -> Description:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    answer = _answer(hub_id, revision)
-    if isinstance(answer, str):
-        return Description(None, answer)
-    if answer in (401, 403):
-        return Description(None, f"the hub refuses this account ({answer}): it is gated, private or does not exist")
-    if answer not in range(200, 400):
-        return Description(None, f"the hub does not have it at revision {revision or 'main'} ({answer})")
+    repository = Repository(hub_id, "model", revision)
+    answer = ask(repository, "config.json")
+    if answer.status is None:
+        return Description(None, answer.problem)
+    if answer.status in (401, 403):
+        problem = f"the hub refuses this account ({answer.status}): it is gated, private or does not exist"
+        return Description(None, problem)
+    if answer.status not in range(200, 400):
+        return Description(None, f"the hub does not have it at revision {repository.asked} ({answer.status})")
+    try:
+        settle(repository, answer.commit, "the hub")
+    except HubError as error:
+        return Description(None, f"{error.reason} ({error.remedy})")
     folder, problem = None, ""
     for name in DESCRIPTION:
         try:
@@ -175,29 +188,13 @@ def fetch_description(hub_id: str, revision: str | None) -> Description:
     return Description(folder, "" if folder else problem)
 
 
-def _probe(url: str, answers: list[int | str]) -> None:
-    try:
-        from huggingface_hub.utils import build_hf_headers, get_session
-
-        answers.append(int(get_session().head(url, headers=build_hf_headers(), timeout=PROBE_SECONDS).status_code))
-    except Exception as error:  # any failure becomes the answer
-        answers.append(f"{type(error).__name__}: {error}")
-
-
-def _no_weights(model: ModelConfig, reason: str) -> ModelError:
-    gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
-    return ModelError(
-        f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {reason}.{gate}\n"
-        f"  hint: python -m kvbench.fetch model={_typed(model)} on a machine with network, {_remedies()}"
-    )
-
-
 def _typed(model: ModelConfig) -> str:
     """Return the name to type after ``model=``: the preset or the repository."""
     return model.name if model.name in options("model") else str(model.hub_id)
 
 
-def _remedies() -> str:
+def remedies() -> str:
+    """Return what to type in place of a model whose weights are unavailable."""
     return (
         "model.path=DIR (a folder with the weights), model.weights=random (the real architecture, no download), "
         "or model=tiny (bundled)"

@@ -6,22 +6,21 @@ and before a model is loaded, and names the override that would supply the file.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import struct
-import threading
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import ConfigError, DataError, nearest
+from kvbench.errors import DataError, nearest
 from kvbench.tasks.files import Found, is_file
 from kvbench.tasks.formats import placed_records, read_json, read_records, read_text
+from kvbench.tasks.hub_files import cached, download
 from kvbench.tasks.records import Record
 from kvbench.tasks.shards import whole_split
+from kvbench.tasks.source import HubSource
 
 __all__ = [
     "Found",
@@ -39,9 +38,6 @@ __all__ = [
     "read_text",
 ]
 
-#: seconds that the one attempt to reach the hub may take, name resolution included
-PROBE_SECONDS = 1.5
-
 #: hint of the error for a file that is neither on this machine nor available from the hub
 REMEDY = (
     "dataset.path=FILE_OR_FOLDER reads a local copy (.jsonl, .jsonl.gz, .json, .parquet, .zip); "
@@ -50,27 +46,6 @@ REMEDY = (
 
 #: endings of files with records
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
-
-
-@dataclass(frozen=True, kw_only=True)
-class HubSource:
-    """Files of a data set on the hub.
-
-    Args:
-        hub_id: repository of type dataset, for example ``zai-org/LongBench``; None if there is none.
-        revision: commit, which pins the content; None for the newest.
-        file: path in the repository. ``{task}`` is replaced by the name of a task or split, ``a.zip!b.jsonl`` is the
-            member b.jsonl of an archive, and ``*`` matches any characters (the pattern must match one file only).
-    """
-
-    hub_id: str | None = None
-    revision: str | None = None
-    file: str = "{task}.jsonl"
-
-    def check(self, key: str = "dataset.source") -> None:
-        """Raise ConfigError if the repository's name is not ``OWNER/NAME``; `key` is the option's name in messages."""
-        if self.hub_id is not None and self.hub_id.count("/") != 1:
-            raise ConfigError(f"{key}.hub_id", self.hub_id, "is not the name of a repository", hint="OWNER/NAME")
 
 
 def find(
@@ -104,71 +79,8 @@ def find(
             return _member(place, task, what) if place.suffix == ".zip" else Found(place)
         return _in_folder(place, source, task, what, endings, others or {})
     name, member = _split(source.file.replace("{task}", task))
-    cached = _cached(source, name)
-    return Found(cached or download(source, name, what, remedy), member)
-
-
-def download(source: HubSource, name: str, what: str, remedy: str = REMEDY) -> Path:
-    """Download one file into the hub's cache and return its path; an interrupted download is resumed.
-
-    Args:
-        source: repository and revision; its `file` is not used.
-        name: path of the file in the repository; may contain ``*``.
-        what: the data set as messages name it.
-        remedy: hint of the error for a file that cannot be downloaded.
-
-    Raises:
-        DataError: no repository is named, the network or access is missing, the repository, revision or file does not
-            exist, or `name` matches several files.
-    """
-    from huggingface_hub import HfApi, constants, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    if source.hub_id is None:
-        raise DataError(f"{what}: no file is named.\n  hint: dataset.path=FILE_OR_FOLDER")
-    if constants.HF_HUB_OFFLINE:
-        raise _missing(source, name, what, "HF_HUB_OFFLINE is set", remedy)
-    revision = source.revision or "main"
-    probed = "README.md" if "*" in name else name
-    answer = probe(f"{constants.ENDPOINT}/datasets/{source.hub_id}/resolve/{revision}/{probed}")
-    if isinstance(answer, str) or answer >= 500:
-        raise _missing(source, name, what, f"{constants.ENDPOINT} cannot be reached ({answer})", remedy)
-    if answer in (401, 403):
-        raise _missing(
-            source, name, what, f"the hub refused this account ({answer}); `hf auth login` with access", remedy
-        )
-    if answer == 404:
-        raise _missing(source, name, what, f"the hub has no such file at revision {revision} (404)", remedy)
-    try:
-        if "*" in name:
-            files = HfApi().list_repo_files(source.hub_id, repo_type="dataset", revision=source.revision)
-            name = _only(sorted(fnmatch.filter(files, name)), name, what)
-            # `_cached` finds the snapshot's folder by this file, without a network
-            hf_hub_download(source.hub_id, "README.md", repo_type="dataset", revision=source.revision)
-        return Path(hf_hub_download(source.hub_id, name, repo_type="dataset", revision=source.revision))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise _missing(source, name, what, reason, remedy) from error
-
-
-def probe(url: str) -> int | str:
-    """Return the HTTP status of one HEAD request, or a text with the reason if none came in :data:`PROBE_SECONDS`."""
-    answers: list[int | str] = []
-
-    def ask() -> None:
-        try:
-            from huggingface_hub.utils import build_hf_headers, get_session
-
-            response = get_session().head(url, headers=build_hf_headers(), timeout=PROBE_SECONDS)
-            answers.append(int(response.status_code))
-        except Exception as error:  # whatever goes wrong on the way is the answer
-            answers.append(type(error).__name__)
-
-    # A thread, because name resolution has no timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return answers[0] if answers else f"no answer in {PROBE_SECONDS} s"
+    first, *more = cached(source, name, what) or download(source, name, what, remedy)
+    return Found(first, member, tuple(more))
 
 
 def is_single(path: str) -> bool:
@@ -274,35 +186,3 @@ def _members(path: Path, what: str) -> list[str]:
 def _split(name: str) -> tuple[str, str | None]:
     first, _, member = name.partition("!")
     return first, member or None
-
-
-def _cached(source: HubSource, name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    if source.hub_id is None:
-        return None
-    if "*" in name:
-        readme = try_to_load_from_cache(source.hub_id, "README.md", revision=source.revision, repo_type="dataset")
-        snapshot = Path(readme).parent if isinstance(readme, str) else None
-        files = sorted(str(file.relative_to(snapshot)) for file in snapshot.glob(name)) if snapshot else []
-        return snapshot / _only(files, name, source.hub_id) if snapshot and files else None
-    hit = try_to_load_from_cache(source.hub_id, name, revision=source.revision, repo_type="dataset")
-    return Path(hit) if isinstance(hit, str) else None
-
-
-def _only(files: list[str], pattern: str, what: str) -> str:
-    """Return the file that `pattern` matches, or `pattern` itself if no file does.
-
-    Raises:
-        DataError: several files match: reading one part of a split would pass for the whole.
-    """
-    if len(files) > 1:
-        raise DataError(
-            f"{what}: '{pattern}' matches {len(files)} files ({files[0]}, ...), but only one can be read.\n"
-            "  hint: join them, and set dataset.path=FILE_OR_FOLDER"
-        )
-    return files[0] if files else pattern
-
-
-def _missing(source: HubSource, name: str, what: str, reason: str, remedy: str) -> DataError:
-    return DataError(f"{what}: {source.hub_id}/{name} is not on this machine, and {reason}.\n  hint: {remedy}")

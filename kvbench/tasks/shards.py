@@ -30,8 +30,8 @@ def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> 
         if len(ordered) == 1:
             return ordered
         raise DataError(
-            f"{what}: '{wanted}' matches {len(ordered)} files of {place} ({ordered[0]}, ...) that are not the shards of "
-            "one split.\n  hint: join them, and set dataset.path=FILE_OR_FOLDER"
+            f"{what}: '{wanted}' matches {len(ordered)} files of {place} ({ordered[0]}, ...) that are not the shards "
+            "of one split.\n  hint: join them, and set dataset.path=FILE_OR_FOLDER"
         )
     (stem, count), *_ = series
     numbers = {int(shard["number"]) for shard in shards if shard}

@@ -1,89 +1,80 @@
-"""What is fetched, by which names and revisions, and what is said where it cannot be; the hub stands in."""
+"""What `kvbench.fetch` fetches, by which names and revisions, and what it says; a stand-in serves the hub."""
 
 from __future__ import annotations
 
-import threading
+import io
+import json
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from kvbench.cli import fetch
 from kvbench.errors import ConfigError, DataError, ModelError
+from kvbench.hub import ask as asking
+from kvbench.models.download import fetched, wanted
 from kvbench.models.spec import ModelConfig
 from kvbench.tasks import data
 from kvbench.tasks.data import HubSource
+from tests.hub.standin import Hub, reachable, serving
 
 REVISION = "5" * 40
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
-    """A hub that answers 200, with the files of ``hub.files``; ``hub.asked`` is what it was asked for."""
-    hub = SimpleNamespace(asked=[], probed=[], files=["README.md", "data/a.txt", "data/test-1.parquet"], status=200)
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """A hub with a data set at a pinned commit, and an empty cache."""
+    monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=lambda seconds: None))
+    with serving() as hub, reachable(monkeypatch, tmp_path / "cache", hub.address):
+        hub.add("datasets/o/n", {"README.md": b"#", "data/a.txt": b"a text", "data/test-1.parquet": rows(0)})
+        hub.pin("datasets/o/n", REVISION)
+        yield hub
 
-    def download(repo: str, name: str, *, repo_type: str, revision: str | None) -> str:
-        hub.asked.append((repo, name, repo_type, revision))
-        return str(tmp_path / name)
 
-    def listed(self: Any, repo: str, *, repo_type: str, revision: str | None) -> list[str]:
-        assert (repo, repo_type, revision) == ("o/n", "dataset", REVISION)
-        return hub.files
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", listed)
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *args, **kwargs: None)
-    monkeypatch.setattr(data, "probe", lambda url: hub.probed.append(url) or hub.status)
-    return hub
+def rows(*numbers: int) -> bytes:
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table({"text": [f"text {number}" for number in numbers]}), buffer)
+    return buffer.getvalue()
 
 
 def source(file: str, revision: str | None = REVISION) -> HubSource:
     return HubSource(hub_id="o/n", revision=revision, file=file)
 
 
-def test_a_file_is_asked_for_by_name_and_revision(hub: SimpleNamespace, tmp_path: Path) -> None:
-    found = data.find(source("data/{task}.zip!in/{task}.jsonl"), "qasper", None, "toy")
-    assert (found.path, found.member) == (tmp_path / "data/qasper.zip", "in/qasper.jsonl")
-    assert hub.asked == [("o/n", "data/qasper.zip", "dataset", REVISION)]
-    assert hub.probed[0].endswith(f"/datasets/o/n/resolve/{REVISION}/data/qasper.zip")
-    data.find(source("a", None), "qasper", None, "toy")
-    assert hub.probed[1].endswith("/datasets/o/n/resolve/main/a") and hub.asked[1][3] is None
-
-
-def test_a_pattern_is_looked_up_and_the_snapshot_can_be_found_again(hub: SimpleNamespace, tmp_path: Path) -> None:
-    assert data.find(source("data/test-*.parquet"), "test", None, "toy").path == tmp_path / "data/test-1.parquet"
-    assert [name for _, name, _, _ in hub.asked] == ["README.md", "data/test-1.parquet"]
-    assert hub.probed[0].endswith("/README.md")
-    hub.files.append("data/test-2.parquet")
-    with pytest.raises(
-        DataError, match=r"toy: 'data/test-\*\.parquet' matches 2 files \(data/test-1\.parquet, \.\.\.\)"
-    ):
-        data.find(source("data/test-*.parquet"), "test", None, "toy")
-
-
-def test_what_is_in_the_cache_is_not_asked_for(
-    hub: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    for name in ("README.md", "data/test-1.parquet"):
-        (tmp_path / name).write_text("x")
-    looked = []
-
-    def cached(repo: str, name: str, *, revision: str | None, repo_type: str) -> str | None:
-        looked.append((repo, name, revision, repo_type))
-        return str(tmp_path / name) if (tmp_path / name).is_file() else None
-
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
-    for file in ("data/{task}-1.parquet", "data/{task}-*.parquet"):
-        assert data.find(source(file), "test", None, "toy").path == tmp_path / "data/test-1.parquet"
-    assert not hub.asked and not hub.probed
-    assert looked == [("o/n", name, REVISION, "dataset") for name in ("data/test-1.parquet", "README.md")]
-    data.find(source("data/{task}-*.parquet"), "train", None, "toy")  # the snapshot is here, the file is not
-    assert hub.probed
+def test_a_file_is_fetched_by_name_and_revision_and_then_read_from_the_cache(hub: Hub) -> None:
+    found = data.find(source("data/{task}.txt!in/{task}.jsonl"), "a", None, "toy")
+    assert found.path.read_bytes() == b"a text" and found.path.parent.parent.name == REVISION
+    assert found.member == "in/a.jsonl"
+    hub.asked.clear()
+    assert data.find(source("data/a.txt"), "a", None, "toy").path == found.path
+    assert not hub.asked
+    assert data.find(source("data/a.txt", None), "a", None, "toy").path == found.path  # main is the same commit
     with pytest.raises(DataError, match=r"toy: no file is named.\n  hint: dataset.path="):
         data.find(HubSource(), "test", None, "toy")
+
+
+def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
+    assert data.find(source("data/test-*.parquet"), "test", None, "toy").path.name == "test-1.parquet"
+    shards = {f"test-0000{shard}-of-00002.parquet": rows(shard, shard + 10) for shard in range(2)}
+    hub.add("datasets/o/n", {"README.md": b"#", **shards})
+    hub.faults.gone = {"test-00001-of-00002.parquet": 500}
+    with pytest.raises(DataError, match="toy: the download of o/n ended early"):
+        data.find(source("test-*.parquet", None), "test", None, "toy")
+    hub.faults.gone = {}
+    found = data.find(source("test-*.parquet", None), "test", None, "toy")  # one of two does not pass for the split
+    assert [record["text"] for record in data.read_records(found)] == ["text 0", "text 10", "text 1", "text 11"]
+    hub.asked.clear()
+    assert data.find(source("test-*.parquet", None), "test", None, "toy") == found and not hub.asked
+    hub.add("datasets/o/m", {"README.md": b"#", "test-a.parquet": rows(0), "test-b.parquet": rows(1)})
+    with pytest.raises(DataError, match=r"toy: 'test-\*\.parquet' matches 2 files of o/m \(test-a\.parquet, \.\.\.\)"):
+        data.find(HubSource(hub_id="o/m", file="test-*.parquet"), "test", None, "toy")
+    with pytest.raises(DataError, match=r"o/m/train-\*\.parquet is not on this machine, and the hub has no such file"):
+        data.find(HubSource(hub_id="o/m", file="train-*.parquet"), "test", None, "toy")
 
 
 @pytest.mark.parametrize(
@@ -92,91 +83,95 @@ def test_what_is_in_the_cache_is_not_asked_for(
         (401, "refused this account (401)"),
         (403, "refused this account (403)"),
         (404, "no such file at revision main (404)"),
-        (500, "cannot be reached (500)"),
-        ("ConnectError", "cannot be reached (ConnectError)"),
+        (500, "answers with error 500"),
     ],
 )
-def test_what_the_hub_answers_is_said(hub: SimpleNamespace, status: Any, said: str) -> None:
-    hub.status = status
+def test_what_the_hub_answers_is_said(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(asking, "_request", lambda url: asking.Answer(status=status))
     with pytest.raises(DataError) as caught:
         data.find(source("a.jsonl", None), "a", None, "dataset toy")
     assert "dataset toy: o/n/a.jsonl is not on this machine, and " in str(caught.value)
-    assert said in str(caught.value) and not hub.asked
+    assert said in str(caught.value) and "dataset.path=FILE_OR_FOLDER" in str(caught.value) and not hub.asked
 
 
-@pytest.mark.parametrize(("error", "said"), [(OSError("no room\nand more"), "no room"), (OSError(), "OSError")])
-def test_a_download_that_fails_is_said_in_one_line(
-    hub: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
-) -> None:
-    def fails(*args: Any, **kwargs: Any) -> str:
-        raise error
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", fails)
-    with pytest.raises(DataError, match=rf"not on this machine, and {said}\.\n"):
+def test_a_hub_that_does_not_answer_is_given_up_at_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "PROBE_SECONDS", 0.02)
+    release = asking.threading.Event()
+    monkeypatch.setattr(asking, "_request", lambda url: release.wait(60) and None)
+    with pytest.raises(DataError, match=r"cannot be reached \(no answer in 0\.02 s\)"):
         data.find(source("a.jsonl"), "a", None, "toy")
-
-
-def test_a_probe_gives_the_status_or_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-
-    def answer(url: str, headers: Any, timeout: float) -> Any:
-        assert timeout == data.PROBE_SECONDS
-        if url == "slow":
-            release.wait(60)
-        if url == "broken":
-            raise ConnectionError("x")
-        return SimpleNamespace(status_code=418)
-
-    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=answer))
-    assert data.probe("fine") == 418
-    assert data.probe("broken") == "ConnectionError"
-    monkeypatch.setattr(data, "PROBE_SECONDS", 0.01)
-    assert data.probe("slow") == "no answer in 0.01 s"
     release.set()
 
 
-def test_a_model_comes_with_what_loading_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
+def test_a_data_set_that_moved_is_refused_and_what_was_fetched_stays(hub: Hub) -> None:
+    hub.add("datasets/o/q", {"train.jsonl": b'{"n": 1}', "test.jsonl": b'{"n": 2}'})
+    first = hub.repositories["datasets/o/q"].main
+    question = HubSource(hub_id="o/q", file="{task}.jsonl")
+    train = data.find(question, "train", None, "toy")
+    second = hub.add("datasets/o/q", {"train.jsonl": b'{"n": 1}', "test.jsonl": b'{"n": 3}'})
+    assert data.find(question, "train", None, "toy") == train
+    with pytest.raises(DataError) as caught:
+        data.find(question, "test", None, "dataset toy")
+    message = str(caught.value)
+    assert message.startswith(f"dataset toy: revision main of o/q has moved: {first} when it was first fetched (")
+    assert f"dataset.source.revision={first} to complete the first one" in message and second in message
+    pinned = HubSource(hub_id="o/q", file="{task}.jsonl", revision=first)
+    assert data.read_records(data.find(pinned, "test", None, "toy")) == [{"n": 2}]
+    assert data.read_records(data.find(question, "test", None, "toy")) == [{"n": 2}]  # the remedy: runs go on
 
-    def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((name, revision, allow_patterns))
-        return f"cache/{name}"
 
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    monkeypatch.setattr(fetch, "locate", lambda model: SimpleNamespace(name="o/model", local=False))
-    model = ModelConfig(name="m", hub_id="o/model", revision="abc", max_length=8)
-    with pytest.raises(ModelError, match="the download of o/model is incomplete: weights are missing in cache/o/model"):
-        fetch.fetch_model(model)
-    asked.clear()
-    monkeypatch.setattr(fetch, "is_cached", lambda model: True)
-    assert fetch.fetch_model(model) == "model m: cache/o/model"
-    assert asked == [("o/model", "abc", list(fetch.MODEL_FILES))] and "*.bin" not in fetch.MODEL_FILES
-    assert {"*.safetensors", "*.json", "*.model", "*.jinja"} <= set(fetch.MODEL_FILES)
-    monkeypatch.setattr(fetch, "locate", lambda model: SimpleNamespace(name="o/model", local=True))
-    assert fetch.fetch_model(model) == "model m: already here"
-    monkeypatch.setattr(fetch, "locate", lambda model: SimpleNamespace(name=None, local=False))
-    assert fetch.fetch_model(model) == "model m: random weights"
-    assert len(asked) == 1
-    # an encoder may have no safetensors
-    monkeypatch.setattr("kvbench.retrieval.encoders.hub_answers", lambda: True)
-    assert fetch.fetch_encoder("o/encoder") == "encoder o/encoder: cache/o/encoder"
-    assert asked[1] == ("o/encoder", None, [*fetch.MODEL_FILES, "*.bin"])
+def longbench(hub: Hub) -> None:
+    """The official archive with two records of each of two tasks, under the commit that the configuration names."""
+    record = {"input": "q", "context": "c", "answers": ["a"], "length": 1, "all_classes": ["a"]}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as members:
+        for name in ("qasper", "trec"):
+            members.writestr(f"data/{name}.jsonl", f"{json.dumps(record)}\n" * 2)
+    hub.add("datasets/zai-org/LongBench", {"data.zip": archive.getvalue()})
+    hub.pin("datasets/zai-org/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672")
+
+
+def test_sizes_come_first_then_files_and_checksums(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    longbench(hub)
+    assert fetch.main(["dataset=longbench/qasper,longbench/trec"]) == 0
+    shown = capsys.readouterr()
+    size = len(
+        hub.repositories["datasets/zai-org/LongBench"].commits["5e628be450b7e67fb7ae6e201bd6d8f7056f7672"]["data.zip"]
+    )
+    assert f"dataset longbench/qasper: zai-org/LongBench/data.zip, {size} B to download\n" in shown.err
+    assert shown.out.count("data.zip!data/qasper.jsonl") == 1 and shown.out.count(": sha256 {") == 2
+    assert hub.downloads() == ["data.zip"]
+
+
+def test_one_copy_of_the_weights_and_all_small_files_are_wanted() -> None:
+    small = ["config.json", "tokenizer.model", "generation_config.json"]
+    safe = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    pickled = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+    others = ["README.md", ".gitattributes", "original/params.json", "original/consolidated.00.pth", "onnx/model.bin"]
+    assert set(wanted([*small, *safe, *pickled, *others, "consolidated.safetensors"])) == {*small, *safe}
+    assert set(wanted([*small, *pickled, *others, "training_args.bin"])) == {*small, *pickled}
+
+
+def test_a_model_whose_weights_the_repository_lacks_is_incomplete(hub: Hub) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    files = {"config.json": b'{"num_hidden_layers": 2}', "model.safetensors.index.json": json.dumps(index).encode()}
+    hub.add("o/model", {**files, "model-00001-of-00002.safetensors": b"x" * 64})
+    model = ModelConfig(name="m", hub_id="o/model", max_length=8)
+    with pytest.raises(ModelError, match=r"model m: the download of o/model is incomplete: weights are missing in "):
+        fetched(model)
+
+
+def test_encoders_are_fetched_with_their_layers(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["config.json", "modules.json", "1_Pooling/config.json", "pytorch_model.bin", "tokenizer.json"]
+    hub.add("o/encoder", {**dict.fromkeys(files, b"{}"), "onnx/model.onnx": b"x", "README.md": b"#"})
+    folder = Path(fetch.fetch_encoder("o/encoder").removeprefix("encoder o/encoder: "))
+    assert sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()) == sorted(files)
+    assert "encoder o/encoder: 5 files, 10 B to download" in capsys.readouterr().err
     assert fetch.fetch_encoder("openai") == "encoder openai: nothing to fetch"
-    monkeypatch.setattr("kvbench.retrieval.encoders.hub_answers", lambda: False)
-    with pytest.raises(ModelError, match=r"hint: method\.encoder=bm25 needs no weights"):
-        fetch.fetch_encoder("o/encoder")
-
-
-@pytest.mark.parametrize(("error", "said"), [(OSError("no room\nand more"), "no room"), (OSError(), "OSError")])
-def test_a_model_that_cannot_be_fetched_is_said(monkeypatch: pytest.MonkeyPatch, error: OSError, said: str) -> None:
-    def fails(*args: Any, **kwargs: Any) -> str:
-        raise error
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fails)
-    monkeypatch.setattr(fetch, "locate", lambda model: SimpleNamespace(name="o/model", local=False))
-    with pytest.raises(ModelError) as caught:
-        fetch.fetch_model(ModelConfig(name="m", hub_id="o/model", max_length=8))
-    assert str(caught.value) == f"model m: o/model cannot be fetched: {said}"
+    with pytest.raises(ModelError, match=r"o/none is not on this machine, and .* \(404\)\.\n  hint: .*encoder=bm25"):
+        fetch.fetch_encoder("o/none")
 
 
 def test_only_what_is_named_is_fetched_and_each_thing_once(

@@ -21,7 +21,7 @@ from kvbench.models.random_weights import byte_tokenizer, random_model
 from kvbench.results.identity import identity, run_id
 from kvbench.runner.resolve import settled
 from kvbench.util.confdir import conf_dir, options
-from tests.models.hub import COMMIT, reachable, serving
+from tests.hub.standin import Hub, reachable, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,11 +53,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hub(checkpoint: Path) -> Iterator[str]:
-    """The address of a hub that has the checkpoint as ``me/small``."""
-    files = {file.name: file.read_bytes() for file in checkpoint.iterdir() if file.is_file()}
-    with serving("me/small", files) as (address, _):
-        yield address
+def hub(checkpoint: Path) -> Iterator[Hub]:
+    """A hub that has the checkpoint as ``me/small``."""
+    with serving() as hub:
+        hub.add("me/small", {file.name: file.read_bytes() for file in checkpoint.iterdir() if file.is_file()})
+        yield hub
 
 
 @pytest.fixture(autouse=True)
@@ -107,15 +107,19 @@ def test_a_folder_is_a_model(checkpoint: Path, tmp_path: Path, typed: str) -> No
 
 
 def test_a_repository_is_a_model_of_the_commit_in_the_cache(
-    hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with reachable(monkeypatch, tmp_path / "cache", hub):
+    with reachable(monkeypatch, tmp_path / "cache", hub.address):
         config = composed("model=me/small")
     model = config["model"]
-    assert (model["name"], model["hub_id"], model["revision"]) == ("me/small", "me/small", COMMIT)
+    assert (model["name"], model["hub_id"], model["revision"]) == (
+        "me/small",
+        "me/small",
+        hub.repositories["me/small"].main,
+    )
     assert (model["path"], model["max_length"], model["chat"], model["dtype"]) == (None, 2048, "template", "auto")
     assert composed("model=me/small") == config  # from the cache: the same run without network
-    typed_out = composed("model=tiny", "model.hub_id=me/small", f"model.revision={COMMIT}")
+    typed_out = composed("model=tiny", "model.hub_id=me/small", f"model.revision={hub.repositories['me/small'].main}")
     assert id_of(config) == id_of(typed_out)
     other = {**config, "model": {**model, "revision": "f" * 40}}
     assert id_of(other) != id_of(config)
@@ -140,19 +144,19 @@ def test_a_row_never_carries_a_presets_name() -> None:
         composed("model=./tiny")
 
 
-def test_random_weights_of_a_named_architecture(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with reachable(monkeypatch, tmp_path / "cache", hub):
+def test_random_weights_of_a_named_architecture(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reachable(monkeypatch, tmp_path / "cache", hub.address):
         config = composed("model=me/small", "model.weights=random")
     assert config["model"]["name"] == "me/small"
     assert check(config).model.head_dim() == 32
 
 
 def test_a_sweep_over_presets_repositories_and_folders(
-    checkpoint: Path, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Weights, tokenizer and rows of all three, from one command, and from the hub as from the folder."""
     data = ["dataset=mini/needle", "dataset.lengths=[512]", "dataset.limit=1", "decoding.max_new_tokens=2"]
-    with reachable(monkeypatch, tmp_path / "cache", hub):
+    with reachable(monkeypatch, tmp_path / "cache", hub.address):
         assert fetch.main(["model=me/small"]) == 0
     assert "model me/small: " in capsys.readouterr().out
     command = ["--multirun", f"model=tiny,me/small,{checkpoint}", "method=fp16", "runtime.device=cpu", *data]
@@ -202,9 +206,9 @@ def test_a_wrong_name_is_refused_with_what_to_type(
     assert not Path("results").exists()
 
 
-def test_a_hub_that_does_not_have_it(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_have_it(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        reachable(monkeypatch, tmp_path / "cache", hub),
+        reachable(monkeypatch, tmp_path / "cache", hub.address),
         pytest.raises(ConfigError, match=r"the hub does not have it at revision main \(404\)"),
     ):
         composed("model=me/other")
@@ -216,11 +220,11 @@ def test_fetching_without_network_says_what_is_missing(capsys: pytest.CaptureFix
 
 
 def test_other_commands_take_the_same_names(
-    checkpoint: Path, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kvbench.bench import choices, points
 
-    with reachable(monkeypatch, tmp_path / "cache", hub):
+    with reachable(monkeypatch, tmp_path / "cache", hub.address):
         for name, row in ((str(checkpoint), "small-qwen"), ("me/small", "me/small")):
             assert calibrate.model_config(name, None, None, False).name == row
             assert points.model_config(name).name == row

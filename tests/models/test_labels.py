@@ -21,7 +21,7 @@ from kvbench.runner.prompting import own_limit
 from kvbench.tasks.base import PromptRules, Sample
 from kvbench.util.confdir import conf_dir, options
 from kvbench.util.schema import build
-from tests.models.hub import serving
+from tests.hub.standin import reachable, serving
 
 QWEN = {
     "model_type": "qwen3",
@@ -125,27 +125,21 @@ def test_random_weights_are_of_the_repositorys_own_architecture(
 def test_a_repository_that_is_not_here_yet_is_described_by_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
     files = {
         "config.json": json.dumps(QWEN).encode(),
         "tokenizer_config.json": json.dumps({"chat_template": "{{ messages }}"}).encode(),
     }
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    with serving("me/mine", files) as (address, asked):
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        first = composed("model=tiny", "model.hub_id=me/mine")["model"]
-        assert (first["name"], first["max_length"], first["chat"]) == ("me/mine", 1024, "template")
-        before = len(asked)
+    with serving() as hub:
+        hub.add("me/mine", files)
+        with reachable(monkeypatch, tmp_path / "cache", hub.address):
+            first = composed("model=tiny", "model.hub_id=me/mine")["model"]
+            assert (first["name"], first["max_length"], first["chat"]) == ("me/mine", 1024, "template")
+            before = len(hub.asked)
+            assert composed("model=tiny", "model.hub_id=me/mine")["model"] == first
+            assert len(hub.asked) == before  # from the cache: the same run id without the hub
+            assert composed("model=tiny", "model.hub_id=me/other")["model"]["name"] == "me/other"
+    with reachable(monkeypatch, tmp_path / "cache", None):
         assert composed("model=tiny", "model.hub_id=me/mine")["model"] == first
-        assert len(asked) == before  # from the cache: the same run id without the hub
-        assert composed("model=tiny", "model.hub_id=me/other")["model"]["name"] == "me/other"
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert composed("model=tiny", "model.hub_id=me/mine")["model"] == first
 
 
 def test_cfg_job_shows_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,8 @@ import yaml
 
 from kvbench.config.run_config import RuntimeConfig
 from kvbench.errors import ConfigError, ModelError
-from kvbench.models import locate as locating
+from kvbench.hub import ask as asking
+from kvbench.hub.ask import Answer
 from kvbench.models.load import load, resolve_device, shape_of
 from kvbench.models.locate import locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
@@ -66,8 +67,8 @@ def unreachable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
-def answering(monkeypatch: pytest.MonkeyPatch, status: int | str) -> None:
-    monkeypatch.setattr(locating, "_probe", lambda url, answers: answers.append(status))
+def answering(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    monkeypatch.setattr(asking, "_request", lambda url: Answer(status=status))
 
 
 def test_the_papers_models_are_all_there() -> None:
@@ -119,16 +120,17 @@ def test_no_network_and_no_weights(name: str, unreachable: None) -> None:
 def test_a_hub_that_never_answers_costs_two_seconds_at_most(unreachable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up, answered = threading.Event(), []
 
-    def wait(url: str, answers: list[int | str]) -> None:
+    def wait(url: str) -> Answer:
         if not given_up.wait(60):
             answered.append("after a minute, and locate still waits")
+        return Answer(status=200)
 
-    monkeypatch.setattr(locating, "_probe", wait)
+    monkeypatch.setattr(asking, "_request", wait)
     with pytest.raises(ModelError, match="no answer in"):
         locate(entry("mistral-7b"))
     given_up.set()
     assert not answered
-    assert locating.PROBE_SECONDS < 2
+    assert asking.PROBE_SECONDS < 2
 
 
 def test_offline_by_the_environment(unreachable: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""The Hugging Face hub: one request before any download, verified downloads, and a record of what was fetched first."""

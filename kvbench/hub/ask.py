@@ -1,0 +1,87 @@
+"""One request with a time limit, before anything is downloaded: the hub's client would retry for a minute."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from kvbench.hub.repository import HubError, Repository
+
+#: time limit in seconds of the request, name resolution included
+PROBE_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The hub's answer about one file.
+
+    Args:
+        status: HTTP status below 500; None if none came.
+        problem: why none came; empty otherwise.
+        commit: commit that the revision stands for.
+        size: size of the file in bytes.
+    """
+
+    status: int | None = None
+    problem: str = ""
+    commit: str | None = None
+    size: int | None = None
+
+
+def ask(repository: Repository, name: str) -> Answer:
+    """Return the hub's answer about a file of a repository; never raises."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return Answer(problem="HF_HUB_OFFLINE is set")
+    answers: list[Answer] = []
+    # A thread, because name resolution has no timeout.
+    thread = threading.Thread(target=lambda: answers.append(_request(repository.url(name))), daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    answer = answers[0] if answers else Answer(problem=f"no answer in {PROBE_SECONDS} s")
+    if answer.problem:
+        return Answer(problem=f"{constants.ENDPOINT} cannot be reached ({answer.problem})")
+    if answer.status is not None and answer.status >= 500:
+        return Answer(problem=f"{constants.ENDPOINT} answers with error {answer.status}")
+    return answer
+
+
+def demand(repository: Repository, name: str) -> Answer:
+    """Return the hub's answer about a file that it has.
+
+    Raises:
+        HubError: the hub cannot be reached, refuses this account, or does not have the file.
+    """
+    answer = ask(repository, name)
+    if answer.problem:
+        raise HubError(answer.problem, absent=True)
+    if answer.status in (401, 403):
+        raise refused(repository, answer.status)
+    if answer.status == 404:
+        raise HubError(f"the hub has no such file at revision {repository.asked} (404)", absent=True)
+    return answer
+
+
+def refused(repository: Repository, status: int) -> HubError:
+    """Return the error for a repository that the hub does not give to this account."""
+    page = "datasets/" * (repository.kind == "dataset") + repository.hub_id
+    return HubError(
+        f"the hub refused this account ({status}): the repository is gated or private, or does not exist",
+        f"ask for access at https://huggingface.co/{page}, then `hf auth login` (or HF_TOKEN=...)",
+        absent=True,
+    )
+
+
+def _request(url: str) -> Answer:
+    from huggingface_hub import get_hf_file_metadata
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        metadata = get_hf_file_metadata(url, timeout=PROBE_SECONDS)
+    except HfHubHTTPError as error:
+        return Answer(status=error.response.status_code)
+    except Exception as error:  # whatever goes wrong on the way is the answer
+        text = str(error).strip().splitlines()
+        return Answer(problem=": ".join([type(error).__name__, *text[:1]]))
+    return Answer(status=200, commit=metadata.commit_hash, size=metadata.size)

@@ -1,0 +1,139 @@
+"""The record of the first fetch, next to the files in the hub's cache: for each revision its commit and checksums.
+
+A branch can move between two fetches, and half of a data set or checkpoint would then be of another commit. So the
+first commit that a branch stood for on this machine is recorded, and another one is refused. A commit cannot move: for
+pinned revisions the record only keeps the checksums. A cache that cannot be written to gets no record; rows of results
+name commits and checksums in any case.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from kvbench.hub.repository import HubError, Repository, stored_hash
+from kvbench.util import atomic
+
+#: name of the record in the repository's folder
+FILE = "kvbench.json"
+
+
+def recorded(repository: Repository) -> dict[str, Any]:
+    """Return ``commit``, ``fetched`` (the date) and ``files`` (name to ``bytes`` and ``sha256``); empty if unknown."""
+    entry = _read(repository).get(repository.asked)
+    return entry if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else {}
+
+
+def settle(repository: Repository, commit: str | None, place: str) -> None:
+    """Record the commit of a revision on its first use, and refuse another one after that.
+
+    Args:
+        repository: the repository at the revision.
+        commit: the commit that the revision stands for now; None if it is unknown.
+        place: where it does so, for the message: ``the hub`` or ``the hub's cache on this machine``.
+
+    Raises:
+        HubError: another commit is recorded; both are named.
+    """
+    if commit is None or repository.pinned:
+        return
+    first = recorded(repository)
+    if not first:
+        _update(repository, {"commit": commit, "fetched": datetime.date.today().isoformat(), "files": {}})
+    elif first["commit"] != commit:
+        raise HubError(
+            f"revision {repository.asked} of {repository.hub_id} has moved: {first['commit']} when it was first "
+            f"fetched ({first.get('fetched')}), {commit} now in {place}; nothing was downloaded or changed",
+            f"fetch with {repository.key}={first['commit']} to complete the first one (runs without it then go on), or "
+            f"run with {repository.key}={commit} for the new one, under run ids of its own",
+        )
+
+
+def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
+    """Return ``bytes`` and ``sha256`` of files in the cache by name, and record those that the record lacks.
+
+    Args:
+        repository: the repository at the revision.
+        files: name in the repository and path of each file.
+    """
+    known = recorded(repository).get("files") or {}
+    entries, fresh = {}, {}
+    for name, path in files:
+        entry = known.get(name)
+        if not isinstance(entry, dict) or entry.get("bytes") != path.stat().st_size:
+            entry = fresh[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        entries[name] = entry
+    if fresh:
+        commit = repository.commit()
+        today = datetime.date.today().isoformat()
+        _update(repository, {"commit": commit, "fetched": today, "files": fresh})
+    return entries
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of a file of the cache: the hub's if the file is stored under it, else that of its content."""
+    name = stored_hash(file) or ""
+    if len(name) == 64:
+        return name
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def verify(file: Path) -> None:
+    """Compare the content of a downloaded file with the hash under which the hub lists it; remove a file that differs.
+
+    Large files are listed by their SHA-256, others by git's SHA-1. Other hashes, and copies in caches without links,
+    are not compared.
+
+    Raises:
+        HubError: the content differs.
+    """
+    expected = stored_hash(file) or ""
+    with file.open("rb") as stream:
+        if len(expected) == 64:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        elif len(expected) == 40:
+            digest = hashlib.sha1(b"blob %d\0" % file.stat().st_size, usedforsecurity=False)
+            while piece := stream.read(1 << 20):
+                digest.update(piece)
+            content = digest.hexdigest()
+        else:
+            return
+    if content != expected:
+        blob = file.resolve()
+        file.unlink()
+        blob.unlink(missing_ok=True)
+        raise HubError(
+            f"the content of {file.name} does not have the checksum that the hub lists ({content[:12]}..., expected "
+            f"{expected[:12]}...); the file was removed, others stay",
+            "run the same command again; if it happens again, a proxy on the way changes the file",
+        )
+
+
+def _read(repository: Repository) -> dict[str, Any]:
+    try:
+        content = json.loads((repository.folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    revisions = content.get("revisions") if isinstance(content, dict) else None
+    return revisions if isinstance(revisions, dict) else {}
+
+
+def _update(repository: Repository, entry: dict[str, Any]) -> None:
+    """Add an entry for the revision; the commit and the date of an earlier entry stay, its files are added to."""
+    with suppress(OSError):  # a cache that is only readable
+        repository.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(repository.folder / f".{FILE}.lock"):
+            revisions = _read(repository)
+            before = revisions.get(repository.asked) or {}
+            files = {**before.get("files", {}), **entry["files"]}
+            revisions[repository.asked] = {**entry, **before, "files": files}
+            text = json.dumps({"version": 1, "revisions": revisions}, indent=1, sort_keys=True)
+            atomic.write(repository.folder / FILE, text.encode() + b"\n")

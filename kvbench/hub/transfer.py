@@ -1,0 +1,150 @@
+"""Downloads into the hub's cache: checked beforehand, verified afterwards, with one clear error for what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.hub.ask import demand, refused
+from kvbench.hub.record import note, settle, verify
+from kvbench.hub.repository import HubError, Repository, commit_of
+
+#: remedy after a download that ended early
+AGAIN = "run the same command again; files that are complete stay, the others are fetched"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a download is going to fetch.
+
+    Args:
+        files: names of all files that are wanted.
+        missing: names of those that are not on this machine.
+        total: size of all files in bytes.
+        missing_bytes: size of the missing ones.
+    """
+
+    files: tuple[str, ...]
+    missing: tuple[str, ...]
+    total: int
+    missing_bytes: int
+
+
+def plan(repository: Repository, wanted: Callable[[Sequence[str]], Sequence[str]], probe: str) -> Plan:
+    """Return which files of a repository a download would fetch, and their sizes.
+
+    Args:
+        repository: the repository at the revision.
+        wanted: chooses among the names of all of its files.
+        probe: a file that every such repository has, about which the hub is asked first.
+
+    Raises:
+        HubError: the hub cannot be reached, refuses this account, does not have the repository or revision, or the
+            revision has moved since its first fetch.
+    """
+    settle(repository, demand(repository, probe).commit, "the hub")
+    with _translated(repository):
+        from huggingface_hub import HfApi
+        from huggingface_hub.hf_api import RepoFile
+
+        tree = HfApi().list_repo_tree(
+            repository.hub_id, recursive=True, revision=repository.revision, repo_type=repository.kind
+        )
+        sizes = {entry.path: int(entry.size or 0) for entry in tree if isinstance(entry, RepoFile)}
+    files = tuple(wanted(sorted(sizes)))
+    missing = tuple(name for name in files if repository.cached(name) is None)
+    return Plan(files, missing, sum(map(sizes.__getitem__, files)), sum(map(sizes.__getitem__, missing)))
+
+
+def fetch(repository: Repository, files: Plan) -> Path:
+    """Download the missing files of a plan and return the folder of the snapshot.
+
+    Raises:
+        HubError: the disk has too little room, the download ended early, or a file has another checksum than the hub
+            lists. Files that were complete stay.
+    """
+    if not files.files:
+        raise HubError(f"{repository.hub_id} has none of the files that are needed", "another repository")
+    check_space(repository, files.missing_bytes)
+    with _translated(repository):
+        from huggingface_hub import snapshot_download
+
+        patterns = [name.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]") for name in files.files]
+        folder = Path(
+            snapshot_download(
+                repository.hub_id, repo_type=repository.kind, revision=repository.revision, allow_patterns=patterns
+            )
+        )
+        for name in files.missing:
+            verify(folder / name)
+    settle(repository, commit_of(folder / "file"), "the hub")
+    note(repository, ((name, folder / name) for name in files.files))
+    return folder
+
+
+def fetch_file(repository: Repository, name: str) -> Path:
+    """Download one file into the hub's cache and return its path.
+
+    Raises:
+        HubError: as :func:`plan` and :func:`fetch`.
+    """
+    answer = demand(repository, name)
+    settle(repository, answer.commit, "the hub")
+    check_space(repository, answer.size or 0)
+    with _translated(repository):
+        from huggingface_hub import hf_hub_download
+
+        file = Path(hf_hub_download(repository.hub_id, name, repo_type=repository.kind, revision=repository.revision))
+        verify(file)
+    settle(repository, commit_of(file), "the hub")
+    note(repository, [(name, file)])
+    return file
+
+
+def check_space(repository: Repository, size: int) -> None:
+    """Raise HubError if the disk of the hub's cache has less room than `size` bytes."""
+    place = next(folder for folder in (repository.folder, *repository.folder.parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if size > free:
+        raise _full(repository, f"needs {amount(size)}, and the disk has {amount(free)} free; nothing was downloaded")
+
+
+def amount(size: float) -> str:
+    """Return a number of bytes for people: ``512 B``, ``1.5 MB``, ``13.5 GB``."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
+def _full(repository: Repository, problem: str) -> HubError:
+    return HubError(
+        f"there is no room for {repository.hub_id} in {repository.folder.parent}: it {problem}",
+        "free some space there, or HF_HOME=FOLDER on a larger disk, for this command and the runs",
+    )
+
+
+@contextmanager
+def _translated(repository: Repository) -> Iterator[None]:
+    """Turn the errors of the hub's client, whose kinds change with its version, into HubError."""
+    try:
+        yield
+    except HubError:
+        raise
+    except Exception as error:
+        root: BaseException | None = error
+        while root is not None and not (isinstance(root, OSError) and root.errno in (errno.ENOSPC, errno.EDQUOT)):
+            root = root.__cause__ or root.__context__
+        if root is not None:
+            raise _full(repository, "filled the disk; files that are complete stay") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            raise refused(repository, status) from error
+        lines = str(error).strip().splitlines()
+        reason = ": ".join([type(error).__name__, *(line.rstrip(".") for line in lines[:1])])
+        raise HubError(f"the download of {repository.hub_id} ended early ({reason})", AGAIN) from error

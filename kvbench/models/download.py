@@ -1,0 +1,66 @@
+"""Download of a model's weights and tokenizer from the hub, and the files that this takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+
+from kvbench.errors import ModelError
+from kvbench.hub.repository import HubError
+from kvbench.hub.transfer import Plan, amount, fetch, plan
+from kvbench.models.locate import Source, is_cached, locate, refusal, repository_of
+from kvbench.models.spec import ModelConfig
+from kvbench.util.progress import say
+
+#: patterns of the files other than weights that are needed to load a model
+SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def wanted(files: Sequence[str]) -> list[str]:
+    """Return which files of a repository are needed to load it: one copy of the weights, and all small files.
+
+    Weights in safetensors take precedence over pickled ones (``*.bin``). Files in folders, and a second copy under the
+    names ``consolidated*``, belong to other libraries.
+    """
+    top = [name for name in files if "/" not in name]
+    weights = [name for name in top if name.endswith(".safetensors") and not name.startswith("consolidated")]
+    weights = weights or [name for name in top if fnmatch(name, "pytorch_model*.bin")]
+    return weights + [name for name in top if any(fnmatch(name, pattern) for pattern in SMALL)]
+
+
+def planned(model: ModelConfig) -> Plan:
+    """Return the files that a download of a model takes, with their sizes on the hub. Raises ModelError."""
+    try:
+        return plan(repository_of(model), wanted, "config.json")
+    except HubError as error:
+        raise refusal(model, error) from error
+
+
+def fetched(model: ModelConfig) -> Source:
+    """Return the location of a model's weights on this machine, after a download if necessary.
+
+    Raises:
+        ModelError: the weights are unavailable; the message names the model, what happened, and what to type.
+    """
+    source = locate(model)
+    if source.local:
+        return source
+    files = planned(model)
+    say(announcement(f"model {model.name}", files))
+    try:
+        folder = fetch(repository_of(model), files)
+    except HubError as error:
+        raise refusal(model, error) from error
+    if not is_cached(model):
+        raise ModelError(
+            f"model {model.name}: the download of {model.hub_id} is incomplete: weights are missing in {folder}.\n"
+            "  hint: run the same command again; it resumes where it stopped"
+        )
+    return Source(source.name, local=True, revision=source.revision)
+
+
+def announcement(what: str, files: Plan) -> str:
+    """Return a line about the size of a download, to be shown before it."""
+    count, here = len(files.missing), len(files.files) - len(files.missing)
+    already = f" ({here} of {len(files.files)} files are here)" if here else ""
+    return f"{what}: {count} file{'s' * (count != 1)}, {amount(files.missing_bytes)} to download{already}"

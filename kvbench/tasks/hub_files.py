@@ -1,0 +1,118 @@
+"""Files of a data set on the hub: in the cache of this machine, or downloaded into it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.errors import DataError
+from kvbench.hub.ask import demand
+from kvbench.hub.record import settle
+from kvbench.hub.repository import HubError, Repository
+from kvbench.hub.transfer import Plan, fetch, fetch_file, plan
+from kvbench.tasks.shards import whole_split
+from kvbench.tasks.source import HubSource
+
+
+def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
+    """Return the path of a file in the hub's cache, or those of all shards; None if one of them is missing.
+
+    Args:
+        source: repository and revision; its `file` is not used.
+        name: path of the file in the repository; may contain ``*``.
+        what: the data set as messages name it.
+
+    Raises:
+        DataError: the cache has another commit of the revision than was first fetched.
+    """
+    repository = _repository(source)
+    folder = None if repository is None else repository.snapshot()
+    if repository is None or folder is None:
+        return None
+    if "*" in name:
+        matches = [str(file.relative_to(folder)) for file in folder.glob(name) if file.is_file()]
+    else:
+        matches = [name] * (folder / name).is_file()
+    try:
+        files = [folder / file for file in whole_split(matches, name, what, folder)] if matches else []
+    except DataError:
+        return None
+    if files:
+        try:
+            settle(repository, repository.commit(), "the hub's cache on this machine")
+        except HubError as error:
+            raise refusal(source, name, what, error, "") from error
+    return files or None
+
+
+def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]:
+    """Download a file, or all shards that a pattern matches, into the hub's cache and return their paths.
+
+    Args:
+        source: repository and revision; its `file` is not used.
+        name: path of the file in the repository; may contain ``*``.
+        what: the data set as messages name it.
+        remedy: hint of the error for a file that cannot be downloaded.
+
+    Raises:
+        DataError: no repository is named; the network, access or room on the disk is missing; the repository, revision
+            or file does not exist; the revision has moved; the download ended early; the content has another checksum
+            than the hub lists; or `name` matches files that are not the shards of one split.
+    """
+    repository = _repository(source)
+    if repository is None:
+        raise DataError(f"{what}: no file is named.\n  hint: dataset.path=FILE_OR_FOLDER")
+    try:
+        if "*" not in name:
+            return [fetch_file(repository, name)]
+        files = plan(repository, lambda names: _matching(names, name, what, repository), "README.md")
+        folder = fetch(repository, files)
+        return [folder / file for file in files.files]
+    except HubError as error:
+        raise refusal(source, name, what, error, remedy) from error
+
+
+def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, int | None]:
+    """Return the bytes of a file, or of the shards that match, on the hub, and how many of them are still to download.
+
+    The first is 0 and the second None if the hub's answer has no size.
+
+    Args:
+        source, name, what, remedy: as for :func:`download`.
+
+    Raises:
+        DataError: as :func:`download`.
+    """
+    repository = _repository(source)
+    if repository is None:
+        return 0, 0
+    here = cached(source, name, what)
+    if here:
+        return sum(file.stat().st_size for file in here), 0
+    try:
+        if "*" not in name:
+            size = demand(repository, name).size
+            return size or 0, size
+        files: Plan = plan(repository, lambda names: _matching(names, name, what, repository), "README.md")
+        return files.total, files.missing_bytes
+    except HubError as error:
+        raise refusal(source, name, what, error, remedy) from error
+
+
+def refusal(source: HubSource, name: str, what: str, error: HubError, remedy: str) -> DataError:
+    """Return the error for a file that the hub does not give; `remedy` is the hint if the error has none."""
+    head = f"{source.hub_id}/{name} is not on this machine, and " if error.absent else ""
+    hints = [hint for hint in (error.remedy, remedy if error.absent else "") if hint]
+    return DataError(f"{what}: {head}{error.reason}." + (f"\n  hint: {'; '.join(hints)}" if hints else ""))
+
+
+def _repository(source: HubSource) -> Repository | None:
+    return None if source.hub_id is None else Repository(source.hub_id, "dataset", source.revision)
+
+
+def _matching(names: Sequence[str], pattern: str, what: str, repository: Repository) -> list[str]:
+    matches = fnmatch.filter(names, pattern)
+    if not matches:
+        raise HubError(f"the hub has no such file at revision {repository.asked}", absent=True)
+    return whole_split(matches, pattern, what, repository.hub_id)
