@@ -1,12 +1,11 @@
-"""Runs runs in forked children, so that torch is imported once: kills them, or races two of them. Prints JSON.
+"""Runs one run undisturbed, killed again and again, and in two processes at once; in forked children. Prints JSON.
 
-python -m tests.kill_driver whole DIR
-python -m tests.kill_driver kill DIR KILLS SEED
-python -m tests.kill_driver race DIR
+python -m tests.kill_driver DIR KILLS SEED
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -23,7 +22,9 @@ from kvbench.results import samples
 from kvbench.runner.run import run
 from tests.run_support import config
 
-SAMPLES = 60
+SAMPLES = 24
+#: line on standard error before the messages of the two processes that do one run
+RACE = "two processes"
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -50,7 +51,7 @@ def rows(directory: Path) -> int:
     return sum(len(samples.read(path).rows) for path in directory.glob("*/samples.jsonl"))
 
 
-def kill(directory: Path, kills: int, seed: int, session_s: float) -> None:
+def kill(directory: Path, kills: int, seed: int, session_s: float) -> dict[str, object]:
     """Kill `kills` sessions at random moments, then let the run end; a short session takes `session_s`.
 
     Where a run ends before it was killed often enough, the next one begins in a fresh directory. The first of every
@@ -79,27 +80,25 @@ def kill(directory: Path, kills: int, seed: int, session_s: float) -> None:
             rounds.append([])
             session_s *= 0.7  # measured once, perhaps on a busy machine
     _, status = os.waitpid(forked(work(directory / str(len(rounds) - 1))), 0)
-    print(json.dumps({"rounds": rounds, "status": os.waitstatus_to_exitcode(status)}))
+    return {"rounds": rounds, "status": os.waitstatus_to_exitcode(status)}
 
 
-def race(directory: Path) -> None:
+def race(directory: Path) -> list[int]:
     """Two processes on one run at the same time."""
     children = [forked(work(directory)) for _ in range(2)]
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    print(json.dumps({"statuses": statuses}))
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # a fork of a process with OpenMP threads would hang
-    mode, place = sys.argv[1], Path(sys.argv[2])
+    place, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     with TemporaryDirectory() as elsewhere:  # whatever is imported on the way is imported before the first fork
         run(config(elsewhere, "fp16", dataset={"limit": 2}))
+        gc.collect()
+        gc.freeze()  # as in tests/conftest.py
         started = time.perf_counter()
         run(config(elsewhere, dataset={"limit": 2}))
         session_s = time.perf_counter() - started
-    if mode == "whole":
-        print(json.dumps(work(place)()))
-    elif mode == "kill":
-        kill(place, int(sys.argv[3]), int(sys.argv[4]), session_s)
-    else:
-        race(place)
+    answer = {"whole": work(place / "whole")(), "kill": kill(place / "kill", kills, seed, session_s)}
+    print(RACE, file=sys.stderr, flush=True)
+    print(json.dumps({**answer, "race": race(place / "race")}))

@@ -12,15 +12,18 @@ import pytest
 
 from kvbench.results import samples
 from kvbench.results.samples import outputs
-from tests.kill_driver import SAMPLES
+from tests.kill_driver import RACE, SAMPLES
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20
 
 
-def driver(*arguments: object) -> tuple[dict, str]:
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory) -> dict:
+    """What the driver printed, with its folder and the messages of the race."""
+    folder = tmp_path_factory.mktemp("driven")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kill_driver", *map(str, arguments)],
+        [sys.executable, "-m", "tests.kill_driver", str(folder), str(KILLS), "0"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -28,14 +31,9 @@ def driver(*arguments: object) -> tuple[dict, str]:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> dict:
-    metrics, _ = driver("whole", tmp_path_factory.mktemp("undisturbed"))
-    assert metrics["status"] == "ok"
-    return metrics
+    driven = json.loads(done.stdout.splitlines()[-1])
+    assert driven["whole"]["status"] == "ok"
+    return {**driven, "folder": folder, "messages": done.stderr.partition(f"{RACE}\n")[2]}
 
 
 def rows_of(run_dir: Path | str) -> dict:
@@ -49,23 +47,23 @@ def same_metrics(one: dict, other: dict) -> None:
         assert one[key] == other[key], key
 
 
-def test_killed_twenty_times_and_resumed(tmp_path, undisturbed):
-    told, _ = driver("kill", tmp_path, KILLS, 0)
-    assert told["status"] == 0
-    assert sum(map(len, told["rounds"])) == KILLS
-    assert any(0 < progress < SAMPLES for kills in told["rounds"] for progress in kills), told
-    for number, kills in enumerate(told["rounds"]):
+def test_killed_twenty_times_and_resumed(driven):
+    undisturbed, killed = driven["whole"], driven["kill"]
+    assert killed["status"] == 0
+    assert sum(map(len, killed["rounds"])) == KILLS
+    assert any(0 < progress < SAMPLES for kills in killed["rounds"] for progress in kills), killed
+    for number, kills in enumerate(killed["rounds"]):
         assert kills == sorted(kills), "a kill lost rows that were there"
-        directory = tmp_path / str(number) / undisturbed["run_id"]
+        directory = driven["folder"] / "kill" / str(number) / undisturbed["run_id"]
         assert rows_of(directory) == rows_of(undisturbed["run_dir"])
         same_metrics(json.loads((directory / "metrics.json").read_text()), undisturbed)
 
 
-def test_two_processes_on_one_run(tmp_path, undisturbed):
-    told, said = driver("race", tmp_path)
-    assert told["statuses"] == [0, 0]
-    assert "is held by" in said
-    directory = tmp_path / undisturbed["run_id"]
+def test_two_processes_on_one_run(driven):
+    undisturbed = driven["whole"]
+    assert driven["race"] == [0, 0]
+    assert "is held by" in driven["messages"]
+    directory = driven["folder"] / "race" / undisturbed["run_id"]
     assert rows_of(directory) == rows_of(undisturbed["run_dir"])
     assert len((directory / "samples.jsonl").read_bytes().splitlines()) == SAMPLES, "a sample was done twice"
     same_metrics(json.loads((directory / "metrics.json").read_text()), undisturbed)
