@@ -6,7 +6,6 @@ import csv
 import gzip
 import hashlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kvbench.cli.main import main
 from kvbench.errors import ConfigError, DataError
 from kvbench.runner.prompting import encode
 from kvbench.runner.run import run
@@ -242,15 +242,17 @@ def test_a_whole_run_with_spans_for_cocktail(tmp_path: Path) -> None:
     assert rows["mine/0"]["prompt_tokens"] == len(prompt.ids)
 
 
-def test_a_data_set_of_five_lines_of_yaml(tmp_path: Path) -> None:
+def test_a_data_set_of_five_lines_of_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line finds it in a folder of one's own; there is no line of Python."""
     path = write(tmp_path, [{"q": "one two three four", "a": "five"}] * 2)
     lines = [f"_target_: {TARGET}", "name: mine", f"path: {path}", 'template: "{q}"', "answer: a"]
     write(tmp_path / "conf/dataset", ["# counting", *lines], "mine.yaml")
     command = ["--config-dir", str(tmp_path / "conf"), "method=fp16", "dataset=mine"]
     command += [f"runtime.results_dir={tmp_path / 'runs'}", "runtime.device=cpu", "logger=none"]
-    done = subprocess.run([sys.executable, "-m", "kvbench", *command], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # --config-dir adds to both
+    monkeypatch.setenv("PYTHONPATH", "")
+    assert main(command) == 0
     (metrics,) = (tmp_path / "runs").glob("*/metrics.json")
     assert json.loads(metrics.read_text())["scores"]["mine"]["n"] == 2
 
