@@ -139,4 +139,4 @@ def table_of(rows: Sequence[Row], command: str) -> str:
     """Return the table of all points, sorted by prompt and batch; for ``memory`` in the order of measurement."""
     grown = command == "memory"
     ordered = rows if grown else sorted(rows, key=lambda row: (row["prompt"], row["batch"]))
-    return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered])
+    return table([*HEAD, *COLUMNS[command]], [line(row, command, rows) for row in ordered], len(HEAD))

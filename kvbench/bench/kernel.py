@@ -234,7 +234,7 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
         path: the JSON file.
         seconds: duration of the run.
     """
-    print("\n" + table(HEAD, [line(row) for row in rows]))
+    print("\n" + table(HEAD, [line(row) for row in rows], HEAD.index("us")))
     for row in rows:
         if row.get("expected_us"):
             more = 100 * (row["us"] / row["expected_us"] - 1)

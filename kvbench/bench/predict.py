@@ -360,4 +360,4 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
             "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "
             f"{args.acceptance:g} for each token; KV time % and bound are of the verification."
         )
-    return "\n".join([table(head, lines), "", *notes])
+    return "\n".join([table(head, lines, head.index("TTFT s")), "", *notes])

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         rows += [row | each for each in compared(count, columns, dtype, args)]
         report.write(path, {**start, "dtype": args.dtype, "rows": rows})
         torch.cuda.empty_cache()
-    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows]))
+    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
     print(f"us: median of a captured product, each of another matrix; error: to the largest output\n{path}")
     return int(any("failed" in row for row in rows))
 

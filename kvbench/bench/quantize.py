@@ -264,8 +264,9 @@ def run(args: argparse.Namespace) -> int:
     path = report.folder(args.out) / f"{args.name or 'quantize'}.json"
     content = {"ceiling": reads.as_dict(), "dtype": args.dtype, "rows": rows, "flushes": flushed}
     report.write(path, {"what": "quantize and pack keys and values of one layer", **report.machine(), **content})
-    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows]))
-    print("\n" + table(FLUSH, [[shown for key, shown in row.items() if key != "failed"] for row in flushed]))
+    print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
+    flushes = [[shown for key, shown in row.items() if key != "failed"] for row in flushed]
+    print("\n" + table(FLUSH, flushes, FLUSH.index("GPU us")))
     print(f"us: keys and values of one layer together, median; GB/s: read and written\n{path}")
     mine = [row for row in rows if "same" in row] + flushed
     return int(any("failed" in row or row.get("same", True) is not True for row in mine))

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from kvbench.errors import KvbenchError, nearest
 from kvbench.results import code as codes
 from kvbench.results import compare, ranking, record, tables
 from kvbench.results.columns import LIST, UNFINISHED, RunLine, columns
 from kvbench.results.store import DONE, RunStore, find_runs
 from kvbench.runner import sources
+from kvbench.util import table
+from kvbench.util.cells import Cell
 from kvbench.util.requirements import exists
+from kvbench.util.table import Grid
 
 #: maximum number of samples of older code that --show lists
 SHOWN = 8
@@ -49,7 +49,7 @@ def _main(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         comparison = compare.compare(*(_find(stores, name) for name in arguments.compare))
         if arguments.format == "screen":
-            Console(highlight=False).print(compare.screen(comparison))
+            print(table.text(compare.screen(comparison)))
         else:
             print(
                 compare.markdown(comparison) if arguments.format == "markdown" else compare.to_csv(comparison), end=""
@@ -117,13 +117,11 @@ def _list(stores: Sequence[RunStore]) -> None:
     runs = [(marked(store, run) if (run := store.metrics()) else _begun(store)) for store in stores]
     names = tables.labels(runs, beside=("model", "dataset"))
     lines = [RunLine(name, record.read(run)) for name, run in zip(names, runs, strict=True)]
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    chosen = columns(lines, LIST)
-    for column in chosen:  # on a narrow terminal, texts wrap and figures do not
-        table.add_column(column.name, no_wrap=not column.wraps, overflow="fold")
-    for line in lines:
-        table.add_row(*(column.cell(line).main for column in chosen if column.cell is not None))
-    Console(highlight=False).print(table)
+    chosen = [column for column in columns(lines, LIST) if column.cell is not None]
+    body = [[Cell(column.cell(line).main) for column in chosen if column.cell is not None] for line in lines]
+    wraps = [i for i, column in enumerate(chosen) if column.wraps]  # on a narrow terminal, only texts wrap
+    grid = Grid([column.name for column in chosen], body, left=range(len(chosen)), wraps=wraps)
+    print(table.text(grid.drawn(gap=1)))
 
 
 def marked(store: RunStore, metrics: dict[str, Any]) -> dict[str, Any]:

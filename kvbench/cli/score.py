@@ -14,9 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from kvbench.errors import DataError, KvbenchError, nearest
 from kvbench.metrics import gsm8k, longbench
 from kvbench.results.aggregate import mean_error
@@ -25,6 +22,8 @@ from kvbench.tasks import data
 from kvbench.tasks.data import Found, Record
 from kvbench.tasks.longbench import EXTENDED
 from kvbench.tasks.records import COUNT, FILLED_TEXT, TEXT, TEXTS, TEXTS_OR_NULL
+from kvbench.util import table
+from kvbench.util.cells import Cell
 from kvbench.util.requirements import check_writable, exists
 
 #: accepted keys for the response of the model, and for the reference answer
@@ -233,18 +232,12 @@ def _lines(report: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 
 
 def _print(report: Mapping[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("task", "score", "stderr", "n"):
-        table.add_column(name, justify="right" if name in ("score", "stderr") else "left")
-    for line in _lines(report):
-        table.add_row(*line)
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(
-        f"0..100; code similarity by {longbench.SIMILARITY}; ROUGE-L of rouge 1.0.1 without its recursion limit"
-    )
+    body = [[Cell(text) for text in line] for line in _lines(report)]
+    grid = table.Grid(("task", "score", "stderr", "n"), body, left=(0, 3))
+    print(table.text(grid.drawn()))
+    print(f"0..100; code similarity by {longbench.SIMILARITY}; ROUGE-L of rouge 1.0.1 without its recursion limit")
     if report["skipped"]:
-        console.print(f"no task's: {', '.join(report['skipped'])}")
+        print(f"no task's: {', '.join(report['skipped'])}")
 
 
 def _markdown(report: Mapping[str, Any]) -> str:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from kvbench.results import aggregate
 from kvbench.results.samples import Row
 from kvbench.results.store import RunStore
 from kvbench.results.tables import labels
+from kvbench.util.cells import Cell
+from kvbench.util.table import Grid
 
 #: maximum number of changed samples to show
 SHOWN = 20
@@ -74,12 +75,9 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
 
 def screen(comparison: Comparison) -> Group:
     """Return the comparison for a terminal: the table of differences, the changed samples and the notes."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("", "A", "B", "B - A", "answer NLL", "n"):
-        table.add_column(name, justify="left" if not name else "right")
-    for line in lines(comparison):
-        table.add_row(*line)
-    parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table]
+    body = [[Cell(text) for text in line] for line in lines(comparison)]
+    table = Grid(("", "A", "B", "B - A", "answer NLL", "n"), body)
+    parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table.drawn()]
     summary = f"\n{len(comparison.changed)} samples changed their score, {comparison.reworded} more only their wording"
     parts.append(Text(summary, style="dim"))
     for item in comparison.changed[:SHOWN]:

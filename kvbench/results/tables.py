@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from kvbench.results import record
@@ -28,17 +24,12 @@ from kvbench.results.labels import UNSAID, labels
 from kvbench.results.notes import notes, untouched
 from kvbench.results.point_columns import POINT_COLUMNS, PointLine
 from kvbench.results.points import has_points
+from kvbench.util import table
 from kvbench.util.cells import Cell, size
 
 __all__ = ["UNSAID", "labels", "markdown", "notes", "reread", "screen", "size", "summary", "to_csv", "untouched"]
 
 Metrics = Mapping[str, Any]
-
-#: narrowest and widest terminal, in characters, that a table is laid out for
-MIN_WIDTH, MAX_WIDTH = 80, 160
-
-#: maximum width of the column of names, and the gap between columns
-_LABEL, _GAP = 34, 2
 
 
 def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
@@ -47,62 +38,21 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
     Args:
         runs: contents of `metrics.json`. If they have a ``run_dir``, the file is read again, because a later fp16 run
             adds paired differences to earlier runs.
-        width: width in characters; None: that of the terminal. Limited to 80 to 160.
-        color: True or False to force color on or off; None: as the terminal supports it.
+        width: width in characters; None: that of the terminal (:func:`kvbench.util.table.fit`).
+        color: True or False to force colours on or off; None: colours if standard output is a terminal.
     """
     runs = [reread(run) for run in runs]
-    width = max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((120, 24)).columns))
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=width, force_terminal=color, highlight=False)
-    console.print(screen(runs, width))
-    for line in notes(runs):
-        console.print(Text(line, style="dim"))
+    width = table.fit(width)
+    lines = [Text(line, style="dim") for line in notes(runs)]
     if len(runs) > 1:
-        for line in findings(labels(runs), runs):
-            console.print(Text(line))
-    return buffer.getvalue().rstrip("\n")
+        lines += [Text(line) for line in findings(labels(runs), runs)]
+    return table.text(screen(runs, width), *lines, width=width, color=color)
 
 
-def screen(runs: Sequence[Metrics], width: int = 120) -> Group:
+def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
     """Return the table with one line per run; if that is too wide, transposed, or else split into several tables."""
     header, body = grid(runs)
-    across = _transposed(header, body)
-    for (names, lines), gap in itertools.product(((header, body), across), (_GAP, 1)):
-        if _needed(names, lines, gap) <= width:
-            return Group(_table(names, lines, range(len(names)), gap))
-    return Group(*(_table(header, body, block) for block in _blocks(_widths(header, body), width)))
-
-
-def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
-    """Return the column indices of each of several tables, all with column 0.
-
-    There are as few tables as possible; then as few as possible with a single column besides the names; then the
-    widths are as similar as possible.
-    """
-    # for the columns up to each index: the number of tables, of those with a single column, the sum of their squared
-    # widths, and the tables
-    best: list[tuple[int, int, int, list[list[int]]]] = [(0, 0, 0, [])]
-    for last in range(1, len(widths)):
-        choices = []
-        for first in range(1, last + 1):
-            needed = widths[0] + sum(widths[first : last + 1]) + _GAP * (last - first + 1)
-            if needed <= width or first == last:
-                count, single, squares, blocks = best[first - 1]
-                block = [0, *range(first, last + 1)]
-                choices.append((count + 1, single + (first == last), squares + needed**2, [*blocks, block]))
-        best.append(min(choices))
-    return best[-1][-1] or [[0]]
-
-
-def _table(header: Sequence[str], body: Sequence[Sequence[Cell]], block: Sequence[int], gap: int = _GAP) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
-    for index in block:
-        first = index == 0
-        justify: Any = "left" if first else "right"
-        table.add_column(header[index], justify=justify, max_width=_LABEL if first else None, no_wrap=not first)
-    for line in body:
-        table.add_row(*(_drawn(line[index]) for index in block))
-    return table
+    return table.Grid(header, body, across=True).fitted(width)
 
 
 def markdown(runs: Sequence[Metrics]) -> str:
@@ -167,25 +117,3 @@ def reread(run: Metrics) -> dict[str, Any]:
         if record.problem(content) is None and content["run_id"] == run["run_id"]:
             return record.filled(content)
     return record.filled(run)
-
-
-def _drawn(cell: Cell) -> Text:
-    text = Text(cell.main)
-    if cell.detail:
-        text.append(f"\n{cell.detail}", style="dim")
-    return text
-
-
-def _widths(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> list[int]:
-    widths = [max([len(name), *(line[index].width for line in body)]) for index, name in enumerate(header)]
-    return [min(widths[0], _LABEL), *widths[1:]]  # longer names take a second line
-
-
-def _needed(header: Sequence[str], body: Sequence[Sequence[Cell]], gap: int) -> int:
-    return sum(_widths(header, body)) + gap * (len(header) - 1)
-
-
-def _transposed(header: Sequence[str], body: Sequence[Sequence[Cell]]) -> tuple[list[str], list[list[Cell]]]:
-    names = [" ".join(filter(None, (line[0].main, line[0].detail))) for line in body]
-    lines = [[Cell(header[index]), *(line[index] for line in body)] for index in range(1, len(header))]
-    return ["", *names], lines

@@ -1,31 +1,168 @@
-"""A table in plain text."""
+"""Tables of text that fit their width, with colours on a terminal and as plain text elsewhere.
+
+Columns that do not fit get a smaller gap. If that is not enough, the table is transposed where that makes sense, or
+else split into several tables, each of which repeats the columns that name its lines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import itertools
+import shutil
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvbench.util.cells import Cell
+
+#: width where there is no terminal, and the narrowest and widest terminal that is laid out for, in characters
+WIDTH, MIN_WIDTH, MAX_WIDTH = 100, 80, 160
+
+#: maximum width of a column of texts, and the gap between columns
+_TEXT, _GAP = 34, 2
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table with aligned columns, text to the left and numbers to the right; None is shown as ``-``."""
-    cells = [[shown(cell) for cell in row] for row in rows]
-    numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(head))]
-    widths = [max(len(head[i]), *(len(row[i]) for row in cells)) if cells else len(head[i]) for i in range(len(head))]
-    lines = ["  ".join(name.rjust(w) if n else name.ljust(w) for name, w, n in zip(head, widths, numeric, strict=True))]
-    lines.append("  ".join("-" * width for width in widths))
-    for row in cells:
-        line = (c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric, strict=True))
-        lines.append("  ".join(line).rstrip())
-    return "\n".join(lines)
+@dataclass(frozen=True)
+class Grid:
+    """Header and cells of a table.
+
+    Args:
+        header: headings of the columns.
+        body: lines of cells, as many as headings.
+        names: number of first columns that name a line; a table that is split repeats them.
+        left: indices of the columns of texts, which are aligned to the left; all others are aligned to the right.
+        wraps: indices of the columns of texts that may take several lines.
+        across: True if the table may be transposed, to one column per line; needs ``names=1``.
+    """
+
+    header: Sequence[str]
+    body: Sequence[Sequence[Cell]]
+    names: int = 1
+    left: Collection[int] = field(default=(0,))
+    wraps: Collection[int] = field(default=(0,))
+    across: bool = False
+
+    @property
+    def widths(self) -> list[int]:
+        """Width of each column; a longer text takes several lines."""
+        widths = [max([len(name), *(line[i].width for line in self.body)]) for i, name in enumerate(self.header)]
+        return [min(width, _TEXT) if i in self.wraps else width for i, width in enumerate(widths)]
+
+    def transposed(self) -> Grid:
+        """Return the grid with lines and columns exchanged."""
+        headings = [" ".join(filter(None, (line[0].main, line[0].detail))) for line in self.body]
+        lines = [[Cell(self.header[i]), *(line[i] for line in self.body)] for i in range(1, len(self.header))]
+        return Grid(["", *headings], lines)
+
+    def drawn(self, columns: Sequence[int] | None = None, gap: int = _GAP) -> Table:
+        """Return a rich table of the chosen columns; None: of all."""
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+        columns = range(len(self.header)) if columns is None else columns
+        for i in columns:
+            justify: Any = "left" if i in self.left else "right"
+            wraps = i in self.wraps
+            table.add_column(
+                Text(self.header[i]),
+                justify=justify,
+                max_width=_TEXT if wraps else None,
+                no_wrap=not wraps,
+                overflow="fold",
+            )
+        for line in self.body:
+            table.add_row(*(_text(line[i]) for i in columns))
+        return table
+
+    def fitted(self, width: int) -> Group:
+        """Return one table that fits the width; if there is none, several tables, one below the other."""
+        for grid, gap in itertools.product((self, self.transposed()) if self.across else (self,), (_GAP, 1)):
+            if sum(grid.widths) + gap * (len(grid.header) - 1) <= width:
+                return Group(grid.drawn(gap=gap))
+        return Group(*(self.drawn(block) for block in blocks(self.widths, width, self.names)))
 
 
-def shown(cell: object) -> str:
-    """Return a cell as text: floats with about three digits, tiny ones as ``1.2e-03``; None as ``-``."""
-    if cell is None:
+def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]:
+    """Return the column indices of each of several tables, all with the first `names` columns.
+
+    There are as few tables as possible; then as few as possible with a single column besides the names; then the
+    widths are as similar as possible.
+
+    Args:
+        widths: widths of the columns.
+        width: width that every table should fit; one with a single column besides the names may exceed it.
+        names: number of first columns that all tables have.
+    """
+    start = sum(widths[:names]) + _GAP * (names - 1)
+    # for the columns up to each index: the number of tables, of those with a single column, the sum of their squared
+    # widths, and the tables
+    best: list[tuple[int, int, int, list[list[int]]]] = [(0, 0, 0, [])]
+    for last in range(names, len(widths)):
+        choices = []
+        for first in range(names, last + 1):
+            needed = start + sum(widths[first : last + 1]) + _GAP * (last - first + 1)
+            if needed <= width or first == last:
+                count, single, squares, tables = best[first - names]
+                table = [*range(names), *range(first, last + 1)]
+                choices.append((count + 1, single + (first == last), squares + needed**2, [*tables, table]))
+        best.append(min(choices))
+    return best[-1][-1] or [list(range(names))]
+
+
+def fit(width: int | None = None) -> int:
+    """Return the width to lay out for: `width`, or the terminal's if it is None, limited to 80 to 160 characters."""
+    return max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def text(*parts: RenderableType, width: int | None = None, color: bool | None = None) -> str:
+    """Return tables and lines as text, without spaces at the ends of lines.
+
+    Args:
+        parts: tables and :class:`rich.text.Text`, one below the other.
+        width: width in characters; None: :func:`fit`.
+        color: True or False to force colours on or off; None: colours if standard output is a terminal.
+    """
+    buffer = io.StringIO()
+    terminal = color if color is not None else (sys.stdout.isatty() or None)
+    console = Console(file=buffer, width=width or fit(), force_terminal=terminal, highlight=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n"))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1, width: int | None = None) -> str:
+    """Return a table of plain values as text: texts to the left, numbers to the right, None as ``-``.
+
+    Args:
+        head: headings of the columns.
+        rows: lines of values, as many as headings.
+        names: number of first columns that name a line.
+        width: width in characters; None: :func:`fit`.
+    """
+    texts = [i for i in range(len(head)) if not all(isinstance(row[i], int | float | None) for row in rows)]
+    body = [[Cell(shown(value)) for value in row] for row in rows]
+    return text(Grid(head, body, names, left=texts, wraps=texts).fitted(fit(width)), width=fit(width))
+
+
+def shown(value: object) -> str:
+    """Return a value as text: floats with about three digits, tiny ones as ``1.2e-03``; None as ``-``."""
+    if value is None:
         return "-"
-    if not isinstance(cell, float):
-        return str(cell)
-    if cell != cell or cell in (float("inf"), float("-inf")):
-        return str(cell)
-    if cell == 0 or abs(cell) >= 1e-2:
-        return f"{cell:.0f}" if abs(cell) >= 99.95 else f"{cell:.1f}" if abs(cell) >= 9.995 else f"{cell:.2f}"
-    return f"{cell:.1e}"
+    if not isinstance(value, float):
+        return str(value)
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if value == 0 or abs(value) >= 1e-2:
+        return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+    return f"{value:.1e}"
+
+
+def _text(cell: Cell) -> Text:
+    drawn = Text(cell.main)
+    if cell.detail:
+        drawn.append(f"\n{cell.detail}", style="dim")
+    return drawn

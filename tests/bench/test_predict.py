@@ -1,6 +1,7 @@
 """Predictions on the command line: figures against hand computation, torch left out, what is refused."""
 
 import json
+import os
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -32,9 +33,13 @@ def test_neither_torch_nor_a_gpu_is_needed(tmp_path):
         "raise SystemExit(main(sys.argv[1:]))"
     )
     asked = ["predict", "--model", "llama2-7b", "--methods", "fp16", "kivi:int4", "quantspec", "--gpu", "h200", "l40s"]
-    done = subprocess.run([sys.executable, "-c", code, *asked], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    narrow = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *asked], cwd=ROOT, capture_output=True, text=True, timeout=60, env=narrow
+    )
     assert done.returncode == 0, done.stderr
-    assert len([line for line in done.stdout.splitlines() if line.startswith("llama2-7b")]) == 2 * 3 * 3
+    tables = 2  # 100 columns are too few for one
+    assert len([line for line in done.stdout.splitlines() if line.startswith("llama2-7b")]) == tables * 2 * 3 * 3
     assert any(
         line.split()[:7] == ["llama2-7b", "h200", "fp16", "1", "32768", "0.98", "6.48"]
         for line in done.stdout.splitlines()

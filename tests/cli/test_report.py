@@ -121,7 +121,7 @@ def test_the_code_that_made_the_samples_is_a_column(runs, tmp_path, capsys, monk
     assert report.main(["--results", str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][-1] == "code"
-    assert [" ".join(line[-2:]) for line in lines[1:]] == [f"KiB {now[:6]}", "2 kinds", "KiB unknown", "KiB -"]
+    assert [" ".join(line[-2:]) for line in lines[2:]] == [f"KiB {now[:6]}", "2 kinds", "KiB unknown", "KiB -"]
     names = [f"0123456789-{number:010}" for number in range(4)]
     assert report.main(["--results", str(tmp_path), "--show", *names]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,73 @@
+"""The one printer: plain values, widths, and texts that wrap or are split into several tables."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvbench.util import table
+from kvbench.util.cells import Cell
+
+HEAD = ("model", "tokens", "us", "note")
+ROWS = [("7b", 4096, 12.345, None), ("70b", 128, 0.00123, "[bold]no kernel[/bold]")]
+
+
+def test_plain_values_are_aligned_and_brackets_are_text():
+    lines = table.table(HEAD, ROWS, width=80).splitlines()
+    assert lines[0].split() == list(HEAD)
+    assert set(lines[1].strip()) == {"─"}
+    assert lines[2:] == ["7b       4096     12.3  -", "70b       128  1.2e-03  [bold]no kernel[/bold]"]
+    assert not any(line.endswith(" ") for line in lines)
+
+
+def test_a_table_without_lines_is_its_header():
+    assert table.table(("a", "b"), []).splitlines()[0] == "a  b"
+
+
+def test_brackets_in_a_heading_are_text():
+    grid = table.Grid(["", "layers=[0-1:fp16]"], [[Cell("a"), Cell("1")]])
+    assert "layers=[0-1:fp16]" in table.text(grid.fitted(80), width=80)
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_wide_table_repeats_the_columns_that_name_its_lines(width):
+    head = ["model", "batch", *(f"figure {i}" for i in range(30))]
+    rows = [[name, batch, *(1000.0 + i for i in range(30))] for name in ("7b", "8b") for batch in (1, 8)]
+    lines = table.table(head, rows, names=2, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    headings = [line for line in lines if line.startswith("model  batch")]
+    assert len(headings) > 1
+    assert sum(line.count("figure") for line in headings) == 30
+    assert len([line for line in lines if line.startswith("7b")]) == 2 * len(headings)
+
+
+def test_a_long_reason_takes_several_lines_and_loses_nothing():
+    reason = "RuntimeError: " + "a kernel of that shape does not exist " * 4
+    lines = table.table(("setting", "us"), [["fp16", reason]], width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(line.removeprefix("fp16") for line in lines[2:]).split()) == reason.strip()
+
+
+def test_no_terminal_is_a_hundred_columns_of_plain_text(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))
+    assert table.fit() == 100
+    assert (table.fit(20), table.fit(120), table.fit(500)) == (80, 120, 160)
+    assert "\x1b" not in table.table(HEAD, ROWS)
+
+
+def test_colours_only_where_they_are_asked_for(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    grid = table.Grid(("a",), [[Cell("1", "below")]])
+    assert "\x1b" in table.text(grid.fitted(80), color=True)
+    assert "\x1b" not in table.text(grid.fitted(80), color=False)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "-"), ("text", "text"), (3, "3"), (0.0, "0.00"), (123.4, "123"), (12.34, "12.3"), (1.234, "1.23")],
+)
+def test_values_have_about_three_digits(value, expected):
+    assert table.shown(value) == expected
