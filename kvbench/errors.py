@@ -7,6 +7,7 @@ one message without a traceback and exits with :attr:`KvbenchError.exit_code`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -25,7 +26,9 @@ class ConfigError(KvbenchError):
         problem: what is wrong, as one clause that follows ``KEY=VALUE:``.
         allowed: valid names, or a description of the valid range. The message lists at most 20 names; of a longer list
             it shows the few that are closest in spelling.
-        hint: what to type instead; if empty, the name in `allowed` that is closest in spelling is proposed.
+        hint: what to do, in the imperative. A hint that begins with what to type (``KEY=VALUE``, ``--option``,
+            ``python -m``) gets its verb from :func:`imperative`. If empty, the name in `allowed` that is closest in
+            spelling is proposed.
         listing: a command that lists all of `allowed`, named in the message if it shows only a few.
     """
 
@@ -53,7 +56,7 @@ class ConfigError(KvbenchError):
             given = str(value) if value is not None else key.rsplit(".", 1)[-1]
             lines.append(f"  allowed: {few(self.allowed, given, listing)}")
         if hint:
-            lines.append(f"  hint: {hint}")
+            lines.append(f"  hint: {imperative(hint)}")
         super().__init__("\n".join(lines))
 
 
@@ -62,6 +65,18 @@ LISTED = 20
 FEW = 6
 #: longest value, in characters, that a message shows in full
 SHOWN = 200
+
+
+#: beginnings of hints that consist of what to type, and the verb that belongs in front of them
+VERBS = {r"[A-Za-z_][\w./]*=": "set", r"--[a-z]": "use", r"(pip|python|torchrun) ": "run"}
+
+
+def imperative(hint: str) -> str:
+    """Return `hint` with "set", "use" or "run" in front if it begins with an override, an option or a command."""
+    for beginning, verb in VERBS.items():
+        if re.match(beginning, hint):
+            return f"{verb} {hint}"
+    return hint
 
 
 def few(names: Sequence[str] | str, given: str, listing: str = "") -> str:

@@ -38,7 +38,7 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
     """
     top = argparse.ArgumentParser(
         prog="python -m kvbench.bench",
-        description="Times kvbench on this GPU, kernels of one layer and whole models, or predicts times on any.",
+        description="Measure kernels of one layer or whole models on this GPU, or predict the times on any GPU.",
     )
     commands = top.add_subparsers(dest="command", required=True)
     predict.add_parser(commands)
@@ -55,46 +55,75 @@ def measured(commands: Any) -> None:
     """
     from kvbench.bench.shapes import FORMATS, MODELS
 
-    kernel = commands.add_parser("kernel", help="decode attention over packed keys and values")
-    kernel.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"], help="shapes of heads")
+    kernel = commands.add_parser("kernel", help="time decode attention over packed keys and values")
+    kernel.add_argument(
+        "--models",
+        nargs="+",
+        choices=MODELS,
+        default=["7b", "8b"],
+        help="models whose head shapes are used (default: 7b 8b)",
+    )
     kernel.add_argument("--formats", nargs="+", choices=FORMATS, metavar="FORMAT", help=", ".join(FORMATS))
     kernel.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
     kernel.add_argument("--batches", nargs="+", type=number, default=[1], metavar="B")
     kernel.add_argument(
-        "--q-len", nargs="+", type=number, default=[1], metavar="Q", help="new tokens: 1, or more to verify"
+        "--q-len",
+        nargs="+",
+        type=number,
+        default=[1],
+        metavar="Q",
+        help="new tokens per step: 1 for decoding, more for the verification of drafts",
     )
     kernel.add_argument(
-        "--points", nargs="+", type=point, metavar="MODEL:B:N[:Q]", help="these points instead of the whole grid"
+        "--points",
+        nargs="+",
+        type=point,
+        metavar="MODEL:B:N[:Q]",
+        help="measure these points instead of the whole grid",
     )
     kernel.add_argument(
-        "--dtype", choices=["float16", "bfloat16"], default="float16", help="of queries and exact tokens"
+        "--dtype",
+        choices=["float16", "bfloat16"],
+        default="float16",
+        help="data type of queries and full-precision tokens",
     )
     kernel.add_argument("--path", choices=["auto", "cuda", "triton", "both"], default="auto")
-    kernel.add_argument("--no-baselines", action="store_true", help="leave torch's SDPA out")
-    kernel.add_argument("--check-heads", type=int, default=2, help="KV heads of each row that are checked; 0: none")
-    quantize = commands.add_parser("quantize", help="quantize and pack fresh keys and values; the flush while decoding")
+    kernel.add_argument("--no-baselines", action="store_true", help="do not measure torch's SDPA for comparison")
+    kernel.add_argument(
+        "--check-heads", type=int, default=2, help="number of KV heads per row whose result is checked (0: none)"
+    )
+    quantize = commands.add_parser(
+        "quantize", help="time quantizing and packing of new keys and values, during prefill and decoding"
+    )
     quantize.add_argument("--models", nargs="+", choices=MODELS, default=["7b", "8b"])
     quantize.add_argument(
-        "--formats", nargs="+", choices=[f for f in FORMATS if FORMATS[f].single], help="default: some"
+        "--formats",
+        nargs="+",
+        choices=[f for f in FORMATS if FORMATS[f].single],
+        help="formats to measure (default: a selection)",
     )
     quantize.add_argument("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N")
     quantize.add_argument("--dtype", choices=["float16", "bfloat16"], default="float16")
-    quantize.add_argument(
-        "--warps", nargs="+", type=int, help="warps of a program to try instead of the built-in choice"
-    )
-    products = commands.add_parser("products", help="linear layers of a step with one row")
+    quantize.add_argument("--warps", nargs="+", type=int, help="numbers of warps to try instead of the built-in choice")
+    products = commands.add_parser("products", help="time the linear layers of a decode step with one row")
     products.add_argument(
         "--models", nargs="+", default=["llama2-7b", "llama3.1-8b"], help="presets, OWNER/NAME of the hub, or folders"
     )
     products.add_argument("--dtype", choices=["float16", "bfloat16"], default="bfloat16")
-    products.add_argument("--compiled", action="store_true", help="what torch.compile finds too; some seconds each")
+    products.add_argument(
+        "--compiled",
+        action="store_true",
+        help="also measure kernels tuned by torch.compile, which takes some seconds each",
+    )
     products.set_defaults(contexts=[])
     for command in (kernel, quantize, products):
-        command.add_argument("--quick", action="store_true", help="a few points, within three minutes")
-        command.add_argument("--out", type=Path, help="folder of the JSON file (default: results/<device>)")
+        command.add_argument("--quick", action="store_true", help="measure only a few points, in at most three minutes")
+        command.add_argument("--out", type=Path, help="folder for the JSON file (default: results/<device>)")
         command.add_argument("--name", help="name of the JSON file (default: the command)")
         command.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
-        command.add_argument("--seconds", type=float, default=0.25, help="measuring time of a figure")
+        command.add_argument(
+            "--seconds", type=float, default=0.25, help="seconds of measuring per figure (default: %(default)s)"
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -110,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     if not torch.cuda.is_available():
-        print("kvbench.bench needs a CUDA device; torch sees none", file=sys.stderr)
+        print("kvbench.bench needs a CUDA device, but torch does not see one", file=sys.stderr)
         return 2
     if args.command == "kernel":
         from kvbench.bench import kernel

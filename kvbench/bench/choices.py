@@ -28,7 +28,7 @@ def token_count(text: str) -> int:
     """
     match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
     if not match or len(match[1]) > 12 or not int(match[1]):
-        raise ValueError(f"{cut(text)!r} is not a number of tokens; for example 4k, 32k, 131072")
+        raise ValueError(f"{cut(text)!r} is not a number of tokens such as 4k, 32k or 131072")
     count = int(match[1]) * (1024 if match[2] else 1)
     if count > MOST_TOKENS:
         raise ValueError(f"{text!r} is more than {MOST_TOKENS} tokens")
@@ -62,7 +62,7 @@ def _whole(text: str, least: int) -> int:
     if not (text.isascii() and text.isdecimal()) or (len(text) <= 12 and int(text) < least):
         raise argparse.ArgumentTypeError(f"{cut(text)!r} is not a number, {least} or greater")
     if len(text) > 12 or int(text) > MOST:
-        raise argparse.ArgumentTypeError(f"{cut(text)} is beyond any size (at most {MOST})")
+        raise argparse.ArgumentTypeError(f"{cut(text)} is too large (at most {MOST})")
     return int(text)
 
 
@@ -109,7 +109,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; give a number from 0 to 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return value
 
 
@@ -138,7 +138,7 @@ def shape_of(name: str) -> Shape:
     folder = local_folder(group.get("path"))
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
-            "model.architecture", None, f"is not given in {path}", hint="--model FOLDER with a config.json"
+            "model.architecture", None, f"is missing in {path}", hint="use --model FOLDER with a complete config.json"
         )
     return Shape.of(read(folder / "config.json"))
 
@@ -153,9 +153,9 @@ def read(path: Path) -> dict[str, Any]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise ConfigError("model", path, f"cannot be read ({reason})", hint="a name of conf/model") from None
+        raise ConfigError("model", path, f"cannot be read ({reason})", hint="choose a preset of conf/model") from None
     if not isinstance(data, dict):
-        raise ConfigError("model", path, "holds no keys of a model", hint="a name of conf/model")
+        raise ConfigError("model", path, "does not contain the keys of a model", hint="choose a preset of conf/model")
     return data
 
 

@@ -13,13 +13,14 @@ Row = Mapping[str, Any]
 Column = Callable[[Row, Row], Any]
 
 NOTES = {
-    "tpot": "same: tokens alike, captured and eager, of those compared; x: TPOT to the roofline's; expected: the"
-    " roofline and what the kernels of a compiled step take in addition to their bytes; GB/s: weights (without the"
-    " embedding table) and keys and values in use over TPOT; %: of the ceiling; peak: GiB while decoding",
-    "prefill": "GiB; medians. x: time to stock's (DynamicCache, sdpa), the search apart; above: peak less weights and"
-    " the buffers of the cache; layer K/V: fresh keys and values of one layer",
-    "memory": "GiB. KV: bytes of the whole batch in use; x: peak of decoding to weights + KV; roof: TPOT by the"
-    " roofline; tokens/s: search, prefill and decode inside",
+    "tpot": "same: tokens that are equal in captured and eager steps, of those compared; x: TPOT divided by the"
+    " roofline's; expected: prediction of the roofline plus the time that the kernels of a compiled step take in"
+    " addition to their bytes; GB/s: bytes of weights (without the embedding table), keys and values divided by TPOT;"
+    " %: share of the ceiling; peak: peak memory in GiB while decoding",
+    "prefill": "Memory in GiB; medians. x: time divided by that of stock transformers (DynamicCache, sdpa), without the"
+    " search; above: peak minus weights and the buffers of the cache; layer K/V: new keys and values of one layer",
+    "memory": "Memory in GiB. KV: bytes used by the whole batch; x: peak of decoding divided by weights + KV;"
+    " roof: TPOT predicted by the roofline; tokens/s: includes search, prefill and decoding",
 }
 
 

@@ -22,9 +22,9 @@ from kvbench.util.confdir import options
 
 #: command -> description
 COMMANDS = {
-    "tpot": "seconds a token of a whole model, captured and eager",
-    "prefill": "time and peak of the prompt, compared with stock transformers'",
-    "memory": "peaks, bytes and throughput against the batch until memory ends",
+    "tpot": "measure the time per token of a whole model, captured and eager",
+    "prefill": "measure time and peak memory of the prefill, compared with stock transformers",
+    "memory": "measure peak memory, bytes and throughput for growing batches until memory runs out",
 }
 
 
@@ -55,56 +55,74 @@ def _add_points(
     """Add the options that are fields of ``dataset=efficiency``."""
     batches = None if default["batches"] == "grow" else default["batches"]
     add = parser.add_argument
-    add("--contexts", nargs="+", type=tokens, default=default["prompts"], metavar="N", help="tokens of a prompt")
-    add("--batches", nargs="+", type=number, default=batches, metavar="B", help=f"default: {default['batches']}")
-    add("--grow", action="store_true", help="batches 1, 2, 4, ... until memory ends")
-    add("--max-batch", type=number, default=default["max_batch"], help="the largest batch of those that grow")
+    add("--contexts", nargs="+", type=tokens, default=default["prompts"], metavar="N", help="prompt lengths in tokens")
+    add(
+        "--batches",
+        nargs="+",
+        type=number,
+        default=batches,
+        metavar="B",
+        help=f"batch sizes (default: {default['batches']})",
+    )
+    add("--grow", action="store_true", help="measure batches of 1, 2, 4, ... until memory runs out")
+    add("--max-batch", type=number, default=default["max_batch"], help="largest batch that --grow tries")
     add(
         "--bisect",
         type=count,
         default=default["bisect"],
-        help="batches tried between the last that fitted and the first that did not",
+        help="number of batches to try between the largest that fits and the smallest that does not",
     )
     new = parser.add_mutually_exclusive_group()
     new.add_argument(
         "--new-tokens",
         type=several,
         default=default["new_tokens"],
-        help=f"for each sequence (default: {default['new_tokens']})",
+        help=f"tokens to generate per sequence (default: {default['new_tokens']})",
     )
-    new.add_argument("--steps", type=number, help="decode steps: new tokens but the first")
-    add("--repeats", type=number, default=default["repeats"], help=f"prefills timed (default: {default['repeats']})")
-    add("--untimed", type=count, default=default["untimed"], help="prefills of each point before those")
+    new.add_argument("--steps", type=number, help="number of decode steps, which is one less than --new-tokens")
+    add(
+        "--repeats",
+        type=number,
+        default=default["repeats"],
+        help=f"number of timed prefills (default: {default['repeats']})",
+    )
+    add("--untimed", type=count, default=default["untimed"], help="number of untimed prefills before the timed ones")
     add(
         "--fill",
         choices=["prefill", "random"],
         default=default["fill"],
-        help="random: no prefill, random keys and values",
+        help="how to fill the cache; random: without a prefill, with random keys and values",
     )
     add(
         "--check",
         type=count,
         default=default["compare"],
         dest="compare",
-        help="tokens compared, captured and eager; 0: none",
+        help="number of tokens to compare between captured and eager steps (0: none)",
     )
-    add("--baselines", nargs="*", choices=STOCK, default=default["stock"], help="caches of stock transformers")
-    add("--no-stock", action="store_const", const=[], dest="baselines", help="leave stock transformers out")
+    add(
+        "--baselines",
+        nargs="*",
+        choices=STOCK,
+        default=default["stock"],
+        help="caches of stock transformers to measure for comparison",
+    )
+    add("--no-stock", action="store_const", const=[], dest="baselines", help="do not measure stock transformers")
 
 
 def _add_steps(parser: argparse.ArgumentParser, command: str) -> None:
     """Add the options that concern decode steps."""
     add = parser.add_argument
     graphs = "never" if command == "prefill" else "always"
-    add("--graphs", choices=["always", "never"], default=graphs, help=f"captured steps (default: {graphs})")
-    add("--eager", action="store_true", help="eager steps too, in addition to captured ones")
-    add("--eager-only", action="store_const", const="never", dest="graphs", help="eager steps only")
-    add("--compile", action="store_true", help="torch.compile of the layers around attention")
-    add("--profile", action="store_true", help="the time of a captured step by kind of kernel")
+    add("--graphs", choices=["always", "never"], default=graphs, help=f"use captured steps (default: {graphs})")
+    add("--eager", action="store_true", help="also measure eager steps")
+    add("--eager-only", action="store_const", const="never", dest="graphs", help="measure only eager steps")
+    add("--compile", action="store_true", help="apply torch.compile to everything around attention")
+    add("--profile", action="store_true", help="report the time of a captured step by kind of kernel")
     if command == "tpot":
-        add("--no-ceiling", action="store_false", dest="ceiling", help="do not measure how fast the GPU reads")
+        add("--no-ceiling", action="store_false", dest="ceiling", help="do not measure the GPU's read bandwidth")
     else:
-        add("--ceiling", action="store_true", help="measure how fast the GPU reads")
+        add("--ceiling", action="store_true", help="measure the GPU's read bandwidth")
 
 
 def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) -> None:
@@ -114,19 +132,24 @@ def _add_model(parser: argparse.ArgumentParser, number: Callable[[str], int]) ->
     add("--model", default="llama2-7b", help="a preset, OWNER/NAME of the hub, or a folder (default: llama2-7b)")
     add("--weights", choices=["random", "pretrained"], default="random")
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
-    add("--device", type=device, default="cuda", help="cuda, cuda:N; cpu: to try a command, its figures say little")
+    add(
+        "--device",
+        type=device,
+        default="cuda",
+        help="cuda, cuda:N, or cpu to try out a command (its times mean little)",
+    )
     add("--seed", type=count, default=0)
-    add("--prefill-chunk", type=number, metavar="N", help="prompt tokens a forward pass")
+    add("--prefill-chunk", type=number, metavar="N", help="prompt tokens per forward pass")
     add(
         "--prefill-rows",
         type=rows,
         default="auto",
         metavar="N",
-        help="prompts a forward pass: auto (as many as make 16k tokens), all or a number",
+        help="prompts per forward pass: auto (up to 16k tokens in total), all, or a number",
     )
-    add("--memory-limit-gb", type=positive, metavar="GiB", help="most memory that the process may take")
+    add("--memory-limit-gb", type=positive, metavar="GiB", help="limit of the memory that the process may use")
     add("--kernels", choices=["auto", "cuda", "triton", "reference"], default="auto")
-    add("--out", type=Path, help="folder of the JSON file (default: results/<device>)")
+    add("--out", type=Path, help="folder for the JSON file (default: results/<device>)")
     add("--name", help="name of the JSON file (default: the command and the model)")
 
 
@@ -138,11 +161,14 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     if launch.size() > 1:
-        problem = f"torchrun started {launch.size()} processes, and kvbench.bench measures one"
-        print(f"{problem}; several: python -m experiments.multigpu", file=sys.stderr)
+        problem = f"torchrun started {launch.size()} processes, but kvbench.bench measures a single one"
+        print(f"{problem}. For several, use python -m experiments.multigpu", file=sys.stderr)
         return 2
     if args.device != "cpu" and not torch.cuda.is_available():
-        print("kvbench.bench needs a CUDA device; torch sees none (--device cpu tries a command)", file=sys.stderr)
+        print(
+            "kvbench.bench needs a CUDA device, but torch does not see one; to try out a command, use --device cpu",
+            file=sys.stderr,
+        )
         return 2
     args.new_tokens = args.new_tokens if args.steps is None else args.steps + 1
     from kvbench.bench import points

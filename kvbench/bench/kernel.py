@@ -239,10 +239,13 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
         if row.get("expected_us"):
             more = 100 * (row["us"] / row["expected_us"] - 1)
             at = Point(row["model"], row["batch"], row["context"], row["q_len"])
-            print(f"{at} {row['format']} ({row['path']}): {more:+.0f}% of the sum of its bytes at single-format rates")
+            print(
+                f"{at} {row['format']} ({row['path']}): {more:+.0f}% more than its bytes would take at "
+                "the rates of the single formats"
+            )
     if skipped:
-        print(f"{skipped} rows were left out to end in time (--quick)")
-    print("us: median of graph replays; +-%: half of p10 to p90; floor: a plain read of as many bytes")
+        print(f"{skipped} rows were not measured, because --quick limits the time")
+    print("us: median of graph replays; +-%: half of p10 to p90; floor: time to just read the same number of bytes")
     print(f"{path} ({seconds:.0f} s)")
 
 

@@ -71,7 +71,7 @@ class Bench:
             if not is_out_of_memory(error):
                 raise
             limit = "" if args.memory_limit_gb is None else f" within --memory-limit-gb {args.memory_limit_gb:g}"
-            raise ModelError(f"{args.model} itself has no room on {args.device}{limit}: {error}") from None
+            raise ModelError(f"{args.model} does not fit on {args.device}{limit}: {error}") from None
         self.model, self.device = self.loaded.model, self.loaded.device
         for _, method in self.methods:
             method.check(head_dim=self.loaded.architecture.head_dim)
@@ -87,8 +87,8 @@ class Bench:
             raise ConfigError(
                 "--contexts",
                 longest,
-                f"and {new} new tokens are more than {self.args.model} takes ({self.loaded.max_length})",
-                hint="--weights random has no such limit",
+                f"and {new} new tokens together exceed the limit of {self.args.model} ({self.loaded.max_length})",
+                hint="use shorter --contexts, or --weights random, which has no limit on positions",
             )
 
     def _ceiling(self) -> float:
@@ -228,7 +228,9 @@ class Bench:
         try:
             report.write(self.path, content)
         except OSError as error:
-            raise KvbenchError(f"{self.path} cannot be written: {error}\n  hint: --out FOLDER") from error
+            raise KvbenchError(
+                f"{self.path} cannot be written: {error}\n  hint: name another folder with --out FOLDER"
+            ) from error
 
     def finish(self) -> int:
         """Save the file and print the table; return 1 if a row failed for a reason other than memory, else 0."""
@@ -265,7 +267,11 @@ def run(args: argparse.Namespace) -> int:
         device = resolve_device(args.device)
         with limited(device, args.memory_limit_gb) as holds:
             if args.memory_limit_gb is not None and not holds:
-                print(f"--memory-limit-gb {args.memory_limit_gb}: this platform cannot limit {device}", flush=True)
+                print(
+                    f"--memory-limit-gb {args.memory_limit_gb}: the memory of {device} cannot be "
+                    "limited on this platform",
+                    flush=True,
+                )
             try:
                 bench = Bench(args)
                 bench.measure()

@@ -65,53 +65,81 @@ class Row:
 def add_parser(commands: Any) -> None:
     """Add the subcommand ``predict`` and its options to the bench's subparsers."""
     add = commands.add_parser(
-        "predict", help="TTFT, TPOT, memory and the largest batch by a roofline; needs no GPU", description=__doc__
+        "predict",
+        help="predict TTFT, TPOT, memory and the largest batch with a roofline; does not need a GPU",
+        description=__doc__,
     ).add_argument
     add(
         "--model",
         nargs="+",
         default=["llama2-7b"],
-        help="presets, OWNER/NAME of the hub, folders with config.json, or model YAMLs",
+        help="models: presets, OWNER/NAME of the hub, folders with config.json, or YAML files of models",
     )
     add(
         "--methods",
         nargs="+",
         default=["fp16", "kivi:int4", "kivi:int2"],
         metavar="METHOD[:QUANTIZER][:KEY=VALUE]",
-        help="such as fp16 kivi:int4 kivi:int4:residual=64 cocktail:split=10/30/60 quantspec:draft_weights=int4",
+        help="settings, such as fp16 kivi:int4:residual=64 cocktail:split=10/30/60 quantspec:draft_weights=int4",
     )
-    add("--contexts", nargs="+", type=tokens, default=["4k", "32k", "128k"], metavar="N", help="tokens of a prompt")
-    add("--batches", nargs="+", type=number, default=[1], metavar="B")
-    add("--gpu", nargs="+", default=["h200"], help=", ".join(GPUS))
     add(
-        "--bandwidth-TBs", type=positive, help="a GPU of your own: TB/s that it reaches (with --tflops and --memory-gb)"
+        "--contexts",
+        nargs="+",
+        type=tokens,
+        default=["4k", "32k", "128k"],
+        metavar="N",
+        help="prompt lengths in tokens",
     )
-    add("--tflops", type=positive, help="of it: bf16 TFLOP/s that a large matmul reaches")
-    add("--memory-gb", type=positive, help="of it: GiB; alone: the memory of the GPUs named")
+    add("--batches", nargs="+", type=number, default=[1], metavar="B")
+    add("--gpu", nargs="+", default=["h200"], help=f"GPUs: {', '.join(GPUS)}")
+    add(
+        "--bandwidth-TBs",
+        type=positive,
+        help="describe another GPU: its achievable bandwidth in TB/s (requires --tflops and --memory-gb)",
+    )
+    add("--tflops", type=positive, help="describe another GPU: bf16 TFLOP/s that a large matmul achieves")
+    add("--memory-gb", type=positive, help="memory in GiB of the described GPU, or of the GPUs of --gpu")
     add(
         "--new-tokens",
         type=number,
         default=1,
-        help="tokens to generate: TPOT is of the middle, tok/s has the prefill in it",
+        help="tokens to generate; TPOT is that of the middle token, and tok/s includes the prefill",
     )
-    add("--weight-bits", type=int, choices=[4, 8, 16], default=16, help="of linear layers and lm_head")
-    add("--weight-group", type=number, default=128, help="weights that share scale and minimum, below 16 bits")
+    add(
+        "--weight-bits",
+        type=int,
+        choices=[4, 8, 16],
+        default=16,
+        help="bits of the weights of linear layers and lm_head",
+    )
+    add(
+        "--weight-group",
+        type=number,
+        default=128,
+        help="number of weights that share a scale and a minimum (below 16 bits)",
+    )
     add("--acceptance", type=share, default=0.9, help="probability that a drafted token is accepted (quantspec)")
     add(
         "--overhead-us",
         type=duration,
         default=0.0,
-        help="time of a layer in addition to its bytes and FLOPs; 0: pure roofline",
+        help="microseconds per layer in addition to the time for its bytes and FLOPs (0: pure roofline)",
     )
-    add("--prefill-chunk", type=tokens, metavar="N", help="tokens of a prompt that are read at once; default: all")
+    add("--prefill-chunk", type=tokens, metavar="N", help="prompt tokens per forward pass (default: all)")
     add(
         "--prefill-rows",
         type=choices.rows,
         default="auto",
         metavar="N",
-        help="prompts a forward pass: auto (as many as make 16k tokens), all or a number",
+        help="prompts per forward pass: auto (up to 16k tokens in total), all, or a number",
     )
-    add("--mlp-chunk", type=mlp_chunk, default="auto", metavar="N", help="as runtime.mlp_chunk: auto, none or tokens")
+    add(
+        "--mlp-chunk",
+        type=mlp_chunk,
+        default="auto",
+        metavar="N",
+        help="tokens that feed-forward layers process at a time, like runtime.mlp_chunk: auto, none, or a number",
+    )
     add("--out", type=Path, help="folder for a JSON file with all figures (default: none)")
     add("--name", help="name of the JSON file (default: predict)")
 
@@ -138,7 +166,12 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
         return [own_gpu(args.bandwidth_TBs, args.tflops, args.memory_gb)]
     if any(own):
         missing = "--tflops" if args.bandwidth_TBs else "--bandwidth-TBs"
-        raise ConfigError(missing, None, "is missing: a GPU of your own has both rates", hint=f"{missing} 2.0")
+        raise ConfigError(
+            missing,
+            None,
+            "is missing: the description of a GPU needs both --bandwidth-TBs and --tflops",
+            hint=f"{missing} 2.0",
+        )
     gpus = [gpu_named(name) for name in args.gpu]
     return [replace(gpu, memory_gib=args.memory_gb) for gpu in gpus] if args.memory_gb else gpus
 
@@ -351,13 +384,16 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
         lines.append((*name, *time, row.bound, 100 * row.kv_share, *sizes))
     groups = ", all prompts read together" if args.prefill_rows is None else ", prompts read in groups"
     notes = [
-        "A roofline: no step can be faster. Expected: with what the kernels of a compiled step take in addition to"
+        "The times are lower bounds from a roofline. expected: plus the time that the kernels of a "
+        "compiled step take in addition to"
         f" their bytes, {KERNELS} per layer."
     ]
-    notes += [f"KV % is of fp16; max B: most sequences that fit{groups}."]
+    notes += [
+        f"KV %: bytes of keys and values as a share of fp16's; max B: largest number of sequences that fit{groups}."
+    ]
     if any(row.draft_s is not None for row in found):
         notes.append(
             "Speculation: TPOT = (gamma * draft + verification) / E with an acceptance of "
-            f"{args.acceptance:g} for each token; KV time % and bound are of the verification."
+            f"{args.acceptance:g} for each token; KV time % and bound refer to the verification."
         )
     return "\n".join([table(head, lines, head.index("TTFT s")), "", *notes])

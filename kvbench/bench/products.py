@@ -78,7 +78,10 @@ def run(args: argparse.Namespace) -> int:
         report.write(path, {**start, "dtype": args.dtype, "rows": rows})
         torch.cuda.empty_cache()
     print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
-    print(f"us: median of a captured product, each of another matrix; error: to the largest output\n{path}")
+    print(
+        "us: median time of a captured product, each with a different matrix; error: relative to the "
+        f"largest output\n{path}"
+    )
     return int(any("failed" in row for row in rows))
 
 
@@ -94,7 +97,7 @@ def compared(count: int, columns: int, dtype: torch.dtype, args: argparse.Namesp
     try:
         weights = [one(count, columns, dtype, seed) for seed in range(max(copies(2 * count * columns), 8))]
     except torch.OutOfMemoryError as error:
-        return [{"by": "any", "failed": f"no room for the matrices: {' '.join(str(error).split())[:120]}"}]
+        return [{"by": "any", "failed": f"the matrices do not fit into memory: {' '.join(str(error).split())[:120]}"}]
     x = one(1, columns, dtype, 99, scale=1.0)[None]
     exact = weights[0].float() @ x[0, 0].float()
     torch._dynamo.reset()  # torch.compile stops recompiling a function after a few shapes
@@ -129,7 +132,7 @@ def measured(
     except Exception as problem:
         return {"failed": f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"}
     if not error <= TOLERANCE:  # NaN too
-        return {"failed": f"is off by {error:.3g} of the largest output, {time.us:.3g} us"}
+        return {"failed": f"differs by {error:.3g} of the largest output, {time.us:.3g} us"}
     size = weights[0].numel() * weights[0].element_size()
     return {"us": time.us, "p10": time.p10, "p90": time.p90, "rounds": time.rounds, "bytes": size, "error": error}
 

@@ -267,7 +267,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n" + table(HEAD, [line(row, reads.rate) for row in rows], HEAD.index("us")))
     flushes = [[shown for key, shown in row.items() if key != "failed"] for row in flushed]
     print("\n" + table(FLUSH, flushes, FLUSH.index("GPU us")))
-    print(f"us: keys and values of one layer together, median; GB/s: read and written\n{path}")
+    print(f"us: median time for keys and values of one layer together; GB/s: bytes read and written per second\n{path}")
     mine = [row for row in rows if "same" in row] + flushed
     return int(any("failed" in row or row.get("same", True) is not True for row in mine))
 

@@ -130,7 +130,7 @@ def point(text: str) -> Point:
     counts = parts[1:2] + parts[3:]
     if len(parts) not in (3, 4) or parts[0] not in MODELS or not all(n.isdecimal() and int(n) for n in counts):
         raise ValueError(
-            f"{text!r} is not a point; MODEL:B:N[:Q] with a model of {', '.join(MODELS)}, such as 7b:1:32k"
+            f"{text!r} is not a point of the form MODEL:B:N[:Q], such as 7b:1:32k; the models are {', '.join(MODELS)}"
         )
     return Point(parts[0], int(parts[1]), tokens(parts[2]), int(parts[3]) if len(parts) == 4 else 1)
 

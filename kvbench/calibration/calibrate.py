@@ -48,14 +48,14 @@ def calibrate(
         ModelError: the model's keys before RoPE cannot be read, or an activation or gradient is not finite.
     """
     if not bits or not set(bits) <= {2, 3, 4}:
-        raise ConfigError("--bits", ",".join(map(str, bits)), "codebooks have 2, 3 or 4 bits", allowed="2,3,4")
+        raise ConfigError("--bits", ",".join(map(str, bits)), "a codebook must have 2, 3 or 4 bits", allowed="2,3,4")
     if not 0 <= outliers < 1:
         raise ConfigError(
-            "--outliers", outliers, "is not a share of the elements", allowed="0 to below 1, such as 0.01"
+            "--outliers", outliers, "is not a valid share of the elements", allowed="0 to below 1, such as 0.01"
         )
     count, length = sequences.shape
     if first_tokens >= length:
-        raise ConfigError("--first-tokens", first_tokens, f"leaves nothing of sequences of {length} tokens")
+        raise ConfigError("--first-tokens", first_tokens, f"leaves no tokens, because sequences have {length} tokens")
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     width = kv_heads(model) * head_dim(model)
     together = max(MEMORY // (sequences.numel() * width * 4 * (4 if fisher else 2)), 1)
@@ -107,8 +107,8 @@ def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> 
     """
     if len(ids) < count * length:
         raise DataError(
-            f"{name} has {len(ids)} tokens; {count} sequences of {length} need {count * length}.\n"
-            f"  hint: more text, or --sequences {max(len(ids) // length, 1)}"
+            f"{name} has {len(ids)} tokens; {count} sequences of {length} tokens need {count * length}.\n"
+            f"  hint: provide more text, or use --sequences {max(len(ids) // length, 1)}"
             + (f" --length {len(ids)}" if len(ids) < length else "")
         )
     space = (len(ids) - length) / max(count - 1, 1)

@@ -118,5 +118,5 @@ def _check(model: PreTrainedModel, collected: dict[int, tuple[Collected, Collect
                 if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
                     raise ModelError(
                         f"{type(model).__name__}: NaN or Inf in the {what} of layer {layer} while calibrating.\n"
-                        "  hint: --dtype float32 or bfloat16, or --no-fisher where only the gradients are not finite"
+                        "  hint: use --dtype float32 or --dtype bfloat16, or --no-fisher if only gradients are affected"
                     )

@@ -90,15 +90,18 @@ class Calibration:
         """Raise ConfigError unless the file has codebooks of `bits` for this share of outliers."""
         if bits not in self.bits:
             raise ConfigError(
-                "method.bits", bits, f"{self.path} has codebooks of {self.info['bits']} bits", allowed=self.bits
+                "method.bits",
+                bits,
+                f"{self.path} contains only codebooks with {self.info['bits']} bits",
+                allowed=self.bits,
             )
         if abs(self.outliers - outliers) > 1e-9:
             raise ConfigError(
                 "method.outliers",
                 outliers,
-                f"{self.path} was made for outliers of {self.outliers!r}",
+                f"{self.path} was made with outliers={self.outliers!r}",
                 allowed=[repr(self.outliers)],
-                hint=f"python -m kvbench.calibrate ... --outliers {outliers!r}",
+                hint=f"run python -m kvbench.calibrate again with --outliers {outliers!r}",
             )
 
     def check_model(self, model: PreTrainedModel) -> None:
@@ -111,10 +114,12 @@ class Calibration:
         if shape != self.shape:
             sizes = "{} layers of {} KV heads with {} channels"
             raise ConfigError(
-                KEY, str(self.path), f"{problem}: {sizes.format(*self.shape)} where this one has {sizes.format(*shape)}"
+                KEY,
+                str(self.path),
+                f"{problem}, which has {sizes.format(*self.shape)}; this one has {sizes.format(*shape)}",
             )
         if not self.matches(probe(model)):
-            raise ConfigError(KEY, str(self.path), f"{problem}, of the same shape: its weights are not this one's")
+            raise ConfigError(KEY, str(self.path), f"{problem}, which has the same shape but different weights")
 
     def matches(self, numbers: Mapping[str, Tensor]) -> bool:
         """Return True if a sample of weights (:func:`probe`) is from the model that the file was made with."""
@@ -180,7 +185,7 @@ def load(path: Path) -> Calibration:
         stat = path.stat()
     except OSError as error:
         raise ConfigError(
-            KEY, str(path), "there is no such file", hint="python -m kvbench.calibrate makes one; see its --help"
+            KEY, str(path), "does not exist", hint="create one with python -m kvbench.calibrate (see its --help)"
         ) from error
     return _load(path, stat.st_mtime_ns, stat.st_size)
 
@@ -198,7 +203,7 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
             KEY,
             str(path),
             f"is not a calibration file (format {info.get('format')!r}, expected {FORMAT!r})",
-            hint="python -m kvbench.calibrate makes one; see its --help",
+            hint="create one with python -m kvbench.calibrate (see its --help)",
         )
     calibration = Calibration(info, tensors, path)
     try:
@@ -239,7 +244,7 @@ def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
 @lru_cache(maxsize=256)
 def _passed_over(what: str) -> None:
     """Warn once per process, as every batch's cache may look into the folder."""
-    say(f"warning: {what}; it is skipped")
+    say(f"warning: {what}; the file is ignored")
 
 
 def command(model: str, bits: int, outliers: float) -> str:

@@ -32,13 +32,16 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 #: options of Hydra that kvbench rejects, with the reason and what to type instead
 REFUSED = {
-    "--config-path": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
-    "-cp": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
-    "--config-name": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
-    "-cn": ("kvbench brings its configuration along", "--config-dir DIR adds choices to it"),
-    "--shell-completion": ("kvbench has no completion of its own", "python -m kvbench --help lists every choice"),
-    "-sc": ("kvbench has no completion of its own", "python -m kvbench --help lists every choice"),
-    "--experimental-rerun": ("kvbench goes on with a run by itself", "type the same command again"),
+    "--config-path": ("kvbench always uses its built-in configuration", "add choices to it with --config-dir DIR"),
+    "-cp": ("kvbench always uses its built-in configuration", "add choices to it with --config-dir DIR"),
+    "--config-name": ("kvbench always uses its built-in configuration", "add choices to it with --config-dir DIR"),
+    "-cn": ("kvbench always uses its built-in configuration", "add choices to it with --config-dir DIR"),
+    "--shell-completion": (
+        "kvbench does not offer shell completion",
+        "run python -m kvbench --help for a list of all choices",
+    ),
+    "-sc": ("kvbench does not offer shell completion", "run python -m kvbench --help for a list of all choices"),
+    "--experimental-rerun": ("kvbench resumes a run by itself", "run the same command again, without this option"),
 }
 
 
@@ -91,25 +94,27 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise ConfigError(name, None, problem, hint=hint)
         if name in SWITCHES:
             if joined:
-                raise ConfigError(word, None, f"{name} takes no value", hint=name)
+                raise ConfigError(word, None, f"{name} does not take a value", hint=f"use just {name}")
             setattr(arguments, SWITCHES[name], True)
         elif name in VALUES:
             _take(arguments, name, value if joined else words.pop(0) if words else None)
         elif name in ("--info", "-i"):
             arguments.info = value if joined else words.pop(0) if words and words[0] in INFO else "all"
             if arguments.info not in INFO:
-                raise ConfigError("--info", arguments.info, "shows no such thing", allowed=INFO)
+                raise ConfigError("--info", arguments.info, "is not a topic of --info", allowed=INFO)
         else:
             raise _unknown(word, name)
     if (arguments.resolve or arguments.package is not None) and arguments.cfg is None:
         name = "--resolve" if arguments.resolve else "--package"
-        raise ConfigError(name, None, "goes with --cfg", hint=f"--cfg job {name}")
+        raise ConfigError(name, None, "can only be used together with --cfg", hint=f"--cfg job {name}")
     if arguments.multirun and (arguments.cfg or arguments.run):
         raise ConfigError(
             "--multirun",
             None,
-            "a sweep has no single configuration to show" if arguments.cfg else "--run means one run",
-            hint="leave one of the two out",
+            "a sweep does not have a single configuration to show"
+            if arguments.cfg
+            else "contradicts --run, a single run",
+            hint=f"leave out either --multirun or {'--cfg' if arguments.cfg else '--run'}",
         )
     return arguments
 
@@ -118,12 +123,12 @@ def _take(arguments: Arguments, name: str, value: str | None) -> None:
     field, allowed = VALUES[name]
     if not value or (value.startswith("-") and value.lstrip("-")):
         example = f"{name} {allowed[0] if allowed else 'DIR' if field == 'config_dir' else 'GROUP'}"
-        raise ConfigError(name, value or None, "an option lacks its value", allowed=allowed, hint=example)
+        raise ConfigError(name, value or None, "this option needs a value", allowed=allowed, hint=example)
     if allowed and value not in allowed:
-        raise ConfigError(name, value, "shows no such thing", allowed=allowed)
+        raise ConfigError(name, value, "is not a value of this option", allowed=allowed)
     if getattr(arguments, field) is not None:
         both = f"{getattr(arguments, field)} and {value}"
-        raise ConfigError(name, value, f"is given twice, as {both}", hint="give it once")
+        raise ConfigError(name, value, f"is given twice, as {both}", hint=f"give {name} only once")
     setattr(arguments, field, value)
 
 
@@ -131,5 +136,5 @@ def _unknown(word: str, name: str) -> ConfigError:
     flags = sorted([*SWITCHES, *VALUES, "--info", "-i"])
     near = nearest(name, flags)
     bare = name.lstrip("-") or "KEY"
-    hint = f"did you mean '{near}'?" if near else f"options of a run have no dashes: {bare}=..."
+    hint = f"did you mean '{near}'?" if near else f"write overrides without dashes: {bare}=VALUE"
     return ConfigError(word, None, "no such option", allowed=", ".join(flags), hint=hint)

@@ -117,8 +117,8 @@ def documents(name: str) -> list[str]:
         return GENERATED[name]()
     if there is None:
         raise DataError(
-            f"--text {name}: there is no such file or folder.\n"
-            f"  hint: without a text of your own: --text {' '.join(GENERATED)}"
+            f"--text {name} does not exist.\n"
+            f"  hint: to calibrate without your own text, use --text {' '.join(GENERATED)}"
         )
     from kvbench.tasks.texts import files
 
@@ -144,7 +144,7 @@ def python() -> list[str]:
     folder = Path(sysconfig.get_paths()["stdlib"])
     modules = [path for path in sorted(folder.glob("*.py")) if path.name not in EXCLUDED]
     if not modules:
-        raise DataError(f"--text python: {folder} holds no sources.\n  hint: --text mini, or a file")
+        raise DataError(f"--text python: {folder} contains no Python sources.\n  hint: use --text mini or --text FILE")
     return [path.read_text(encoding="utf-8", errors="replace") for path in modules]
 
 
@@ -161,9 +161,9 @@ def _bits(text: str) -> tuple[int, ...]:
     try:
         widths = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise ConfigError("--bits", text, "is not a list of widths", allowed="2,3,4") from error
+        raise ConfigError("--bits", text, "is not a list of whole numbers", allowed="2,3,4") from error
     if not set(widths) <= {2, 3, 4}:
-        raise ConfigError("--bits", text, "codebooks have 2, 3 or 4 bits", allowed="2,3,4")
+        raise ConfigError("--bits", text, "a codebook must have 2, 3 or 4 bits", allowed="2,3,4")
     return widths
 
 
@@ -182,19 +182,17 @@ def _check(arguments: argparse.Namespace) -> None:
     ):
         value = getattr(arguments, name)
         if not least <= value <= most:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}", value, "is too few or too many", allowed=f"{least} to {most}"
-            )
+            raise ConfigError(f"--{name.replace('_', '-')}", value, "is out of range", allowed=f"{least} to {most}")
     if not 0 <= arguments.outliers <= 0.5:
         raise ConfigError(
-            "--outliers", arguments.outliers, "is not a share of outliers", allowed="0 to 0.5, such as 0.01"
+            "--outliers", arguments.outliers, "is not a valid share of outliers", allowed="0 to 0.5, such as 0.01"
         )
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
         raise ConfigError(
             "--device", arguments.device, "is not a device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
         )
     if arguments.device.startswith("cuda") and not has_gpu():
-        raise ConfigError("--device", arguments.device, "this machine shows no GPU", hint="--device cpu")
+        raise ConfigError("--device", arguments.device, "no GPU is visible on this machine", hint="--device cpu")
     if arguments.out is not None:
         if not arguments.out or Path(arguments.out).name in ("", ".."):
             raise ConfigError("--out", arguments.out, "must name a file", hint="--out mine.safetensors")
@@ -214,23 +212,45 @@ def _tell(done: int, total: int) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m kvbench.calibrate", description=__doc__)
     parser.add_argument("--model", required=True, help="a preset (llama2-7b), a repository of the hub, or a folder")
-    parser.add_argument("--path", help="folder of the weights, where the choice's own is not meant")
-    parser.add_argument("--random", action="store_true", help="random weights of the choice's architecture")
+    parser.add_argument("--path", help="folder with the weights (default: those that --model names)")
+    parser.add_argument("--random", action="store_true", help="use the architecture of --model with random weights")
     parser.add_argument(
         "--text",
         required=True,
         nargs="+",
-        help="files or folders; mini: generated text; python: its own modules. Each gives equally many sequences",
+        help=(
+            "files or folders with text, mini (generated text), or python (Python's standard "
+            "modules); each of them provides the same number of sequences"
+        ),
     )
-    parser.add_argument("--bits", default="2,3,4", help="widths of the codebooks (default: %(default)s)")
-    parser.add_argument("--outliers", type=float, default=0.01, help="share kept exact (default: %(default)s)")
-    parser.add_argument("--sequences", type=int, default=16, help="sequences read (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=2048, help="tokens of a sequence (default: %(default)s)")
     parser.add_argument(
-        "--fisher", action=argparse.BooleanOptionalAction, default=True, help="weigh errors by squared gradients"
+        "--bits", default="2,3,4", help="bits of the codebooks, separated by commas (default: %(default)s)"
     )
-    parser.add_argument("--first-tokens", type=int, default=0, help="tokens that codebooks do not count")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default: the model's own")
+    parser.add_argument(
+        "--outliers",
+        type=float,
+        default=0.01,
+        help="share of outliers that stay in full precision (default: %(default)s)",
+    )
+    parser.add_argument("--sequences", type=int, default=16, help="number of sequences to read (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=2048, help="tokens per sequence (default: %(default)s)")
+    parser.add_argument(
+        "--fisher",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="weight quantization errors by squared gradients",
+    )
+    parser.add_argument(
+        "--first-tokens",
+        type=int,
+        default=0,
+        help="number of first tokens of each sequence to leave out of the codebooks (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--device", default="auto", help="device: auto, cpu, mps, cuda or cuda:N (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="data type of the model (default: the model's own)"
+    )
     parser.add_argument("--out", help="file to write (default: results/calibration/MODEL-1pct.safetensors)")
     return parser

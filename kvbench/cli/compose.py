@@ -48,11 +48,15 @@ MAX_COMBINATIONS = 256
 HELP = "python -m kvbench --help"
 #: keys that only the YAML file of a choice may set, so that names are unambiguous; with what to type instead
 FIXED = {
-    "method._target_": "method=NAME; a class of your own: --config-dir DIR with method/foo.yaml",
-    "method.takes": "which quantizers a method takes is its class's: method=NAME with a quantizer of `--help`",
-    "dataset._target_": "dataset=NAME; a class of your own: --config-dir DIR with dataset/foo.yaml",
-    "dataset.name": "the name of a data set in tables is its choice's: --config-dir DIR with dataset/foo.yaml",
-    "quantizer.name": "the name follows from the formats: quantizer=NAME, quantizer.key.bits=4, ...",
+    "method._target_": "choose method=NAME; for your own class, put method/foo.yaml into DIR and add --config-dir DIR",
+    "method.takes": "choose quantizer=NAME from --help; the method's class decides which quantizers it accepts",
+    "dataset._target_": (
+        "choose dataset=NAME; for your own class, put dataset/foo.yaml into DIR and add --config-dir DIR"
+    ),
+    "dataset.name": (
+        "choose dataset=NAME; for another name in tables, put dataset/foo.yaml into DIR and add --config-dir DIR"
+    ),
+    "quantizer.name": "set quantizer=NAME, or a format such as quantizer.key.bits=4; the name follows from the formats",
     "logger.name": "logger=NAME",
 }
 #: time limit in seconds for checking the jobs of a sweep in advance; other jobs are checked when they start
@@ -122,7 +126,7 @@ class Composer:
                 raise ConfigError(
                     key,
                     value(override),
-                    "is a list of values to sweep over",
+                    "is a list of values, which only a sweep accepts",
                     hint="add --multirun" + ("" if key in self.groups else f", or quote it: '{key}=\"...\"'"),
                 )
             if key in self.groups:
@@ -155,7 +159,9 @@ class Composer:
             quantizer["name"] = run_config(config)["quantizer"]["name"]
         part = config if package is None else OmegaConf.select(config, package)
         if not OmegaConf.is_config(part):
-            raise ConfigError("--package", package, "no such part of the configuration", allowed=list(map(str, config)))
+            raise ConfigError(
+                "--package", package, "the configuration has no such part", allowed=list(map(str, config))
+            )
         head = "" if package is None else f"# @package {package}\n"
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
@@ -178,8 +184,8 @@ class Composer:
             raise ConfigError(
                 " ".join(texts) or "configuration",
                 None,
-                "the defaults of choices choose each other in a circle",
-                hint="see defaults: in the files of --config-dir",
+                "the defaults lists of the YAML files refer to each other in a circle",
+                hint="remove one of the references under 'defaults:' in the files of --config-dir",
             ) from error
         choice = config.hydra.runtime.choices.get("model")
         with open_dict(config):
@@ -193,12 +199,16 @@ class Composer:
         except (HydraException, OmegaConfBaseException) as error:
             name = text.lstrip("+~").split("=", 1)[0]
             if "=" not in text and name in self.groups:
-                raise ConfigError(text, None, "a choice is missing", allowed=self.groups[name], listing=HELP) from error
+                raise ConfigError(
+                    text, None, "needs a choice: GROUP=NAME", allowed=self.groups[name], listing=HELP
+                ) from error
             raise ConfigError(
                 text,
                 None,
                 "cannot be read as KEY=VALUE",
-                hint="no spaces around '='; quote values with special characters: 'model.path=\"/my models/a\"'",
+                hint=(
+                    "remove spaces around '=', and quote values with special characters: 'model.path=\"/my models/a\"'"
+                ),
             ) from error
         if not is_hydras(override):
             self.keys.check_name(override)
@@ -227,7 +237,7 @@ class Composer:
         for override in leaves:
             if override.key_or_group in FIXED:
                 key = override.key_or_group
-                raise ConfigError(key, value(override), "cannot be set by itself", hint=FIXED[key])
+                raise ConfigError(key, value(override), "cannot be set on the command line", hint=FIXED[key])
         began = time.monotonic()
         for choice in itertools.islice(_combinations(chosen), MAX_COMBINATIONS):
             if time.monotonic() - began > CHECK_SECONDS:

@@ -40,7 +40,7 @@ def check_sweeps(overrides: Sequence[Override], groups: Collection[str], setting
         settings: number of settings in ``setting=``, by which the number of jobs is multiplied.
     """
     most, jobs = limit(MAX_JOBS_NAME, MAX_JOBS), settings
-    parts = [f"setting has {settings}"] if settings > 1 else []
+    parts = [f"setting: {settings}"] if settings > 1 else []
     for override in overrides:
         if not override.is_sweep_override():
             continue
@@ -49,18 +49,18 @@ def check_sweeps(overrides: Sequence[Override], groups: Collection[str], setting
             raise ConfigError(
                 f"{override.key_or_group}={text(override)}",
                 None,
-                "is a sweep over nothing: no choice matches, or no number lies in it",
-                hint=f"values by commas: {override.key_or_group}=a,b",
+                "is an empty sweep: it matches no choice and contains no number",
+                hint=f"list the values, separated by commas: {override.key_or_group}=a,b",
             )
         jobs *= count
-        parts.append(f"{override.key_or_group} has {count}")
+        parts.append(f"{override.key_or_group}: {count}")
     if jobs > most:
         raise ConfigError(
             "--multirun",
             None,
-            f"makes {jobs} jobs ({', '.join(parts)})",
+            f"would start {jobs} jobs (number of values: {', '.join(parts)})",
             allowed=f"at most {most}",
-            hint=f"fewer values; or raise the limit: {MAX_JOBS_NAME}={jobs} python -m kvbench ...",
+            hint=f"list fewer values, or raise the limit: {MAX_JOBS_NAME}={jobs} python -m kvbench ...",
         )
     for override in overrides:
         _check_twice(override)
@@ -74,20 +74,25 @@ def _count(override: Override, groups: Collection[str]) -> int:
         start, stop, step = (float(number) for number in (sweep.start or 0, sweep.stop or 0, sweep.step))
         if not step or not all(map(math.isfinite, (start, stop, step))):
             raise ConfigError(
-                f"{override.key_or_group}={text(override)}", None, "is not a range", hint="range(START, STOP, STEP)"
+                f"{override.key_or_group}={text(override)}",
+                None,
+                "is not a valid range",
+                hint="write range(START, STOP, STEP)",
             )
         return max(0, math.ceil((stop - start) / step))
     if isinstance(sweep, Glob):
         if override.key_or_group not in groups:
             shown = f"{override.key_or_group}={text(override)}"
-            raise ConfigError(shown, None, "glob() goes through a group's choices only", hint="values by commas")
+            raise ConfigError(
+                shown, None, "glob() matches only the choices of a group", hint="list the values, separated by commas"
+            )
         return sum(1 for _ in override.sweep_string_iterator())
     assert isinstance(sweep, IntervalSweep)
     raise ConfigError(
         f"{override.key_or_group}={text(override)}",
         None,
-        "an interval has no values to go through",
-        hint=f"{override.key_or_group}=range({sweep.start},{sweep.end},STEP)",
+        "a sweep cannot step through an interval",
+        hint=f"use a range with a step: {override.key_or_group}=range({sweep.start},{sweep.end},STEP)",
     )
 
 
@@ -102,5 +107,5 @@ def _check_twice(override: Override) -> None:
         mark = (isinstance(plain, bool), plain) if isinstance(plain, (bool, int, float, str)) else repr(plain)
         if mark in seen:
             key = override.key_or_group
-            raise ConfigError(key, text(override), f"names {plain} twice", hint=f"each value once: {key}=...")
+            raise ConfigError(key, text(override), f"lists {plain} twice", hint=f"list each value once: {key}=...")
         seen.add(mark)

@@ -34,17 +34,21 @@ def check_folder(folder: Path) -> None:
     try:
         is_folder = folder.is_dir()
     except OSError as error:
-        raise ConfigError(OPTION, folder, f"cannot be read ({error.strerror})", hint="another folder") from error
+        raise ConfigError(
+            OPTION, folder, f"cannot be read ({error.strerror})", hint="name another folder: --config-dir DIR"
+        ) from error
     if not is_folder:
-        raise ConfigError(OPTION, folder, "is not a folder", hint="a folder with method/foo.yaml in it")
+        raise ConfigError(
+            OPTION, folder, "is not a folder", hint="name a folder that contains, for example, method/foo.yaml"
+        )
     known = groups()
     if not any((folder / group).is_dir() for group in known):
         raise ConfigError(
             OPTION,
             folder,
-            "has no folder that is named for a group",
+            "has no subfolder with the name of a configuration group",
             allowed=[f"{group}/" for group in known],
-            hint=f"{folder}/method/foo.yaml makes method=foo",
+            hint=f"create {folder}/method/foo.yaml to be able to choose method=foo",
         )
     for group in known:
         built_in = options(group)
@@ -52,7 +56,7 @@ def check_folder(folder: Path) -> None:
             if folder not in path.parents:
                 continue
             if choice in built_in:
-                raise _refusal(path, f"has the name of {group}={choice}, which kvbench brings along", "another name")
+                raise _refusal(path, f"has the same name as the built-in {group}={choice}", "rename the file")
             check_file(path, group)
 
 
@@ -76,20 +80,26 @@ def check_file(path: Path, group: str) -> None:
     except UnicodeDecodeError as error:
         raise _refusal(path, f"is not UTF-8 text (byte {error.start})", "save it as UTF-8") from error
     except RecursionError as error:
-        raise _refusal(path, f"has more than {MAX_DEPTH} groups within groups", "a flat file of KEY: VALUE") from error
+        raise _refusal(
+            path, f"has groups nested more than {MAX_DEPTH} levels deep", "write a flat file of KEY: VALUE lines"
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
         problem = cut(getattr(error, "problem", None) or str(error).splitlines()[0])
-        raise _refusal(path, f"is not YAML{where}: {problem}", "KEY: VALUE, indented by blanks, not tabs") from error
+        raise _refusal(
+            path, f"is not YAML{where}: {problem}", "write KEY: VALUE on each line, indented with spaces, not tabs"
+        ) from error
     except (OSError, ValueError) as error:
-        raise _refusal(path, f"cannot be read: {cut(str(error))}", "see the file") from error
+        raise _refusal(
+            path, f"cannot be read: {cut(str(error))}", "check that the file exists, is readable and is valid YAML"
+        ) from error
     if not isinstance(data, Mapping):
-        what = "is empty" if data is None else f"holds a {type(data).__name__}"
-        raise _refusal(path, f"{what}, not keys with values", "KEY: VALUE on each line")
+        what = "is empty" if data is None else f"contains a {type(data).__name__}"
+        raise _refusal(path, f"{what} instead of keys with values", "write KEY: VALUE on each line")
     for key in data:
         if not isinstance(key, str):
-            raise _refusal(path, f"has the key {key!r}, which is not text", "KEY: VALUE")
+            raise _refusal(path, f"has the key {key!r}, which is not text", "quote the key: 'KEY': VALUE")
     _check_scope(path, group, text, data)
 
 
@@ -108,7 +118,9 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
         RecursionError: the tree is nested too deeply.
     """
     if id(node) in above:
-        raise _refusal(path, "has an alias that stands for a group around it", "write the values out")
+        raise _refusal(
+            path, "has an alias to a group that contains the alias itself", "replace the alias by the values"
+        )
     if id(node) in sizes:
         return sizes[id(node)]
     if depth > MAX_DEPTH:
@@ -121,7 +133,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], above: set[int], depth: int, p
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in keys:
                     line = key.start_mark.line + 1
-                    raise _refusal(path, f"has the key {key.value} twice, again on line {line}", "each key once")
+                    raise _refusal(path, f"has the key {key.value} twice; line {line} repeats it", "give each key once")
                 keys.add(key.value)
             total += _size(key, sizes, above, depth + 1, path) + _size(value, sizes, above, depth + 1, path)
     elif isinstance(node, yaml.SequenceNode):
@@ -139,12 +151,12 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
     if package and package[1] not in ("_group_", group):
         raise _refusal(
             path,
-            f"writes to {package[1]} (# @package), but a choice of {group} sets {group} alone",
-            "without that line; a preset of several groups is a file of experiment/",
+            f"writes to {package[1]} (# @package), but a choice of {group} may set only {group}",
+            "remove that line, or move the file to experiment/, where presets of several groups belong",
         )
     defaults = data.get("defaults", [])
     if not isinstance(defaults, list):
-        raise _refusal(path, "its defaults are no list", "defaults: [_self_]")
+        raise _refusal(path, "its defaults are not a list", "write defaults: [_self_]")
     for item in defaults:
         if isinstance(item, str):  # another choice of the same group
             continue
@@ -154,16 +166,16 @@ def _check_scope(path: Path, group: str, text: str, data: Mapping[str, Any]) -> 
             if not mine:
                 raise _refusal(
                     path,
-                    f"chooses {target} in its defaults, but a choice of {group} sets {group} alone",
-                    "a preset of several groups is a file of experiment/",
+                    f"chooses {target} in its defaults, but a choice of {group} may set only {group}",
+                    "move the file to experiment/, where presets of several groups belong",
                 )
 
 
 def _too_large(path: Path, most: int) -> ConfigError:
     return _refusal(
         path,
-        f"has more than {most} values (an alias counts as what it stands for)",
-        f"a smaller file; or raise the limit: {MAX_VALUES_NAME}={10 * most} python -m kvbench ...",
+        f"has more than {most} values (an alias counts as all the values that it refers to)",
+        f"shorten the file, or raise the limit: {MAX_VALUES_NAME}={10 * most} python -m kvbench ...",
     )
 
 

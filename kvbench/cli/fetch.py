@@ -35,8 +35,8 @@ from kvbench.util.schema import build
 
 #: hint if the hub does not answer
 REMEDY = (
-    "this command needs the hub: give it network (and no HF_HUB_OFFLINE), or run it on a machine that has it and copy "
-    "that machine's HF_HOME here; a copy of the files themselves is read by dataset.path=FILE_OR_FOLDER"
+    "connect this machine to the network and unset HF_HUB_OFFLINE; or run this command on a machine with network and "
+    "copy its HF_HOME here; or copy the data files here and set dataset.path=FILE_OR_FOLDER"
 )
 
 
@@ -71,10 +71,15 @@ def _check(arguments: Sequence[str]) -> None:
     """Raise ConfigError if the command line has an option, or names nothing to fetch."""
     for text in arguments:
         if text.startswith("-"):
-            raise ConfigError(text, None, "no such option: lists are swept without one", hint="dataset=NAME,NAME")
+            raise ConfigError(
+                text, None, "fetch has no options", hint="list several names without --multirun: dataset=NAME,NAME"
+            )
     if not named(arguments):
         raise ConfigError(
-            " ".join(arguments), None, "names nothing to fetch", hint="dataset=NAME, model=NAME or method=cocktail"
+            " ".join(arguments),
+            None,
+            "does not name anything to fetch",
+            hint="add dataset=NAME, model=NAME or method=cocktail",
         )
 
 
@@ -118,7 +123,7 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
     what = f"dataset {config.get('name')}"
     if config.get("path") is not None:
         check_path(config["path"])
-        yield f"{what}: {config['path']} is local"
+        yield f"{what}: {config['path']} is a local file or folder; nothing to fetch"
         return
     count = 0
     for source, part in task.files():
@@ -128,7 +133,7 @@ def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
         count += 1
         yield f"{what}: {file}"
     if not count:
-        yield f"{what}: generated, nothing to fetch"
+        yield f"{what}: its samples are generated; nothing to fetch"
     else:
         yield f"{what}: sha256 {task.identity().get('sha256')}"
 
@@ -139,7 +144,7 @@ def _size(source: HubSource, part: str, what: str) -> Iterator[str]:
     total, missing = hub_files.sizes(source, name, what, REMEDY)
     if missing != 0:
         size = "unknown size" if missing is None else amount(missing)
-        already = f" ({amount(total - missing)} are here)" if missing and missing < total else ""
+        already = f" ({amount(total - missing)} are already on this machine)" if missing and missing < total else ""
         yield f"{what}: {source.hub_id}/{name}, {size} to download{already}"
 
 
@@ -147,7 +152,10 @@ def fetch_model(model: ModelConfig) -> str:
     """Fetch the weights and tokenizer of a model and return a line about them. Raises ModelError."""
     before = locate(model)
     if before.name is None or before.local:
-        return f"model {model.name}: {'random weights' if before.name is None else 'already here'}"
+        return (
+            f"model {model.name}: "
+            f"{'random weights; nothing to fetch' if before.name is None else 'already on this machine'}"
+        )
     fetched(model)
     repository = repository_of(model)
     return f"model {model.name}: {repository.snapshot()}"
@@ -179,7 +187,7 @@ def fetch_encoder(name: str) -> str:
     except HubError as error:
         reason = f"{repository.hub_id} is not on this machine, and {error.reason}" if error.absent else error.reason
         hint = f"{error.remedy}, or " if error.remedy else ""
-        raise ModelError(f"{what}: {reason}.\n  hint: {hint}method.encoder=bm25, which needs no weights") from error
+        raise ModelError(f"{what}: {reason}.\n  hint: {hint}set method.encoder=bm25, which needs no weights") from error
 
 
 def wanted_by_encoder(files: Sequence[str]) -> list[str]:

@@ -40,7 +40,12 @@ class Keys:
                 near = nearest(option, self.groups[group])
                 raise ConfigError(key, shown, "is not a group", hint=f"{group}={near or self.groups[group][0]}")
         if not dot and top in GROUPS:  # a group with keys but without choices, such as `decoding`
-            raise ConfigError(key, shown, "has no choices, only keys", hint=f"{key}.KEY=..., see {key} in --help")
+            raise ConfigError(
+                key,
+                shown,
+                "is a group without named choices",
+                hint=f"set single keys: {key}.KEY=VALUE; --help lists the keys of {key}",
+            )
         if top in GROUPS and rest:
             return
         homes = self._homes(key) if not dot else []
@@ -72,8 +77,12 @@ class Keys:
         for part in key.split("."):
             where = ".".join(path)
             if not isinstance(node, Mapping):
-                problem = f"{where} is null here" if node is None else f"{where} has no keys, it is a value"
-                raise ConfigError(key, shown, problem, hint=f"set {where} itself, or see --cfg job")
+                problem = (
+                    f"{where} is null and has no keys" if node is None else f"{where} is a single value and has no keys"
+                )
+                raise ConfigError(
+                    key, shown, problem, hint=f"set {where} itself; --cfg job shows the whole configuration"
+                )
             if part not in node:
                 names = [str(name) for name in node if name not in ("_target_", "takes", "name")]
                 hint = "" if nearest(part, names) else self._elsewhere(path, part, shown)
@@ -83,7 +92,12 @@ class Keys:
             path.append(part)
         given = None if override.is_sweep_override() else override.value()
         if isinstance(node, Mapping) and node and isinstance(given, Mapping) and not given:
-            raise ConfigError(key, shown, "changes nothing: its keys stay", hint=f"{key}.{next(iter(node))}=...")
+            raise ConfigError(
+                key,
+                shown,
+                "has no effect: an empty mapping does not remove keys",
+                hint=f"set single keys: {key}.{next(iter(node))}=...",
+            )
 
     def _elsewhere(self, path: Sequence[str], part: str, shown: str) -> str:
         """Return a hint that another choice of the group, or another group, has a similar key; empty if none has."""
@@ -93,8 +107,8 @@ class Keys:
         keys = {choice: [str(key) for key in _yaml(file)] for choice, file in self._files(group).items()}
         near = nearest(part, {name for names in keys.values() for name in names})
         if near:
-            having = ", ".join(choice for choice, names in keys.items() if near in names)
-            return f"'{near}' is a key of {group}={having}: add one of them, and {group}.{near}={shown}"
+            having = " or ".join(f"{group}={choice}" for choice, names in keys.items() if near in names)
+            return f"choose {having}, which has the key '{near}', and set {group}.{near}={shown}"
         homes = self._homes(part)
         return f"did you mean '{homes[0]}'?" if homes else ""
 

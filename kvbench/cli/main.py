@@ -62,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         say(
-            f"error: {place}{error.strerror or error}.\n  hint: see the folder's rights, its room and the name's length"
+            f"error: {place}{error.strerror or error}.\n  hint: check the folder's permissions, the "
+            "free disk space and the length of the name"
         )
         return _left(1)
     except KvbenchError as error:
@@ -83,8 +84,8 @@ def _check_launcher(overrides: Sequence[str]) -> None:
         raise ConfigError(
             "launcher",
             "submitit",
-            "hands the jobs to SLURM, and this machine has none (no srun)",
-            hint="start it on the cluster's login node; here launcher=local, or launcher=joblib",
+            "passes the jobs to SLURM, which this machine does not have (no srun)",
+            hint="run the command on the cluster's login node, or set launcher=local or launcher=joblib",
         )
 
 
@@ -107,7 +108,9 @@ def _check_place() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        raise ConfigError("current folder", None, "is gone or cannot be read", hint="cd to another folder") from error
+        raise ConfigError(
+            "current folder", None, "was removed or cannot be read", hint="change to another folder with cd"
+        ) from error
 
 
 def _main(argv: list[str]) -> int:
@@ -262,14 +265,17 @@ def _conclude(done: Sequence[dict[str, Any]], expected: int, folder: Path | None
         say(_count(done, expected))
     if folder and rows and launch.rank() == 0:
         try:
-            say(f"table: {sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))}, and as CSV beside it")
+            say(
+                f"table: {sweep.keep_table(folder, tables.markdown(rows), tables.to_csv(rows))} and, as "
+                "CSV, in the same folder"
+            )
         except OSError as error:
             say(f"the sweep's table cannot be written to {folder}: {error.strerror or error}")
     for outcome in failed if folder else ():
         first = (outcome["message"] or outcome["status"]).splitlines()[0]
         say(f"job {outcome['number'] + 1} {outcome['status']}: {' '.join(outcome['overrides'])}: {first}")
     if len(done) < expected:
-        say(f"{expected - len(done)} of {expected} jobs left no record in {folder}")
+        say(f"{expected - len(done)} of {expected} jobs did not record an outcome in {folder}")
     if not failed and len(done) == expected:
         return 0
     codes = {outcome.get("exit_code", 1) for outcome in failed}
@@ -283,7 +289,7 @@ def _count(done: Sequence[dict[str, Any]], expected: int) -> str:
     ended = Counter(outcome["status"] for outcome in done)
     before = sum(outcome["status"] == "ok" and outcome.get("before", False) for outcome in done)
     parts = [
-        f"{ended[status]} {status}" + (f" ({before} of them done before)" if status == "ok" and before else "")
+        f"{ended[status]} {status}" + (f" ({before} of them were already done)" if status == "ok" and before else "")
         for status in STATUSES
         if ended[status]
     ]

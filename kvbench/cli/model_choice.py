@@ -42,7 +42,9 @@ def accept(choice: Any, presets: Sequence[str], listing: str, extra: Path | None
     for folder in filter(None, (conf_dir(), extra)):
         if (folder / "model" / f"{name}.yaml").is_file() and not name.startswith("/"):
             full = Path(name).absolute()
-            raise ConfigError("model", name, "is the path of a preset's file too", hint=f"the full path: model={full}")
+            raise ConfigError(
+                "model", name, "is also the path of a preset's file", hint=f"write the full path: model={full}"
+            )
     parts = [part for part in name.split("/") if part]  # Hydra's store has no empty parts: it looks up /a/b as a/b
     ConfigStore.instance().store(
         group="/".join(["model", *parts[:-1]]), name=parts[-1], node=dict(by_name.PLAIN), package="model"

@@ -46,7 +46,7 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
     key, typed = override.key_or_group, override.input_line or ""
     launcher = next((word.partition("=")[2] for word in texts if word.startswith("launcher=")), "local")
     problem, hint = (
-        "cannot be set: kvbench configures Hydra itself; it would have no effect or break the run's record",
+        "cannot be set, because kvbench configures Hydra itself",
         "",
     )
     if key == "hydra/launcher":
@@ -56,20 +56,29 @@ def check_hydras(override: Override, texts: Sequence[str], multirun: bool) -> No
     elif key == "hydra.sweep.dir":
         named = override.value()
         if not multirun:
-            problem, hint = "is the folder of a sweep's record, and this is one run", "runtime.results_dir=DIR"
+            problem, hint = (
+                "is the folder of a sweep's record, but this command is a single run",
+                "runtime.results_dir=DIR",
+            )
         elif override.is_sweep_override() or not isinstance(named, (str, QuotedString)) or not str(named).strip("'\""):
-            problem, hint = "must name one folder", "hydra.sweep.dir=results/sweeps/mine"
+            problem, hint = "must name exactly one folder", "hydra.sweep.dir=results/sweeps/mine"
         elif "${" in typed:
-            problem, hint = "must be the folder's plain name", "hydra.sweep.dir=results/sweeps/mine"
+            problem, hint = "must be a plain path without ${...}", "hydra.sweep.dir=results/sweeps/mine"
         else:
             return
     elif key.startswith("hydra.launcher."):
         if not multirun or launcher == "local":
-            problem, hint = "is a setting of a launcher", f"add --multirun and launcher=joblib or submitit: {key}=..."
+            problem, hint = (
+                "is a setting of the launcher of a sweep",
+                "add --multirun and launcher=joblib or launcher=submitit",
+            )
         elif key.endswith("._target_"):
-            problem, hint = "cannot be set: launcher=... determines the class", "launcher=joblib or launcher=submitit"
+            problem, hint = (
+                "cannot be set, because launcher=NAME determines the class",
+                "launcher=joblib or launcher=submitit",
+            )
         elif override.is_sweep_override():
-            problem, hint = "is one value for the whole sweep", f"{key}=VALUE"
+            problem, hint = "must have one value for the whole sweep", f"{key}=VALUE"
         else:
             return
     raise ConfigError(
@@ -91,7 +100,10 @@ def check_number(override: Override) -> None:
         number = float(typed.replace("_", ""))
         if len(typed) > LONGEST_NUMBER or math.isinf(number) or (not number and digits.strip("0.")):
             raise ConfigError(
-                override.key_or_group, typed, "is too small or too large a number to be held", hint="a plain number"
+                override.key_or_group,
+                typed,
+                "is too small, too large or too long for a number",
+                hint="write a plain number",
             )
 
 
@@ -102,7 +114,7 @@ def check_repeats(overrides: Sequence[Override]) -> None:
         key = override.key_or_group
         if key in seen:
             both = f"{value(seen[key])} and {value(override)}"
-            raise ConfigError(key, value(override), f"is given twice, as {both}", hint=f"give {key}=... once")
+            raise ConfigError(key, value(override), f"is given twice, as {both}", hint=f"give {key}=... only once")
         seen[key] = override
 
 
@@ -112,13 +124,17 @@ def refuse_marks(text: str, override: Override) -> None:
     if is_hydras(override):
         return
     if override.is_delete():
-        raise ConfigError(text, None, "nothing can be left out of a configuration", hint=f"choose a value: {key}=...")
+        raise ConfigError(
+            text, None, "keys cannot be removed from the configuration", hint=f"set another value: {key}=..."
+        )
     if override.is_add() or override.is_force_add():
         raise ConfigError(
-            text, None, "nothing can be added to a configuration", hint=f"without the '+': {text.lstrip('+')}"
+            text, None, "keys cannot be added to the configuration", hint=f"remove the '+': {text.lstrip('+')}"
         )
     if override.package is not None:
-        raise ConfigError(text, None, "a group stands in its own place", hint=f"{key}={value(override)}")
+        raise ConfigError(
+            text, None, "a group cannot be moved to another place with '@'", hint=f"{key}={value(override)}"
+        )
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
@@ -143,7 +159,7 @@ def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
 def explain(error: Exception, texts: Sequence[str]) -> ConfigError:
     """Return a ConfigError with the first line of an error from Hydra or OmegaConf."""
     problem = cut(first_line(error))
-    hint = "this launcher is a plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
+    hint = "install the launcher's plugin: pip install 'kvbench[launch]'" if "hydra/launcher" in str(error) else ""
     return ConfigError(" ".join(texts) or "configuration", None, problem, hint=hint)
 
 

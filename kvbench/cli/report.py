@@ -44,7 +44,8 @@ def _main(arguments: argparse.Namespace) -> int:
     stores = [store for store in find_runs(arguments.results) if not _skipped(store)]
     if not stores:
         raise KvbenchError(
-            f"no runs under {arguments.results}.\n  hint: --results DIR, or make one: python -m kvbench method=kivi"
+            f"there are no runs in {arguments.results}.\n  hint: name another folder with --results "
+            "DIR, or start a run: python -m kvbench method=kivi"
         )
     if arguments.compare:
         comparison = compare.compare(*(_find(stores, name) for name in arguments.compare))
@@ -63,7 +64,7 @@ def _main(arguments: argparse.Namespace) -> int:
     for store in chosen:
         metrics = store.metrics()
         if metrics is None:
-            print(f"{store.run_id}: {len(store.samples().rows)} samples, not finished yet", file=sys.stderr)
+            print(f"{store.run_id}: not finished yet, {len(store.samples().rows)} samples so far", file=sys.stderr)
         else:
             runs.append(marked(store, metrics))
     if not runs:
@@ -88,14 +89,23 @@ def _skipped(store: RunStore) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m kvbench.report", description="Runs on disk, as tables.")
-    parser.add_argument("--results", type=Path, default=Path("results/runs"), help="directory of runs")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="one line per run (what is done without arguments)")
-    what.add_argument("--show", metavar="RUN", nargs="+", help="runs by id or its beginning: one table of them")
-    what.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two runs sample by sample: B less A")
+    parser = argparse.ArgumentParser(prog="python -m kvbench.report", description="Show the runs on disk as tables.")
     parser.add_argument(
-        "--format", choices=("screen", "markdown", "csv"), default="screen", help="of --show, --compare"
+        "--results", type=Path, default=Path("results/runs"), help="folder of the runs (default: %(default)s)"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="show one line per run (the default)")
+    what.add_argument(
+        "--show", metavar="RUN", nargs="+", help="show the named runs in one table; RUN is a run id or its beginning"
+    )
+    what.add_argument(
+        "--compare", metavar=("A", "B"), nargs=2, help="compare two runs sample by sample; differences are B - A"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("screen", "markdown", "csv"),
+        default="screen",
+        help="output format of --show and --compare (default: %(default)s)",
     )
     return parser
 
@@ -108,9 +118,14 @@ def _find(stores: Sequence[RunStore], name: str) -> RunStore:
         return (exact or matches)[0]
     ids = [store.run_id for store in (matches or stores)]
     if matches:
-        raise KvbenchError(f"{name} is the beginning of {len(matches)} runs: {', '.join(ids)}")
+        raise KvbenchError(
+            f"{name} matches {len(matches)} runs: {', '.join(ids)}.\n  hint: type more characters of the run id"
+        )
     near = nearest(name, ids)
-    raise KvbenchError(f"no run {name}." + (f"\n  hint: did you mean {near}?" if near else "\n  hint: --list"))
+    raise KvbenchError(
+        f"there is no run {name}."
+        + (f"\n  hint: did you mean {near}?" if near else "\n  hint: use --list to see all runs")
+    )
 
 
 def _list(stores: Sequence[RunStore]) -> None:
@@ -177,7 +192,7 @@ def _details(store: RunStore) -> None:
     environment, attention = metrics["env"], metrics["attention"]
     packed = "packed codes" if attention["reads_packed"] else "full precision"
     print(f"  directory   {store.path}")
-    print(f"  attention   {attention['path']}, reading {packed}")
+    print(f"  attention   {attention['path']}, reads {packed}")
     for kind in ("used", "reserved"):
         parts = metrics["kv_bytes"][kind]
         print(f"  KV {kind:<8} " + "  ".join(f"{name} {tables.size(count)}" for name, count in parts.items()))
@@ -188,13 +203,15 @@ def _details(store: RunStore) -> None:
             print(f"  perplexity  {key}: {text['ppl']:.4f}{bits}, {text['windows']} windows, mode {text['mode']}")
         elif entry["nll"]:
             pair = entry["nll"]["vs_fp16"]
-            beside = f", {pair['diff']:+.4f} to fp16" if pair else ""
+            beside = f", {pair['diff']:+.4f} compared with fp16" if pair else ""
             print(f"  answer NLL  {key}: {entry['nll']['mean']:.4f} nats per token{beside}")
     _code_details(store, metrics)
     print(f"  made with   kvbench {environment.get('kvbench')} ({environment.get('commit') or 'no commit'})")
     print(f"              torch {environment.get('torch')}, transformers {environment.get('transformers')}")
     if damaged:
-        print(f"  damaged     {len(damaged)} lines of samples.jsonl; the same command does their samples again")
+        print(
+            f"  damaged     {len(damaged)} lines of samples.jsonl; run the same command again to repeat their samples"
+        )
     if metrics["error"]:
         print(f"  error       {metrics['error']}")
 

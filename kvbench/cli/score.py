@@ -72,14 +72,19 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
     exists(str(path), "path")
     single = data.is_file(path, "")
     if single is None:
-        raise KvbenchError(f"{path} does not exist.\n  hint: a .jsonl file, or a folder of <task>.jsonl")
+        raise KvbenchError(
+            f"{path} does not exist.\n  hint: name a .jsonl file, or a folder of files named <task>.jsonl"
+        )
     if single:
         name = task or _stem(path)
         return {name: _score_file(name, path)}, []
     if task is not None:
         files = [file for file in sorted(path.iterdir()) if _stem(file) == task]
         if len(files) != 1:
-            raise KvbenchError(f"{path} has {len(files) or 'no'} files for --task {task}: name the one to score.")
+            raise KvbenchError(
+                f"{path} contains {len(files) or 'no'} files for --task {task}.\n  hint: name the file "
+                "to score instead of the folder"
+            )
         return {task: _score_file(task, files[0])}, []
     scores: dict[str, dict[str, Any]] = {}
     skipped = []
@@ -87,14 +92,17 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
         if not file.name.endswith(_ENDINGS):
             continue
         if _stem(file) in scores:
-            raise KvbenchError(f"{path} has two files for {_stem(file)}; remove one, or score {file.name} by its name.")
+            raise KvbenchError(
+                f"{path} contains two files for {_stem(file)}.\n  hint: remove one, or score {file} separately"
+            )
         if known(_stem(file)):
             scores[_stem(file)] = _score_file(_stem(file), file)
         else:
             skipped.append(file.name)
     if not scores:
         raise KvbenchError(
-            f"{path} has no file named for a task ({', '.join(list(longbench.METRICS)[:4])}, ..., gsm8k)."
+            f"{path} does not contain a file with the name of a task "
+            f"({', '.join(list(longbench.METRICS)[:4])}, ..., gsm8k)."
         )
     return scores, skipped
 
@@ -127,7 +135,11 @@ def _score_file(task: str, path: Path) -> dict[str, Any]:
 def _check_known(task: str) -> None:
     if not known(task):
         near = nearest(task, [*longbench.METRICS, *EXTENDED, *_GSM8K])
-        hint = f"did you mean --task {near}?" if near else f"--task {', '.join([*longbench.METRICS, *_GSM8K])}"
+        hint = (
+            f"did you mean --task {near}?"
+            if near
+            else f"use --task with one of {', '.join([*longbench.METRICS, *_GSM8K])}"
+        )
         raise KvbenchError(f"'{task}' is not a task of LongBench or GSM8K.\n  hint: {hint}")
 
 
@@ -138,13 +150,13 @@ def _score_placed(task: str, records: Iterable[tuple[str, Any]], where: str) -> 
     rows = []
     for place, record in records:
         if not isinstance(record, Mapping):
-            raise DataError(f"{place}: is not an object with fields.")
+            raise DataError(f"{place}: the record is not a JSON object.")
         try:
             rows.append(score_one(task, dict(record), place))
         except ValueError as problem:
             raise DataError(f"{place}: {problem}") from problem
     if not rows:
-        raise DataError(f"{where}: no records.")
+        raise DataError(f"{where}: there are no records.")
     mean, error = mean_error([row["score"] for row in rows])
     assert mean is not None
     entry: dict[str, Any] = {
@@ -210,7 +222,8 @@ def _field(record: Record, names: Sequence[str], where: str) -> Any:
     for name in names:
         if name in record:
             return record[name]
-    raise DataError(f"{where}: none of the fields {', '.join(names)} (it has: {', '.join(map(str, record))}).")
+    needed = f"one of the fields {', '.join(names)}" if len(names) > 1 else f"the field {names[0]}"
+    raise DataError(f"{where}: the record needs {needed}, but has only {', '.join(map(str, record))}.")
 
 
 def _overall(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -235,9 +248,12 @@ def _print(report: Mapping[str, Any]) -> None:
     body = [[Cell(text) for text in line] for line in _lines(report)]
     grid = table.Grid(("task", "score", "stderr", "n"), body, left=(0, 3))
     print(table.text(grid.drawn()))
-    print(f"0..100; code similarity by {longbench.SIMILARITY}; ROUGE-L of rouge 1.0.1 without its recursion limit")
+    print(
+        f"Scores from 0 to 100; code similarity by {longbench.SIMILARITY}; ROUGE-L as in rouge 1.0.1, "
+        "without its recursion limit"
+    )
     if report["skipped"]:
-        print(f"no task's: {', '.join(report['skipped'])}")
+        print(f"skipped, since their names are not those of tasks: {', '.join(report['skipped'])}")
 
 
 def _markdown(report: Mapping[str, Any]) -> str:
@@ -258,10 +274,13 @@ def _stem(path: Path) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m kvbench.score", description="Scores of model outputs in LongBench's or GSM8K's form."
+        prog="python -m kvbench.score",
+        description="Score model outputs that are stored in the format of LongBench or GSM8K.",
     )
     parser.add_argument("path", type=Path, help="a .jsonl file (also .json, .gz), or a folder of <task>.jsonl")
-    parser.add_argument("--task", help="qasper, ..., qasper_e (LongBench-E), gsm8k; left out: the file's name")
+    parser.add_argument(
+        "--task", help="task, such as qasper, qasper_e (LongBench-E) or gsm8k (default: the file's name)"
+    )
     parser.add_argument("--format", choices=("screen", "json", "markdown"), default="screen")
-    parser.add_argument("-o", "--output", type=Path, help="write the JSON to this file too")
+    parser.add_argument("-o", "--output", type=Path, help="also write the scores as JSON to this file")
     return parser

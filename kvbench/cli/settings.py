@@ -38,10 +38,13 @@ def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
             option = text.partition(".")[2]
             better = f"{value}:{text if key.startswith('quantizer.') else option}" if option else f"{KEY}=..."
             raise ConfigError(
-                KEY, value, f"holds method, quantizer and their options, so {key} cannot stand beside it", hint=better
+                KEY,
+                value,
+                f"already sets the method, the quantizer and their options, so {key} cannot be set as well",
+                hint=better,
             )
     if len(settings) > 1 and not multirun:
-        raise ConfigError(KEY, value, "is a list of settings to sweep over", hint="add --multirun")
+        raise ConfigError(KEY, value, "is a list of settings, which only a sweep accepts", hint="add --multirun")
     return settings
 
 

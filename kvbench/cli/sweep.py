@@ -33,12 +33,17 @@ def new_folder() -> Path:
             folder.mkdir(parents=True)
         except FileExistsError:
             if not folder.is_dir():  # a parent is a file
-                raise KvbenchError(f"{SWEEPS} cannot be made: one of its parents is a file.") from None
+                raise KvbenchError(
+                    f"the folder {SWEEPS} cannot be created, because a file has the name of one of its parent folders."
+                ) from None
         except OSError as error:
-            raise KvbenchError(f"{folder} cannot be made: {error.strerror or error}.") from error
+            raise KvbenchError(f"the folder {folder} cannot be created: {error.strerror or error}.") from error
         else:
             return folder
-    raise KvbenchError(f"{SWEEPS / stamp} exists a thousand times.\n  hint: wait a second")
+    raise KvbenchError(
+        f"a thousand sweeps with the name {SWEEPS / stamp} exist already.\n  hint: wait a second and "
+        "run the command again"
+    )
 
 
 def begin() -> None:
@@ -91,7 +96,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str]:
         return {}, "is not a record of a job"
     sweep, metrics = content.get("sweep"), content.get("metrics")
     if sweep is not None:
-        return content, "" if sweep == os.environ.get(TOKEN) else "is of another sweep"
+        return content, "" if sweep == os.environ.get(TOKEN) else "belongs to another sweep"
     if metrics is not None:  # from a worker that did not inherit the id, or of unknown origin
         problem = problem_of(metrics)
         return content, f"is not a record of a job ({problem})" if problem else ""

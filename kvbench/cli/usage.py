@@ -14,14 +14,15 @@ kvbench: what a KV-cache method costs in accuracy, and what it saves in memory a
 
   python -m kvbench GROUP=CHOICE ... KEY=VALUE ...
 
-One run is one model, method, quantizer and data set. Its row lands in results/runs; the same command again goes on
+One run is one model, method, quantizer and data set. Its results go to results/runs; the same command again resumes
 where it stopped.
 """
 
 #: lines about models without a preset
 ANY_MODEL = (
-    "  model=OWNER/NAME  any other model of the hub, such as Qwen/Qwen3-0.6B: context, dtype and chat template its own",
-    "  model=./FOLDER    any checkpoint in a folder, likewise",
+    "  model=OWNER/NAME  any other model of the hub, such as Qwen/Qwen3-0.6B, with its own context, "
+    "dtype and chat template",
+    "  model=./FOLDER    any checkpoint in a folder",
 )
 
 EXAMPLES = """\
@@ -29,30 +30,31 @@ Examples
   python -m kvbench                                             full precision, tiny model, mini data
   python -m kvbench method=kivi quantizer=int2 dataset=mini     one method at 2 bits
   python -m kvbench method=kivi method.residual=64 dataset.limit=20
-  python -m kvbench --multirun method=fp16,kivi,atom            a sweep, and one table at its end
+  python -m kvbench --multirun method=fp16,kivi,atom            a sweep with one table at its end
   python -m kvbench --multirun setting=fp16,kivi:int4:residual=64,cocktail:encoder=bm25
-                                                                a sweep in which each method has options of its own
+                                                                a sweep in which each method has its own options
   python -m kvbench --multirun method=kivi quantizer=int2,int4 method.residual=32,64,128
   python -m kvbench method=kivi model=llama2-7b                 weights from the hub, on a GPU
   python -m kvbench method=kivi model=Qwen/Qwen3-0.6B           any model of the hub, or model=./FOLDER
-  python -m kvbench method=kivi model=llama2-7b model.path=DIR  a preset's rules for a checkpoint in a folder
+  python -m kvbench method=kivi model=llama2-7b model.path=DIR  a preset with the weights of a folder
   python -m kvbench method=kivi model=llama2-7b model.weights=random   the real architecture, no download
 
 Settings
-  setting=METHOD[:QUANTIZER][:KEY=VALUE]...  stands for method=, quantizer= and method.KEY=; a value with ':' or ',' in
-                     brackets; the same strings are understood by kvbench.bench
+  setting=METHOD[:QUANTIZER][:KEY=VALUE]...  sets method=, quantizer= and method.KEY=; write a value with ':' or ',' in
+                     brackets; kvbench.bench accepts the same strings
 
 Options
-  --multirun, -m     every combination of comma-separated values, one after the other; a failing one stops no other;
-                     hydra.sweep.dir=DIR names its record, hydra.launcher.KEY=VALUE sets launcher=joblib or submitit
-                     (Hydra's other settings are fixed); KVBENCH_MAX_JOBS=N allows more jobs than 10000
-  --cfg job, -c job  show the whole configuration of a run, and do nothing
-  --config-dir DIR   further choices: DIR/method/foo.yaml makes method=foo; its `_target_` may be a class in DIR/foo.py;
-                     KVBENCH_MAX_YAML_VALUES=N allows a file of more values than 5000
-  --hydra-help       what Hydra, which composes the configuration, can do besides
+  --multirun, -m     run every combination of comma-separated values, one after the other; failures do not stop it;
+                     hydra.sweep.dir=DIR is the folder of its record, hydra.launcher.KEY=VALUE configures the launcher
+                     (Hydra's other settings are fixed); KVBENCH_MAX_JOBS=N allows more than 10000 jobs
+  --cfg job, -c job  show the whole configuration of a run without running it
+  --config-dir DIR   add choices: DIR/method/foo.yaml defines method=foo (its class may be in DIR/foo.py);
+                     KVBENCH_MAX_YAML_VALUES=N allows files with more than 5000 values
+  --hydra-help       show the help of Hydra, which composes the configuration
   --version          print the version
 
-Exit status: 0 all runs ok, 1 one failed or ran out of memory, 2 the command line is wrong, 130 interrupted.
+Exit status: 0 if all runs are ok, 1 if one failed or ran out of memory, 2 if the command line is wrong,
+130 if interrupted.
 """
 
 

@@ -38,7 +38,8 @@ class CsvLogger:
                 raise ConfigError(
                     "logger.path",
                     self.path,
-                    "is not a log of kvbench and would be overwritten: its first line has no column run_id",
+                    "is not a kvbench log, because its first line has no column run_id; kvbench would "
+                    "overwrite the file",
                     hint="logger.path=results/runs.csv",
                 )
 
@@ -63,7 +64,7 @@ class WandbLogger:
 
     def packages(self) -> tuple[Package, ...]:
         """Return the packages that the logger requires: wandb."""
-        return (Package("wandb", "logger", "wandb", "pip install wandb, or logger=csv"),)
+        return (Package("wandb", "logger", "wandb", "run pip install wandb, or set logger=csv"),)
 
     def check(self) -> None:
         """Raise ConfigError if the folder cannot be written, or the project's name is empty."""
@@ -84,7 +85,7 @@ def logger_of(group: Mapping[str, Any]) -> AnyLogger:
     """
     name = group.get("name")
     if name not in LOGGERS:
-        raise ConfigError("logger.name", name, "is not a logger", allowed=LOGGERS)
+        raise ConfigError("logger.name", name, "is not a known logger", allowed=LOGGERS)
     logger: AnyLogger = build(LOGGERS[name], group, "logger")
     if not isinstance(logger, NoLogger):
         logger.check()

@@ -26,9 +26,11 @@ def check_launcher(name: str, multirun: bool) -> None:
     if name not in PLUGINS:
         return
     package = "hydra-joblib-launcher" if name == "joblib" else "'kvbench[launch]'"
-    check_packages([Package(PLUGINS[name], "launcher", name, f"pip install {package}, or launcher=local")])
+    check_packages([Package(PLUGINS[name], "launcher", name, f"run pip install {package}, or set launcher=local")])
     if not multirun:
-        raise ConfigError("launcher", name, "launches the jobs of a sweep, and this is one run", hint="add --multirun")
+        raise ConfigError(
+            "launcher", name, "launches the jobs of a sweep, but this command is a single run", hint="add --multirun"
+        )
 
 
 def check_here(checked: RunConfig, launcher: str = "local") -> None:
@@ -54,11 +56,13 @@ def check_path(path: Any) -> None:
     """Raise ConfigError if ``dataset.path`` is set and does not name an existing file or folder."""
     if not isinstance(path, str):
         return
-    hint = "dataset.path=FILE_OR_FOLDER, or dataset.path=null for the hub's files"
+    hint = "set dataset.path=FILE_OR_FOLDER, or dataset.path=null to use the files of the Hugging Face hub"
     if not path.strip():
         raise ConfigError("dataset.path", "''", "must name a file or folder", hint=hint)
     if not exists(path, "dataset.path"):
-        raise ConfigError("dataset.path", path, "does not exist: a file, a .zip, or a folder of files", hint=hint)
+        raise ConfigError(
+            "dataset.path", path, "does not exist; expected a file, a .zip archive, or a folder of files", hint=hint
+        )
     if not Path(path).expanduser().is_file() and not Path(path).expanduser().is_dir():
         raise ConfigError("dataset.path", path, "is a device or a pipe, not a file or folder", hint=hint)
 
@@ -73,7 +77,10 @@ def check_weights(checked: RunConfig) -> None:
             "model.path",
             checked.model.path,
             "has a config.json but no weights (*.safetensors)",
-            hint="model.weights=random builds the architecture of that config.json with random weights",
+            hint=(
+                "add the weights, or set model.weights=random to fill that config.json's architecture "
+                "with random weights"
+            ),
         )
 
 
@@ -81,17 +88,23 @@ def _check_device(checked: RunConfig) -> None:
     runtime = checked.runtime
     if runtime.device.startswith("cuda") and not has_gpu():
         raise ConfigError(
-            "runtime.device", runtime.device, "this machine shows no GPU", hint="runtime.device=auto, or cpu"
+            "runtime.device",
+            runtime.device,
+            "no GPU is visible on this machine",
+            hint="set runtime.device=auto or runtime.device=cpu",
         )
     if runtime.device == "mps" and sys.platform != "darwin":
         raise ConfigError(
-            "runtime.device", "mps", "is a device of Apple's machines", hint="runtime.device=auto, or cpu"
+            "runtime.device",
+            "mps",
+            "exists only on Apple machines",
+            hint="set runtime.device=auto or runtime.device=cpu",
         )
     if runtime.device_map and not has_gpu():
         raise ConfigError(
             "runtime.device_map",
             runtime.device_map,
-            "spreads a model over GPUs, and this machine shows none",
+            "spreads a model over GPUs, but no GPU is visible on this machine",
             hint="runtime.device_map=null",
         )
     if runtime.device_map and checked.model.weights != "random":
@@ -102,7 +115,7 @@ def _check_device(checked: RunConfig) -> None:
             raise ConfigError(
                 "runtime.kernels",
                 runtime.kernels,
-                "is a kernel for a GPU, and the run would be without one",
+                "needs a GPU, but this run would not use one",
                 hint="runtime.kernels=auto",
             )
         module = "triton" if runtime.kernels == "triton" else "cuda.bindings"

@@ -52,7 +52,7 @@ class DecodingConfig:
             raise ConfigError(
                 "decoding.temperature",
                 self.temperature,
-                "draws nothing but the likeliest token",
+                "is so low that only the likeliest token is ever drawn",
                 allowed=f"0 (greedy), or {COLDEST} to 10",
                 hint="decoding.temperature=0",
             )
@@ -60,11 +60,13 @@ class DecodingConfig:
             raise ConfigError(
                 "decoding.top_p",
                 self.top_p,
-                "has no effect on greedy decoding (decoding.temperature=0)",
-                hint="add decoding.temperature=1.0, or leave top_p at 1.0",
+                "has no effect because decoding is greedy (decoding.temperature=0)",
+                hint="add decoding.temperature=1.0, or remove decoding.top_p",
             )
         if any(not stop for stop in self.stop):
-            raise ConfigError("decoding.stop", list(self.stop), "an empty stop string would end every answer at once")
+            raise ConfigError(
+                "decoding.stop", list(self.stop), "contains an empty string, which would end every answer immediately"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +120,14 @@ class RuntimeConfig:
         """Raise ConfigError for an unknown device, contradictory multi-GPU settings, or an unusable results folder."""
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise ConfigError(
-                "runtime.device", self.device, "is not a device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
+                "runtime.device", self.device, "is not a known device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
             )
         if self.device_map and self.device not in ("auto", "cuda"):
             raise ConfigError(
                 "runtime.device_map",
                 self.device_map,
                 f"spreads a model over GPUs, but runtime.device={self.device} names one device",
-                hint="runtime.device=auto, or runtime.device_map=null",
+                hint="set runtime.device=auto or runtime.device_map=null",
             )
         self._check_processes()
         check_writable(self.results_dir, "runtime.results_dir")
@@ -142,24 +144,26 @@ class RuntimeConfig:
                 raise ConfigError(
                     key,
                     "null",
-                    f"torchrun started {launch.size()} processes, which would all do the same",
+                    f"torchrun started {launch.size()} processes, but without tensor parallelism they "
+                    "would all do the same work",
                     hint=f"{key}=auto",
                 )
             return
         if not launch.launched():
-            raise ConfigError(key, value, "needs the processes that torchrun starts", hint=f"{start} {key}=auto")
+            raise ConfigError(key, value, "needs several processes, which torchrun starts", hint=f"{start} {key}=auto")
         if self.device_map:
             raise ConfigError(
                 key,
                 value,
-                "cuts every layer over the GPUs, and runtime.device_map spreads whole ones: one of them",
+                "splits every layer over the GPUs, whereas runtime.device_map places whole layers on "
+                "them; choose one of the two",
                 hint="runtime.device_map=null",
             )
         if self.device not in ("auto", "cuda", "cpu"):
             raise ConfigError(
                 key,
                 value,
-                f"gives each process a GPU of its own, but runtime.device={self.device} names one",
+                f"gives each process its own GPU, but runtime.device={self.device} names a single device",
                 hint="runtime.device=auto",
             )
 
@@ -194,7 +198,12 @@ def check(config: Mapping[str, Any]) -> RunConfig:
             raise unknown(str(group), None, "no such group", GROUPS)
     for group in GROUPS:
         if not isinstance(config.get(group), Mapping):
-            raise ConfigError(group, config.get(group), "must be a group of keys", hint=f"see {group}=... in --help")
+            raise ConfigError(
+                group,
+                config.get(group),
+                "must be a group of keys",
+                hint=f"choose one with {group}=NAME; --help lists the names",
+            )
     model = build(ModelConfig, config["model"], "model")
     model.check()
     decoding = build(DecodingConfig, config["decoding"], "decoding")
@@ -226,7 +235,7 @@ def _method(method: Mapping[str, Any], quantizer: Mapping[str, Any], model: Mode
         raise ConfigError(
             "method._target_",
             method.get("_target_"),
-            f"its check() fails: {type(error).__name__}: {cut(str(error))}, in {last.filename} line {last.lineno}",
+            f"its check() raised {type(error).__name__}: {cut(str(error))} ({last.filename}, line {last.lineno})",
         ) from error
     checked.prepare(model)
     return checked
@@ -245,6 +254,6 @@ def _combinations(checked: RunConfig) -> None:
             raise ConfigError(
                 key,
                 new,
-                f"leaves no room for a prompt: model.max_length={model.max_length}",
+                f"leaves no room for a prompt, because model.max_length={model.max_length}",
                 allowed=f"at most {model.max_length - 1}",
             )

@@ -85,9 +85,16 @@ def parse(text: str) -> Setting:
     """
     name, *parts = (piece.strip() for whole in split(text, ":") for piece in split(whole, ","))
     if not name or "=" in name or not isinstance(typed(name), str):
-        problem = "a method must stand first" if not name or "=" in name else "is a value without a method and a key"
+        problem = (
+            "must begin with the name of a method"
+            if not name or "=" in name
+            else "begins with a value instead of the name of a method"
+        )
         raise ConfigError(
-            "setting", text, problem, hint=f"setting=kivi:{'' if '=' in text else 'KEY='}{text.lstrip(':')}"
+            "setting",
+            text,
+            problem,
+            hint=f"put a method in front, for example setting=kivi:{'' if '=' in text else 'KEY='}{text.lstrip(':')}",
         )
     quantizer: str | None = None
     fields: dict[str, Any] = {}
@@ -95,15 +102,22 @@ def parse(text: str) -> Setting:
     for part in parts:
         key, assigned, value = part.partition("=")
         if not part or (assigned and not key):
-            raise ConfigError("setting", text, f"has a part without a name: '{part}'", hint=SYNTAX)
+            raise ConfigError("setting", text, f"has a part without a key: '{part}'", hint=SYNTAX)
         if not assigned:
             if isinstance(typed(part), int | float):
-                raise ConfigError("setting", text, f"has a value without a key: {part}", hint=f"{name}:KEY={part}")
+                raise ConfigError(
+                    "setting",
+                    text,
+                    f"has a value without a key: {part}",
+                    hint=f"name the key: setting={name}:KEY={part}",
+                )
             if quantizer is not None:
-                raise ConfigError("setting", text, f"has two quantizers, {quantizer} and {part}", hint=f"{name}:{part}")
+                raise ConfigError(
+                    "setting", text, f"has two quantizers, {quantizer} and {part}", hint=f"keep one: {name}:{part}"
+                )
             quantizer = part
         elif key in {**formats, **fields}:
-            raise ConfigError("setting", text, f"gives {key} twice", hint=f"once: {name}:{part}")
+            raise ConfigError("setting", text, f"sets {key} twice", hint=f"set it once: {name}:{part}")
         else:
             (formats if key.startswith("quantizer.") else fields)[key] = typed(value, text)
     return Setting(text, name, quantizer, fields, formats)
@@ -124,7 +138,7 @@ def parse_list(text: str) -> list[Setting]:
     settings = [parse(piece.strip()) for piece in texts]
     for number, setting in enumerate(settings):
         if setting in settings[:number] or setting.overrides() in [other.overrides() for other in settings[:number]]:
-            raise ConfigError("setting", text, f"names {setting} twice", hint="each setting once")
+            raise ConfigError("setting", text, f"lists {setting} twice", hint="list each setting once")
     return settings
 
 
@@ -143,13 +157,18 @@ def split(text: str, mark: str) -> list[str]:
         elif char in _CLOSING:
             expected.append(_CLOSING[char])
         elif char in _CLOSING.values() and (not expected or expected.pop() != char):
-            raise ConfigError("setting", text, f"closes a bracket that is not open: {char}", hint="split=[10,30,60]")
+            raise ConfigError(
+                "setting",
+                text,
+                f"closes a bracket that was not opened: {char}",
+                hint="balance the brackets, as in split=[10,30,60]",
+            )
         if char == mark and not expected and not quote:
             parts.append("")
         else:
             parts[-1] += char
     if expected or quote:
-        raise ConfigError("setting", text, "leaves a bracket or quote open", hint="split=[10,30,60]")
+        raise ConfigError("setting", text, "leaves a bracket or quote open", hint="close it, as in split=[10,30,60]")
     return parts
 
 
@@ -173,7 +192,12 @@ def typed(text: str, setting: str = "") -> Any:
     if text[:1] == "{" and text[-1:] == "}":
         pairs = [item.partition(":") for item in split(text[1:-1], ",")] if text[1:-1].strip() else []
         if not all(colon for _, colon, _ in pairs):
-            raise ConfigError("setting", setting or text, f"has a mapping without values: {text}", hint="{key:value}")
+            raise ConfigError(
+                "setting",
+                setting or text,
+                f"has a mapping with an entry that is not KEY:VALUE: {text}",
+                hint="write {key:value}",
+            )
         return {key.strip(): typed(value, setting) for key, _, value in pairs}
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
@@ -208,7 +232,7 @@ def _change(formats: dict[str, Any], key: str, value: Any) -> None:
         node = node.get(step) if isinstance(node, dict) else None
     if not isinstance(node, dict) or last not in node:
         fields = [f"quantizer.{side}.{name}" for side in ("key", "value") for name in formats.get(side, ())]
-        raise ConfigError(key, value, f"quantizer {formats.get('name')} has no such key", allowed=fields)
+        raise ConfigError(key, value, f"the quantizer {formats.get('name')} has no such key", allowed=fields)
     node[last] = value
 
 

@@ -124,7 +124,7 @@ def generate(
         ValueError: stop strings without a tokenizer, or max_new_tokens < 1.
     """
     if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens}: at least 1")
+        raise ValueError(f"max_new_tokens={max_new_tokens}: must be at least 1")
     sampling = sampling or Sampling()
     batch, width = input_ids.shape
     padded = attention_mask is not None and not bool(attention_mask.all())

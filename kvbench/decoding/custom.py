@@ -64,11 +64,15 @@ def custom_generate(
     unknown = [name for name in names if name not in COVERED]
     if unknown or (generation_config.num_beams or 1) > 1:
         what = ", ".join(unknown) or f"num_beams={generation_config.num_beams}"
-        raise ModelError(f"custom_generate samples with temperature, top_k and top_p, or greedily; it has no {what}")
+        raise ModelError(
+            f"custom_generate supports greedy decoding and sampling with temperature, top_k and top_p, but not {what}"
+        )
     ending = [type(criterion).__name__ for criterion in model_kwargs.get("stopping_criteria") or ()]
     ending = [name for name in ending if name not in ("MaxLengthCriteria", "EosTokenCriteria")]
     if ending:
-        raise ModelError(f"custom_generate ends at max_new_tokens and EOS tokens alone; it has no {', '.join(ending)}")
+        raise ModelError(
+            f"custom_generate stops only at max_new_tokens and EOS tokens; it does not support {', '.join(ending)}"
+        )
     sampling = Sampling()
     if generation_config.do_sample:
         # generate() itself sets top_k to 50 if it is not given

@@ -56,7 +56,8 @@ class Drafter:
         self.own = speculation.draft not in OWN_VIEWS
         if self.own and cache.follower is None:
             raise CacheError(
-                f"method.draft={speculation.draft} has a cache of its own, but this cache leads none: make it with "
+                f"method.draft={speculation.draft} needs its own cache, which is not attached to this "
+                "one: make the cache with "
                 f"load_method('quantspec', draft='{speculation.draft}').new_cache(model, ...), or call "
                 "cache.lead(load_method(...).new_cache(model, ...)) before the prompt"
             )

@@ -141,7 +141,7 @@ class Captured:
             if is_out_of_memory(error):
                 raise
             raise CacheError(
-                f"a captured step can go on no longer: {reason(error)}. hint: runtime.graphs=never"
+                f"a captured step cannot be continued: {reason(error)}.\n  hint: set runtime.graphs=never"
             ) from error
 
     def replay(self) -> None:

@@ -35,7 +35,10 @@ def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @matvec.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    torch._check(x.shape[-1] == weight.shape[1], lambda: f"{x.shape[-1]} columns for a matrix of {weight.shape[1]}")
+    torch._check(
+        x.shape[-1] == weight.shape[1],
+        lambda: f"the input has {x.shape[-1]} columns, but the matrix has {weight.shape[1]}",
+    )
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
@@ -90,7 +93,9 @@ def compiles(dtype: torch.dtype, rows: int, columns: int, bias: bool, device: to
         raise
     except Exception as error:
         message = " ".join(str(error).split())[:200]
-        warnings.warn(f"products of {rows} x {columns} go to torch's library: {message}", stacklevel=2)
+        warnings.warn(
+            f"products of {rows} x {columns} use torch's library instead of kvbench's kernel: {message}", stacklevel=2
+        )
         return False
     return True
 

@@ -52,9 +52,10 @@ def prefill(
     bad = (torch.isnan(logits) | torch.isposinf(logits)).any(-1).nonzero()
     if len(bad):
         raise NonFiniteError(
-            f"the model's logits behind the prompt of row {int(bad[0])} hold NaN or Inf: its weights do, or "
-            f"its numbers pass the range of {str(logits.dtype).removeprefix('torch.')}.\n"
-            "  hint: model.dtype=float32 tells which; damaged weights have to be fetched again"
+            f"the model's logits after the prompt of row {int(bad[0])} contain NaN or Inf: either its weights do, or "
+            f"its numbers exceed the range of {str(logits.dtype).removeprefix('torch.')}.\n"
+            "  hint: set model.dtype=float32; if the error remains, the weights are damaged and must "
+            "be downloaded again"
         )
     return logits
 
@@ -64,8 +65,10 @@ def _prompt(
 ) -> Tensor:
     if cache.get_seq_length():
         raise CacheError(
-            f"the cache holds {cache.get_seq_length()} tokens of another prompt already: make a new one for each, "
-            "method.new_cache(model), or call cache.reset(); several questions on one text: kvbench.decoding.questions"
+            f"the cache already contains {cache.get_seq_length()} tokens of another prompt: create a "
+            "new one for each prompt with "
+            "method.new_cache(model), or call cache.reset(). For several questions on one text, see "
+            "kvbench.decoding.questions"
         )
     batch, width = input_ids.shape
     slice_size = cache.options.mlp_chunk
@@ -156,8 +159,9 @@ def check_cache(cache: KVCache, expected: int) -> None:
     """Raise CacheError unless the cache has seen `expected` columns; otherwise the model has used another cache."""
     if cache.get_seq_length() != expected:
         raise CacheError(
-            f"the cache holds {cache.get_seq_length()} tokens where {expected} went through the model: the model used "
-            "another cache. This run's figures would not be the method's"
+            f"the cache contains {cache.get_seq_length()} tokens, but {expected} went through the "
+            "model, so the model used "
+            "another cache and this run would not measure the method"
         )
 
 

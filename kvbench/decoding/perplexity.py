@@ -77,12 +77,12 @@ def decode_nll(
     batch, width = ids.shape
     chunk = pass_tokens(chunk)
     if not chunk >= 1:
-        raise ValueError(f"chunk={chunk}: a step takes at least one token")
+        raise ValueError(f"chunk={chunk}: must be at least 1 token")
     if not 0 <= prompt <= width:
-        raise ValueError(f"prompt={prompt}: ids have {width} tokens, so a prompt has 0 to {width}")
+        raise ValueError(f"prompt={prompt}: must be from 0 to {width}, the number of tokens in ids")
     if not max(1, prompt) <= first < max(width, 2):
         raise ValueError(
-            f"first={first}: scored tokens come behind the prompt of {prompt} and before the end: "
+            f"first={first}: must be after the prompt of {prompt} tokens and before the end, that is, from "
             f"{max(1, prompt)} to {width - 1}"
         )
     place = max(1, prompt)
@@ -190,7 +190,7 @@ def _simulated(
 
 def _check_first(ids: Tensor, first: int) -> None:
     if not 1 <= first < max(ids.shape[1], 2):
-        raise ValueError(f"first={first}: of {ids.shape[1]} tokens 1 to {ids.shape[1] - 1} can be scored")
+        raise ValueError(f"first={first}: must be from 1 to {ids.shape[1] - 1}, because ids has {ids.shape[1]} tokens")
 
 
 def _nll(logits: Tensor, target: Tensor, skip: int) -> Tensor:

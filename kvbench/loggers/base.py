@@ -73,7 +73,7 @@ class Safe(Logger):
             self._inner, self.failed = None, True
             reason = (str(error).strip().splitlines() or [""])[0]
             self._say(
-                f"logger {self._name} failed ({type(error).__name__}: {reason}); the run goes on, results are on disk,"
-                " and the same command sends them later"
+                f"logger {self._name} failed ({type(error).__name__}: {reason}); the run continues and its results"
+                " are on disk; run the same command again later to send them"
             )
             return None

@@ -95,13 +95,16 @@ class WandbLogger(Logger):
 
             mode = self._mode()
             if mode == "offline" and self.settings.mode == "auto":
-                self.say(f"wandb: no key, so offline: `wandb sync {self.settings.dir}/wandb/offline-run-*` later")
+                self.say(
+                    "wandb: no API key is configured, so it runs offline; run `wandb sync "
+                    f"{self.settings.dir}/wandb/offline-run-*` later"
+                )
             try:
                 self._run = self._init(wandb, mode)
             except wandb.errors.Error as error:
                 if self.settings.mode != "auto" or mode != "online":
                     raise
-                self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so offline")
+                self.say(f"wandb: not reachable ({str(error).splitlines()[0]}), so it runs offline")
                 self._went = "offline"
                 self._run = self._init(wandb, "offline")
             # a resumed online run continues after its last step; an offline run starts with step 0

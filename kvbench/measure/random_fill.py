@@ -55,10 +55,13 @@ def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed:
     """
     method = cache.method
     if method.observe_prompt or method.keys_before_rope:
-        why = "watches the prompt's attention" if method.observe_prompt else "stores keys before RoPE"
+        why = "observes the attention of the prompt" if method.observe_prompt else "stores keys before RoPE"
         name = type(method).__name__.lower()
         raise ConfigError(
-            "fill", "random", f"{name} {why}, which random keys lack", hint="dataset.fill=prefill, or --fill prefill"
+            "fill",
+            "random",
+            f"{name} {why}, so it cannot be measured with random keys",
+            hint="set dataset.fill=prefill (kvbench.bench: --fill prefill)",
         )
     cache.progress.see(None, batch, tokens)
 

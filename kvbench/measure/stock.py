@@ -67,7 +67,9 @@ def new_cache(name: str, model: Any, length: int) -> Any:
             backend, model.config, nbits=bits, axis_key=axis, axis_value=axis, q_group_size=64, residual_length=128
         )
     except ImportError as error:
-        raise ConfigError("--baselines", name, f"needs a package ({error})", hint="pip install 'kvbench[hf]'") from None
+        raise ConfigError(
+            "--baselines", name, f"needs a package that is not installed ({error})", hint="pip install 'kvbench[hf]'"
+        ) from None
 
 
 @torch.inference_mode()

@@ -76,7 +76,7 @@ class Atom(RecencyMethod):
                 raise ConfigError(
                     f"quantizer.{side}.group_size",
                     spec.group_size,
-                    "Atom has one group for each token and head",
+                    "must be head_dim, because Atom has one group per token and head",
                     allowed=["head_dim"],
                 )
 
@@ -84,5 +84,10 @@ class Atom(RecencyMethod):
         """Raise ConfigError unless groups are per token."""
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.axis != "token":
-                raise ConfigError(f"quantizer.{side}.axis", spec.axis, "Atom groups per token", allowed=["token"])
+                raise ConfigError(
+                    f"quantizer.{side}.axis",
+                    spec.axis,
+                    "must be token, because Atom's groups are per token",
+                    allowed=["token"],
+                )
         super().check_rule()

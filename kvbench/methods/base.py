@@ -66,7 +66,7 @@ class Method(Traits):
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
         """Return empty segments for the keys or the values of `layer`, in slot order; the last is a FullSegment."""
-        raise NotImplementedError(f"{type(self).__name__} must define segments(layer, side)")
+        raise NotImplementedError(f"{type(self).__name__} must define the method segments(layer, side)")
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
@@ -83,7 +83,9 @@ class Method(Traits):
             values: values ``[rows, H, n, Dv]`` of the same tokens.
             scores: the attention that :attr:`observe_prompt` requests, ``[rows, Hq, q, n]``; None if it requests none.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define place(layer, rows, keys, values, scores)")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define the method place(layer, rows, keys, values, scores)"
+        )
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
         """Pack or drop tokens that need not be exact any more; a second call in a row changes nothing.
@@ -151,8 +153,8 @@ class Method(Traits):
         raise ConfigError(
             "method",
             type(self).__name__,
-            "has no formula for its bytes (Method.layer_bytes)",
-            hint="run it and read cache.bill()",
+            "does not define a formula for its bytes (Method.layer_bytes)",
+            hint="run the method and read cache.bill(), or define layer_bytes",
         )
 
     # -- checks and identity ----------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class Method(Traits):
         name = type(self).__name__.lower()
         if mode == "fp16" and type(self).__name__ != "FP16":
             raise ConfigError(
-                "dataset.mode", mode, f"reads no cache, so method={name} would have no effect", hint="method=fp16"
+                "dataset.mode", mode, f"does not use a cache, so method={name} would have no effect", hint="method=fp16"
             )
         if mode == "simulated" and (self.needs_prompts or self.observe_prompt or self.drops_tokens):
             raise ConfigError(
@@ -202,7 +204,7 @@ class Method(Traits):
             raise ConfigError(
                 "dataset.prefill",
                 prompt,
-                f"{name} acts on a prompt, and quantizes or drops nothing else",
+                f"must be larger, because {name} quantizes or drops only tokens of a prompt",
                 hint="dataset.prefill=1024",
             )
 

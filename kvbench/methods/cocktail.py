@@ -161,16 +161,24 @@ class Cocktail(Method):
         super().check(head_dim, max_length)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"method.{name}", value, "must be a share of the scores' range", allowed="0.0 to 1.0")
+                raise ConfigError(
+                    f"method.{name}", value, "must be a share of the range of scores", allowed="0.0 to 1.0"
+                )
         if self.alpha + self.beta >= 1.0:
             raise CombinationError(
                 "method.alpha",
                 self.alpha,
-                f"with beta={self.beta} the thresholds cross: T_low < T_high needs alpha + beta < 1 (eq. 2, 3)",
-                hint=f"method.alpha below {1 - self.beta:g}, or a smaller method.beta",
+                f"is too large for method.beta={self.beta}: alpha + beta must be below 1, so that T_low "
+                "< T_high (eq. 2, 3)",
+                hint=f"set method.alpha below {1 - self.beta:g}, or reduce method.beta",
             )
         if self.chunk_size < 1:
-            raise ConfigError("method.chunk_size", self.chunk_size, "must be positive", allowed="8, 16, 32, 64, ...")
+            raise ConfigError(
+                "method.chunk_size",
+                self.chunk_size,
+                "must be positive",
+                allowed="a whole number, 1 or greater, such as 32",
+            )
         if self.key_axis == "channel" and (self.key_group < 1 or self.chunk_size % self.key_group):
             divisors = [g for g in (4, 8, 16, 24, 32, 64, 128) if self.chunk_size % g == 0]
             raise ConfigError(
@@ -181,11 +189,17 @@ class Cocktail(Method):
             )
         if self.split is not None and (len(self.split) != 3 or min(self.split) < 0 or sum(self.split) <= 0):
             raise ConfigError(
-                "method.split", list(self.split), "must be three shares: FP16, INT4, INT2", allowed="[15,35,50]"
+                "method.split",
+                list(self.split),
+                "must be three shares, for FP16, INT4 and INT2",
+                allowed="a list such as [15,35,50]",
             )
         if self.value_group_size is not None and self.value_group_size < 1:
             raise ConfigError(
-                "method.value_group_size", self.value_group_size, "must be positive", allowed="16, 32, 64"
+                "method.value_group_size",
+                self.value_group_size,
+                "must be positive",
+                allowed="a divisor of head_dim, such as 32",
             )
         if head_dim and head_dim % self.value_group(head_dim):
             groups = [g for g in (8, 16, 32, 64, 128) if head_dim % g == 0] or [head_dim]
@@ -256,7 +270,7 @@ class Cocktail(Method):
         """
         if prompts is None or prompts.input_ids is None or prompts.decode is None:
             raise CacheError(
-                "cocktail searches the context before the prefill and needs the prompts: "
+                "cocktail searches the context before the prefill, so it needs the prompts: "
                 "new_cache(model, Prompts.from_batch(input_ids, attention_mask, context_spans=..., queries=..., "
                 "decode=tokenizer.decode))"
             )
@@ -402,7 +416,7 @@ class Cocktail(Method):
             total += at.packed(count, key if self.key_axis == "channel" else value) + at.packed(count, value)
             rest -= count
         if rest < 0:
-            raise ConfigError("chunks", at.chunks, f"hold more than {at.tokens} tokens")
+            raise ConfigError("chunks", at.chunks, f"contain more than {at.tokens} tokens")
         return total + at.both(rest)
 
     def chunk_counts(self, at: Setting) -> tuple[int, int]:
@@ -413,8 +427,8 @@ class Cocktail(Method):
             raise ConfigError(
                 "method.split",
                 None,
-                "must be set here: without it, bit widths depend on a search in an actual text, so bytes are not known",
-                hint="FP16, INT4 and INT2 shares: split=[10,30,60]",
+                "must be set to compute bytes: otherwise bit widths depend on a search in an actual text",
+                hint="set the shares of FP16, INT4 and INT2: split=[10,30,60]",
             )
         from kvbench.retrieval.search import by_rank
 

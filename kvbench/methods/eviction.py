@@ -40,10 +40,15 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
     """
     if isinstance(budget, float) and not 0.0 < budget <= 1.0:
         raise ConfigError(
-            key, budget, "is not a share of the context", allowed="0.25, ..., or a whole number of tokens"
+            key, budget, "is not a share between 0 and 1", allowed="a share such as 0.25, or a whole number of tokens"
         )
     if isinstance(budget, int) and budget < least:
-        raise ConfigError(key, budget, f"must hold {what}", allowed=f"{least}, ..., or a share such as 0.25")
+        raise ConfigError(
+            key,
+            budget,
+            f"is too small for {what}",
+            allowed=f"a whole number, {least} or greater, or a share such as 0.25",
+        )
 
 
 def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:

@@ -180,8 +180,8 @@ class H2O(ScoredMethod):
         if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
             raise ConfigError("method.recent", self.recent, "is not a share of the budget", allowed="0.0 to 1.0")
         if isinstance(self.recent, int) and self.recent < 0:
-            raise ConfigError("method.recent", self.recent, "must not be negative", allowed="0, 1, ..., 32, ...")
-        check_budget(self.budget, self.least, f"the recent tokens (method.recent={self.recent}) and a heavy one")
+            raise ConfigError("method.recent", self.recent, "must not be negative", allowed="0 or greater")
+        check_budget(self.budget, self.least, f"the recent tokens (method.recent={self.recent}) and one heavy hitter")
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:

@@ -68,7 +68,9 @@ class HFQuantized(Method):
         super().check(head_dim, max_length)
         widths, axes = BACKENDS[self.backend]
         if self.bits not in widths:
-            raise ConfigError("method.bits", self.bits, f"{self.backend} does not support this width", allowed=widths)
+            raise ConfigError(
+                "method.bits", self.bits, f"{self.backend} does not support this number of bits", allowed=widths
+            )
         for name in ("axis_key", "axis_value"):
             if getattr(self, name) not in axes:
                 raise ConfigError(
@@ -84,16 +86,16 @@ class HFQuantized(Method):
         for name in ("residual", "value_residual"):
             count = getattr(self, name)
             if count is not None and count < 1:
-                raise ConfigError(f"method.{name}", count, "must be positive", allowed="1, 2, ..., 128, ...")
+                raise ConfigError(f"method.{name}", count, "must be positive", allowed="1 or greater, such as 128")
         if not 0 <= self.recent < self.residual:
             raise ConfigError(
                 "method.recent",
                 self.recent,
-                f"must leave something of method.residual={self.residual} to quantize",
+                f"must be smaller than method.residual={self.residual}, so that tokens are left to quantize",
                 allowed=f"0 to {self.residual - 1}",
             )
         if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         # only quanto's other axis has its groups along the tokens
         inside = self.backend == "hqq" or 0 in (self.axis_key, self.axis_value)
         if self.group_size < 1 or (head_dim and inside and head_dim % self.group_size):
@@ -107,7 +109,7 @@ class HFQuantized(Method):
     def packages(self) -> tuple[Package, ...]:
         """Return the package of the backend."""
         module = {"quanto": "optimum.quanto", "hqq": "hqq"}[self.backend]
-        return (Package(module, "method.backend", self.backend, "pip install 'kvbench[hf]'"),)
+        return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
         """Return the reach: the prompt is packed at once, except for sinks and `recent`."""
@@ -123,7 +125,7 @@ class HFQuantized(Method):
                 raise ConfigError(
                     f"method.{key}",
                     count,
-                    f"no generated token would be packed: the model takes model.max_length={max_length}",
+                    f"is so large that no generated token would be packed (model.max_length={max_length})",
                     allowed=f"at most {max_length - 1}",
                 )
         super().check_reach(max_length)
@@ -142,7 +144,8 @@ class HFQuantized(Method):
         except ImportError as error:
             raise ModelError(
                 f"method.backend={self.backend} needs a package that is not installed.\n"
-                "  hint: pip install 'kvbench[hf]' (quanto compiles its kernels on first use and needs a C++ compiler)"
+                "  hint: run pip install 'kvbench[hf]' (quanto compiles its kernels on first use and "
+                "needs a C++ compiler)"
             ) from error
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:

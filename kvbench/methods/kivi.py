@@ -70,7 +70,7 @@ class Kivi(RecencyMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError unless the window is positive, and for what the base refuses."""
         if self.residual < 1:
-            raise ConfigError("method.residual", self.residual, "must be positive", allowed="32, 64, 128, ...")
+            raise ConfigError("method.residual", self.residual, "must be positive", allowed="1 or greater, such as 128")
         super().check(head_dim, max_length)
 
     def check_rule(self) -> None:

@@ -108,18 +108,22 @@ class KVQuant(RecencyMethod):
         """Raise ConfigError for bits, shares or counts out of range, or a calibration path that does not exist."""
         super().check(head_dim, max_length)
         if self.bits not in (2, 3, 4):
-            raise ConfigError("method.bits", self.bits, "there are no codebooks of this width", allowed=(2, 3, 4))
+            raise ConfigError(
+                "method.bits", self.bits, "there are no codebooks with this number of bits", allowed=(2, 3, 4)
+            )
         if not 0 <= self.outliers <= 0.5:
-            raise ConfigError("method.outliers", self.outliers, "is not a share of outliers", allowed="0 to 0.5")
+            raise ConfigError("method.outliers", self.outliers, "is not a valid share of outliers", allowed="0 to 0.5")
         if self.first_tokens < 0:
-            raise ConfigError("method.first_tokens", self.first_tokens, "must not be negative", allowed="0, 1, 5, ...")
+            raise ConfigError(
+                "method.first_tokens", self.first_tokens, "must not be negative", allowed="0 or greater, such as 5"
+            )
         if self.cap_outliers and not self.outliers:
-            raise ConfigError("method.cap_outliers", True, "there are no outliers to cap (method.outliers=0)")
+            raise ConfigError("method.cap_outliers", True, "has no effect without outliers (method.outliers=0)")
         if self.calibration is not None and not Path(self.calibration).expanduser().exists():
             raise ConfigError(
                 "method.calibration",
                 self.calibration,
-                "there is no such file or folder",
+                "does not exist",
                 hint=f"python -m kvbench.calibrate --model MODEL --text FILE --bits {self.bits} "
                 f"--outliers {self.outliers!r} --out {self.calibration}",
             )
@@ -170,11 +174,11 @@ class KVQuant(RecencyMethod):
             if self.bits in file.bits and abs(file.outliers - self.outliers) < 1e-9:
                 return file
             others.append(f"{file.path} ({file.info['bits']} bits, {100 * file.outliers:g}% outliers)")
-        there = f"; there is {', '.join(others)}" if others else ""
+        there = f"; the existing ones are {', '.join(others)}" if others else ""
         raise ConfigError(
             KEY,
             self.calibration,
-            f"kvquant needs thresholds and codebooks found on a text beforehand, and there are none for {name}"
+            f"kvquant needs a calibration (thresholds and codebooks), but there is none for {name}"
             f" with {self.bits} bits and {100 * self.outliers:g}% outliers in {' or '.join(map(str, folders))}{there}",
             hint=command(name, self.bits, self.outliers),
         )
@@ -202,8 +206,9 @@ class KVQuant(RecencyMethod):
             raise ConfigError(
                 "method.cap_outliers",
                 True,
-                "counts a token's outliers over all heads; each process has some",
-                hint="method.cap_outliers=false, or runtime.device_map=auto instead of runtime.tensor_parallel",
+                "counts a token's outliers over all heads, but with tensor parallelism each process "
+                "has only some heads",
+                hint="set method.cap_outliers=false, or replace runtime.tensor_parallel by runtime.device_map=auto",
             )
         cache = super().new_cache(model, prompts, max_length)
         cache.progress.method_state = Calibrated(file.path, team)

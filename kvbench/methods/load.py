@@ -69,7 +69,7 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
                 "quantizer.name",
                 instance.quantizer.name,
                 f"does not match the formats: {_formats(instance.quantizer)}",
-                hint=f"quantizer.name='{right}', or from Python a dict without a name",
+                hint=f"set quantizer.name='{right}', or, in Python, remove the name from the dict",
             )
         path = options("quantizer").get(preset(instance.quantizer.name))
         if path is not None:  # a preset's groups are fitted to the model's heads, a person's are not
@@ -95,7 +95,10 @@ def _class(target: Any) -> type[Method]:
     cls = load_class("method._target_", target, "kvbench.methods.kivi.Kivi")
     if not issubclass(cls, Method) or cls is Method:
         raise ConfigError(
-            "method._target_", target, "is not a subclass of kvbench.methods.base.Method", hint="class Mine(Method)"
+            "method._target_",
+            target,
+            "is not a subclass of kvbench.methods.base.Method",
+            hint="derive it: class Mine(Method)",
         )
     return cls
 

@@ -122,11 +122,13 @@ class LogQuant(Method):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError unless the window holds at least one token and `sinks` is not negative."""
         if self.window is not None and self.window < 1:
-            raise ConfigError("method.window", self.window, "must be positive", allowed="1, 2, ..., 42, 64, ...")
+            raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 64")
         if self.W < 1:
-            raise ConfigError("method.reserved", self.reserved, "leaves no window", allowed="3, 4, ..., 128, ...")
+            raise ConfigError(
+                "method.reserved", self.reserved, "is too small for a window", allowed="3 or greater, such as 128"
+            )
         if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         super().check(head_dim, max_length)
         if head_dim and self.quantizer:
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)

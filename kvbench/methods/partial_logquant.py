@@ -49,13 +49,18 @@ class PartialLogQuant(LogQuant):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Check as LogQuant does; also refuse `evict`, and values that are not quantized per token."""
         if self.evict:
-            raise ConfigError("method.evict", True, "its keys and values leave at different times", allowed=["false"])
+            raise ConfigError(
+                "method.evict",
+                True,
+                "is not possible, because keys and values are demoted at different times",
+                allowed=["false"],
+            )
         super().check(head_dim, max_length)
         if self.quantizer and self.quantizer.value.axis != "token":
             raise ConfigError(
                 "quantizer.value.axis",
                 self.quantizer.value.axis,
-                "values are reordered with the keys",
+                "must be token, because values are reordered together with the keys",
                 allowed=["token"],
             )
 

@@ -29,5 +29,5 @@ def for_python(error: ConfigError, quantizer: QuantizerSpec | None) -> ConfigErr
             forms[name] = {"bits": form.bits, "group_size": size, "axis": form.axis}
             if form.kind != "affine":
                 forms[name]["kind"] = form.kind
-        hint = f"{error.hint}; in Python: quantizer={forms}"
+        hint = f"{error.hint}; in Python, pass quantizer={forms}"
     return ConfigError(error.key, error.value, error.problem, allowed=error.allowed, hint=hint)

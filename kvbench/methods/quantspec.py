@@ -132,16 +132,23 @@ class QuantSpec(RecencyMethod):
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.kind != "hierarchical":
                 raise ConfigError(
-                    f"quantizer.{side}.kind", form.kind, "quantspec stores two nibbles", allowed="hierarchical"
+                    f"quantizer.{side}.kind",
+                    form.kind,
+                    "must be hierarchical, because quantspec stores two nibbles",
+                    allowed="hierarchical",
                 )
         if [form.axis for form in self.formats()] != ["channel", "token"]:
             name = self.quantizer.name if self.quantizer else "none"
-            raise ConfigError("quantizer", name, "quantspec groups keys per channel and values per token (sec. 4.2)")
+            raise ConfigError(
+                "quantizer",
+                name,
+                "does not have keys grouped per channel and values grouped per token, as quantspec requires (sec. 4.2)",
+            )
         if self.gamma >= self.G:
             raise ConfigError(
                 "method.gamma",
                 self.gamma,
-                f"must be below the buffer's half, quantizer.key.group_size={self.G}",
+                f"must be smaller than half of the buffer, quantizer.key.group_size={self.G}",
                 allowed=f"0 to {self.G - 1}",
             )
         super().check_rule()
@@ -156,7 +163,7 @@ class QuantSpec(RecencyMethod):
             )
         if self.draft not in OWN_VIEWS:  # checked with gamma=0 too: a misspelt name is always an error
             if self.draft == "quantspec":
-                raise ConfigError("method.draft", self.draft, "cannot draft for itself", hint="method.draft=upper")
+                raise ConfigError("method.draft", self.draft, "cannot be its own draft", hint="method.draft=upper")
             draft = self.draft_method  # raises errors that already name draft_options
             with _named_for_the_draft():
                 draft.check(head_dim, max_length)
@@ -166,17 +173,23 @@ class QuantSpec(RecencyMethod):
                 "method.draft_options",
                 dict(self.draft_options),
                 f"has no effect with method.draft={self.draft}",
-                hint="name a method: method.draft=kivi",
+                hint="name a draft method, for example method.draft=kivi",
             )
         if not self.gamma:
             return  # without speculation draft and target need not differ
         if self.draft == "upper" and self.target == "fp16":
             raise ConfigError(
-                "method.target", "fp16", "has no nibbles for method.draft=upper", hint="method.target=int8"
+                "method.target",
+                "fp16",
+                "does not store the nibbles that method.draft=upper reads",
+                hint="method.target=int8",
             )
         if self.draft == "full" and self.draft_weights == "same":
             raise ConfigError(
-                "method.draft", "full", "is the target itself", hint="add method.draft_weights=int4, or draft=upper"
+                "method.draft",
+                "full",
+                "is identical to the target",
+                hint="set method.draft_weights=int4 or method.draft=upper",
             )
 
     def prepare(self, model: ModelConfig) -> None:
@@ -191,7 +204,7 @@ class QuantSpec(RecencyMethod):
             raise CombinationError(
                 "method.sensitive_layers",
                 self.sensitive_layers,
-                f"leaves nothing to quantize: the model has {layers} layers",
+                f"leaves no layer to quantize, because the model has {layers} layers",
                 allowed=f"0 to {layers - 1}",
             )
 

@@ -30,7 +30,8 @@ class Reach:
             raise ConfigError(
                 self.key,
                 self.value,
-                f"nothing would be packed or dropped: up to {self.tokens} tokens all stay exact, and the model takes "
-                f"model.max_length={max_length}",
-                hint=f"a smaller {'window' if self.key == 'method' else self.key}, or method=fp16",
+                f"nothing would be packed or dropped, because the first {self.tokens} tokens all stay "
+                "in full precision, and "
+                f"the model is limited to model.max_length={max_length}",
+                hint=f"reduce {'the window' if self.key == 'method' else self.key}, or set method=fp16",
             )

@@ -58,7 +58,7 @@ class RecencyMethod(Method):
         packed tokens never become exact again; where groups span tokens (axis ``channel``), ``n - exact(n)`` must be a
         multiple of the group.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define exact(n)")
+        raise NotImplementedError(f"{type(self).__name__} must define the method exact(n)")
 
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest tokens are exact right after a prompt with `n` tokens behind the sinks.
@@ -124,7 +124,7 @@ class RecencyMethod(Method):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for a negative number of sinks, or formats or a rule that cannot run."""
         if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0, 1, 2, 4, ...")
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         super().check(head_dim, max_length)
         if self.quantizer is not None:
             key, value = self.formats()
@@ -152,8 +152,8 @@ class RecencyMethod(Method):
                     raise ConfigError(
                         "method",
                         type(self).__name__,
-                        f"exact({n}) leaves {now} {side}s packed after exact({n - 1}) left {earlier}: packed tokens "
-                        "never become exact again",
+                        f"exact({n}) leaves {now} {side}s packed, but exact({n - 1}) left {earlier}; packed tokens "
+                        "cannot return to full precision",
                         allowed="an exact(n) that grows by at most one from n to n + 1",
                     )
                 if now % group:
@@ -161,7 +161,7 @@ class RecencyMethod(Method):
                         f"quantizer.{side}.group_size",
                         group,
                         f"does not divide the {now} {side}s that {type(self).__name__}.exact({n}) leaves packed",
-                        hint="a window that is a multiple of the group, or groups per token (quantizer=int4_token)",
+                        hint="make the window a multiple of the group, or use groups per token (quantizer=int4_token)",
                     )
             before = packed
 
@@ -175,7 +175,10 @@ class RecencyMethod(Method):
                 type(self).__name__,
                 f"exact({n}) returned {exact!r}, which is not a number of exact tokens among {n}",
                 allowed="a whole number (int) from 0 to n, or a pair of them for keys and values",
-                hint="for example min(n, self.residual), n // 2 instead of n / 2, or max(n - 8, 0) instead of n - 8",
+                hint=(
+                    "return, for example, min(n, self.residual), n // 2 instead of n / 2, or max(n - "
+                    "8, 0) instead of n - 8"
+                ),
             )
 
     def reach(self) -> Reach | None:

@@ -50,7 +50,7 @@ class ScoredMethod(Method):
             attention: by :attr:`observe_prompt`: 0: None; q: the attention of the last q queries, ``[B, Hq, q, n]``;
                 -1: its column sums over all queries, ``[B, Hq, 1, n]``. The query heads of a KV head are adjacent.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define score(keys, values, attention)")
+        raise NotImplementedError(f"{type(self).__name__} must define the method score(keys, values, attention)")
 
     def split(self, n: int) -> tuple[int, int]:
         """Return how many of n prompt tokens are kept for their scores, and how many as the newest."""
@@ -103,7 +103,7 @@ class ScoredMethod(Method):
                 raise
             raise CacheError(
                 f"{name}.score failed, perhaps because its attention is None ({type(error).__name__}: {reason}).\n"
-                f"  hint: {name} must set observe_prompt, which is 0: q for the attention of the last q queries, -1 "
+                f"  hint: set observe_prompt in {name} (it is 0): q for the attention of the last q queries, -1 "
                 "for column sums over all queries, for example observe_prompt: ClassVar[int] = -1"
             ) from error
         (batch, heads, n), shape = keys.shape[:3], scores.shape if isinstance(scores, torch.Tensor) else None
@@ -112,16 +112,18 @@ class ScoredMethod(Method):
             count = f"{n}" if least == n else f"{n} (or at least {least}, without the newest tokens)"
             raise CacheError(
                 f"{name}.score returned {returned}, expected [B, H, n] = [{batch}, {heads}, {count}]: a score per KV "
-                f"head and prompt token.\n  hint: keys are [B, H, n, D] = {list(keys.shape)}; attention has query "
-                f"heads, to be reduced to KV heads: attention.unflatten(1, ({heads}, -1)).mean(2)"
+                "head and prompt token.\n  hint: check the dimensions: keys are [B, H, n, D] = "
+                f"{list(keys.shape)}; attention has query "
+                f"heads, which must be reduced to KV heads: attention.unflatten(1, ({heads}, -1)).mean(2)"
             )
         bad = scores[..., :least].isnan()  # infinite scores have an order: always or never kept
         if bool(bad.any()):
             row, head, token = bad.nonzero()[0].tolist()
             raise NonFiniteError(
                 f"{name}.score returned NaN for {int(bad.sum())} of {bad.numel()} scores, the first in row {row}, KV "
-                f"head {head}, token {token}.\n  hint: 0 / 0, inf - inf, or the square root or logarithm of a negative "
-                "number in score; -inf stands for a token that is never kept"
+                f"head {head}, token {token}.\n  hint: look for 0 / 0, inf - inf, or the square root or "
+                "logarithm of a negative "
+                "number in score; return -inf for a token that is never kept"
             )
         return scores
 
@@ -142,7 +144,8 @@ class ScoredMethod(Method):
         """
         if self.observe_prompt and scores is None:
             raise CacheError(
-                f"{type(self).__name__.lower()} chooses by the attention of the prompt, and none was observed"
+                f"{type(self).__name__.lower()} chooses tokens by the attention of the prompt, but no "
+                "attention was observed"
             )
         try:
             index = self.choose(keys, values, scores)

@@ -73,10 +73,12 @@ class SnapKV(ScoredMethod):
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
         """Raise ConfigError for an empty window, an even kernel, or a budget without room beyond the window."""
         if self.window < 1:
-            raise ConfigError("method.window", self.window, "must be positive", allowed="8, 16, 32, 64, ...")
+            raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 32")
         if self.kernel < 1 or self.kernel % 2 == 0:
-            raise ConfigError("method.kernel", self.kernel, "must be odd and positive", allowed="1, 3, 5, 7, ...")
-        check_budget(self.budget, self.least, f"the window (method.window={self.window}) and a token before it")
+            raise ConfigError(
+                "method.kernel", self.kernel, "must be odd and positive", allowed="an odd number, such as 7"
+            )
+        check_budget(self.budget, self.least, f"the window (method.window={self.window}) and one token before it")
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
@@ -92,7 +94,7 @@ class SnapKV(ScoredMethod):
                 raise ConfigError(
                     f"method.{key}",
                     getattr(self, key),
-                    f"is wider than any prompt: model.max_length={max_length}",
+                    f"is larger than any prompt, because model.max_length={max_length}",
                     allowed=f"at most {max_length - 1}",
                 )
         super().check_reach(max_length)

@@ -82,8 +82,8 @@ class StreamingLLM(Method):
         """Raise ConfigError if `sinks` is negative or the budget has no room for a newest token."""
         super().check(head_dim, max_length)
         if self.sinks < 0:
-            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or more (usually 4)")
-        check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and a newest token")
+            raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater (usually 4)")
+        check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
         """Return the reach: a number is filled before the window rolls; a share holds at least the sinks."""
@@ -132,7 +132,10 @@ class StreamingLLM(Method):
         if side == "value" or self.position == "original" or not self.sinks:
             turn = None
         elif turn is None:
-            raise CacheError("position=cache needs the model's rotary embedding: method.new_cache(model) provides it")
+            raise CacheError(
+                "position=cache needs the model's rotary embedding; create the cache with "
+                "method.new_cache(model), which provides it"
+            )
         resident = self.held(max(layer.progress.max_length or 0, layer.seen), layer.window)
         if self.evict == "prefill":
             resident = min(self.held(layer.seen, layer.window) + layer.coming(), layer.expected_length())

@@ -27,12 +27,12 @@ def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: boo
     else:
         hint = f"add takes: [{chosen}] to the YAML of method={method.lower()}"
     if needed and chosen == "none" and chosen in takes:
-        raise ConfigError("quantizer", "none", f"{method} packs keys and values, and needs their format", hint=hint)
+        raise ConfigError("quantizer", "none", f"{method} packs keys and values, so it needs a quantizer", hint=hint)
     if chosen not in takes:
         raise ConfigError(
             "quantizer",
             quantizer,
-            f"method {method.lower()} does not take this quantizer",
-            allowed=takes or "no preset: the list 'takes' in the method's YAML is empty",
+            f"method {method.lower()} does not accept this quantizer",
+            allowed=takes or "no quantizer, because the list 'takes' in the method's YAML is empty",
             hint=hint,
         )

@@ -54,7 +54,7 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
     Raises:
         KeyError: there is no such data set.
         KvbenchError: the data set is scored on Chinese words, and jieba is not installed.
-        ValueError: trec or lsht has no classes, or an answer of a retrieval task names no paragraph.
+        ValueError: trec or lsht has no classes, or an answer of a retrieval task does not name a paragraph.
     """
     metric = METRICS[base_name(dataset)]
     text = first_line(dataset, prediction)
@@ -109,13 +109,13 @@ def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str
     """
     metric = METRICS[base_name(dataset)]
     if not answers:
-        return "'answers' has none"
+        return "field 'answers' is an empty list"
     if problem := _unscorable(dataset, answers, all_classes):
         return problem
     if metric is _classification and not set(answers) & set(all_classes or ()):
-        return f"{dataset} is scored by its classes, and 'all_classes' has none of the answers {list(answers)}"
+        return f"{dataset} is scored by class, but none of the answers {list(answers)} is in 'all_classes'"
     if metric is _count and not any(answer.isdigit() for answer in answers):
-        return f"{dataset} is scored by a number, and the answers {list(answers)} are none"
+        return f"{dataset} is scored by number, but none of the answers {list(answers)} is a number"
     return None
 
 
@@ -123,9 +123,11 @@ def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str]
     """Return why a record cannot be scored: no classes (trec, lsht), or an answer without a paragraph; else None."""
     metric = METRICS[base_name(dataset)]
     if metric is _classification and not all_classes:
-        return f"{dataset} is scored by its classes, and 'all_classes' has none"
+        return f"{dataset} is scored by class, but 'all_classes' is empty or missing"
     if pattern := _PARAGRAPH.get(metric):
-        return next((f"the answer {answer!r} names no paragraph" for answer in answers if not pattern(answer)), None)
+        return next(
+            (f"the answer {answer!r} does not name a paragraph" for answer in answers if not pattern(answer)), None
+        )
     return None
 
 
@@ -246,8 +248,8 @@ def _jieba() -> Any:
         import jieba
     except ImportError as error:
         raise KvbenchError(
-            "LongBench's Chinese tasks are scored on words that the package 'jieba' finds, which is not installed.\n"
-            "  hint: pip install 'kvbench[longbench]', or choose dataset=longbench_en"
+            "scoring LongBench's Chinese tasks needs the package 'jieba', which is not installed.\n"
+            "  hint: run pip install 'kvbench[longbench]', or set dataset=longbench_en"
         ) from error
     jieba.setLogLevel("WARNING")
     return jieba

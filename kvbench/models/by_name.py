@@ -78,10 +78,10 @@ def check(name: Any, presets: Collection[str], listing: str = "", key: str = "mo
     near = nearest(shown, presets)
     address = re.search(r"://[^/\s]*/(?P<id>[\w.-]+/[\w.-]+)$", shown)
     if address:
-        hint = f"the repository's name alone: {_typed(key, address['id'])}"
+        hint = f"write only the repository's name: {_typed(key, address['id'])}"
     else:
         hint = f"did you mean '{near}'? " if near else ""
-        hint += f"Any other model: {_typed(key, 'OWNER/NAME')} of the hub, or {_typed(key, './FOLDER')}"
+        hint += f"For a model without a preset, use {_typed(key, 'OWNER/NAME')} (hub) or {_typed(key, './FOLDER')}"
     raise ConfigError(key, shown, "no such model", allowed=presets, hint=hint, listing=listing)
 
 
@@ -146,8 +146,8 @@ def _folder(name: str, source: str, revision: str | None, presets: Collection[st
         assert folder is not None
         if (folder / "config.json").is_file():
             return folder
-        problem = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "there is no such folder"
-        remedy = "a folder with config.json, *.safetensors and tokenizer files"
+        problem = "has no config.json, so it is not a checkpoint" if folder.is_dir() else "does not exist"
+        remedy = "name a folder with config.json, *.safetensors and tokenizer files"
     else:
         cached = checkpoint.snapshot(name, revision)
         description = Description(cached) if cached else fetch_description(name, revision)
@@ -156,10 +156,12 @@ def _folder(name: str, source: str, revision: str | None, presets: Collection[st
         problem = f"is not on this machine, and {description.problem}"
         if Path(name).is_dir():
             problem += f"; the folder ./{name} has no config.json"
-        remedy = f"python -m kvbench.fetch model={name} on a machine with network (then copy its HF_HOME here)"
+        remedy = f"run python -m kvbench.fetch model={name} on a machine with network and copy its HF_HOME here"
     near = _near(name, presets)
-    choices = f"; or a preset: {', '.join(near)}" if near else ""
-    raise ConfigError(key, name, problem, allowed="a preset, OWNER/NAME of the hub, ./FOLDER", hint=remedy + choices)
+    choices = f"; or choose a preset: {', '.join(near)}" if near else ""
+    raise ConfigError(
+        key, name, problem, allowed="the name of a preset, OWNER/NAME of the hub, or ./FOLDER", hint=remedy + choices
+    )
 
 
 def _near(name: str, presets: Collection[str], count: int = 3) -> list[str]:

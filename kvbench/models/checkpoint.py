@@ -77,14 +77,14 @@ def read_object(file: Path) -> dict[str, Any]:
     """
     try:
         if file.stat().st_size > JSON_LIMIT:
-            raise DamagedFile(file, f"has {file.stat().st_size} bytes, more than any such file needs")
+            raise DamagedFile(file, f"has {file.stat().st_size} bytes, which is too large for a file of this kind")
         data = json.loads(file.read_text(encoding="utf-8-sig"))
     except RecursionError:
         raise DamagedFile(file, "is nested too deeply to be read") from None
     except (OSError, ValueError) as error:
         raise DamagedFile(file, f"cannot be read ({first_line(error)})") from error
     if not isinstance(data, dict):
-        raise DamagedFile(file, f"holds {_kind(data)} where a JSON object is expected")
+        raise DamagedFile(file, f"contains {_kind(data)} instead of a JSON object")
     return data
 
 
@@ -109,19 +109,21 @@ def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
         if number is None or isinstance(number, list):  # a list has one number per layer, in a few architectures
             continue
         if isinstance(number, bool) or not isinstance(number, int):
-            raise DamagedFile(file, f"says {name}={str(number)[:40]}, {_kind(number)}, not a whole number", _MEND)
+            raise DamagedFile(
+                file, f"sets {name}={str(number)[:40]} ({_kind(number)}), but a whole number is expected", _MEND
+            )
         if not 1 <= number <= most:
-            raise DamagedFile(file, f"says {name}={str(number)[:40]}, which is not between 1 and {most}", _MEND)
+            raise DamagedFile(file, f"sets {name}={str(number)[:40]}, which is not between 1 and {most}", _MEND)
     heads, groups = numbers.get("num_attention_heads"), numbers.get("num_key_value_heads")
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
         raise DamagedFile(
-            file, f"says num_key_value_heads={groups}, which does not divide num_attention_heads={heads}", _MEND
+            file, f"sets num_key_value_heads={groups}, which does not divide num_attention_heads={heads}", _MEND
         )
     if not isinstance(numbers.get("model_type", ""), str):
-        raise DamagedFile(file, f"says that model_type is {_kind(numbers['model_type'])}, not a name", _MEND)
+        raise DamagedFile(file, f"sets model_type to {_kind(numbers['model_type'])} instead of a name", _MEND)
 
 
-_MEND = "the config.json that came with these weights"
+_MEND = "use the config.json that belongs to these weights"
 
 
 def longest(numbers: Mapping[str, Any]) -> int | None:
@@ -181,9 +183,11 @@ def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: 
         if token is None:
             continue
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < (vocabulary or math.inf):
-            limit = f" of vocab_size={vocabulary}" if vocabulary else ""
+            limit = f" of the vocabulary (vocab_size={vocabulary})" if vocabulary else ""
             raise DamagedFile(
-                file, f"says eos_token_id={str(ends)[:60]}, which is not a token{limit}", "the file of this model"
+                file,
+                f"sets eos_token_id={str(ends)[:60]}, which is not a token{limit}",
+                "use the file that belongs to this model",
             )
 
 
@@ -204,15 +208,18 @@ def weight_files(folder: Path) -> Iterator[Path]:
             continue
         table = read_object(folder / index).get("weight_map")
         if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
-            raise DamagedFile(folder / index, "has no weight_map from tensors to files")
+            raise DamagedFile(folder / index, "has no valid weight_map from tensors to files")
         named = sorted(set(table.values()))
         outside = [name for name in named if Path(name).name != name]
         if outside:
-            raise DamagedFile(folder / index, f"names {outside[0]}, which is not in its own folder")
+            raise DamagedFile(folder / index, f"refers to {outside[0]}, which is outside its own folder")
         missing = [name for name in named if not (folder / name).is_file()]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise DamagedFile(folder / index, f"names {missing[0]}{more}, of {len(named)} files, which is not there")
+            raise DamagedFile(
+                folder / index,
+                f"refers to {len(named)} files, of which {len(missing)} do not exist: {missing[0]}{more}",
+            )
         yield from (folder / name for name in named)
         return
 
@@ -229,7 +236,9 @@ def tensor_names(file: Path) -> list[str]:
             start = handle.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8 or not 2 <= length <= min(size - 8, HEADER_LIMIT):
-                raise DamagedFile(file, f"is not a safetensors file: {size} bytes with a header of {length}")
+                raise DamagedFile(
+                    file, f"is not a safetensors file (size: {size} bytes; size of its header: {length} bytes)"
+                )
             header = json.loads(handle.read(length))
     except RecursionError:
         raise DamagedFile(file, "has a header that is nested too deeply to be read") from None
@@ -242,17 +251,23 @@ def tensor_names(file: Path) -> list[str]:
     for name, entry in tensors.items():
         place = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not (isinstance(place, list) and len(place) == 2 and all(isinstance(offset, int) for offset in place)):
-            raise DamagedFile(file, f"does not say in its header where {name} is")
+            raise DamagedFile(file, f"has a header without the position of {name}")
         end = max(end, place[1])
         bits, shape = BITS.get(str(entry.get("dtype"))), entry.get("shape")
         if bits and isinstance(shape, list) and all(isinstance(length, int) for length in shape):
             wanted = bits * math.prod(shape) // 8
             if wanted != place[1] - place[0]:
                 given = place[1] - place[0]
-                problem = f"gives in its header {name} {given} bytes, where {entry['dtype']} of {shape} has {wanted}"
+                problem = (
+                    f"has a header that gives {name} {given} bytes, but {entry['dtype']} of shape "
+                    f"{shape} takes {wanted}"
+                )
                 raise DamagedFile(file, problem)
     if end != size - 8 - length:
-        raise DamagedFile(file, f"has {size - 8 - length} bytes of tensors where its header says {end}: it is cut")
+        raise DamagedFile(
+            file,
+            f"has {size - 8 - length} bytes of tensors instead of the {end} that its header gives, so it is incomplete",
+        )
     return list(tensors)
 
 
@@ -263,9 +278,9 @@ def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> 
     if isinstance(count, int) and stored and max(stored) + 1 < count:
         raise DamagedFile(
             folder / "config.json",
-            f"says num_hidden_layers={count}, and its weights have {max(stored) + 1} layers: "
-            "the others would be random numbers",
-            "all of the weights that belong to it, or the config.json that belongs to these weights",
+            f"sets num_hidden_layers={count}, but the weights have only {max(stored) + 1} layers; "
+            "the missing layers would be random",
+            "add the missing weights, or use the config.json that belongs to these weights",
         )
 
 

@@ -63,7 +63,7 @@ def homes(runtime: Runtime) -> list[torch.device]:
         raise ConfigError(
             "runtime.device_map",
             runtime.device_map,
-            "spreads a model over GPUs, and this machine has none",
+            "spreads a model over GPUs, but no GPU is visible on this machine",
             hint="runtime.device_map=null",
         )
     return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

@@ -47,7 +47,7 @@ class Int4Linear(nn.Module):
             raise ModelError(
                 f"a linear layer with {columns} input and {rows} output channels cannot have 4-bit weights: torch's "
                 f"int4 product needs input channels divisible by {min(GROUPS)} and output channels divisible by 16.\n"
-                "  hint: method.draft_weights=same"
+                "  hint: set method.draft_weights=same"
             )
         self.group, self.bias, self.on_cuda = group, linear.bias, linear.weight.is_cuda
         # The product on CUDA accepts only bf16; on a CPU it accepts the model's dtype.
@@ -157,8 +157,8 @@ def attach(model: nn.Module, which: Which) -> Switch:
     ]
     if not linears:
         raise ModelError(
-            f"{type(model).__name__} has no linear layers in full precision to make 4-bit ones of; "
-            "use method.draft_weights=same"
+            f"{type(model).__name__} has no linear layers in full precision that could be quantized to 4 bits.\n"
+            "  hint: set method.draft_weights=same"
         )
     drafts = [(parent, name, DraftLinear(child, switch)) for parent, name, child in linears]
     for parent, name, module in drafts:
@@ -190,7 +190,8 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(
-            f"{type(model).__name__} has no decoder layers in model.layers to make 4-bit weights of; "
-            "use method.draft_weights=same"
+            f"{type(model).__name__} has no decoder layers in model.layers whose weights could be "
+            "quantized to 4 bits.\n"
+            "  hint: set method.draft_weights=same"
         )
     return layers

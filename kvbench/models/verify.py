@@ -45,9 +45,9 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
     if beyond:
         token = min(beyond, key=beyond.__getitem__)
         raise ModelError(
-            f"model {name}: its tokenizer makes {len(beyond)} tokens that the model has no embedding of: vocab_size is "
-            f"{words}, and {token!r} has id {beyond[token]}.\n"
-            "  hint: the tokenizer's files that came with these weights"
+            f"model {name}: its tokenizer has {len(beyond)} tokens without an embedding in the model: vocab_size is "
+            f"{words}, but {token!r} has id {beyond[token]}.\n"
+            "  hint: use the tokenizer's files that belong to these weights"
         )
 
 
@@ -70,22 +70,22 @@ def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapp
     head = f"model {model.name}: {source.name}"
     if missing:
         raise ModelError(
-            f"{head} lacks {_count(missing)} of the model that its config.json describes: {_some(missing)}. They would "
-            "be random numbers.\n  hint: copy or download the checkpoint again, or the config.json that belongs to it"
+            f"{head} lacks {_count(missing)} that its config.json requires: {_some(missing)}. They would "
+            "be random.\n  hint: copy or download the checkpoint again, or use the config.json that belongs to it"
         )
     if shapes:
         key, stored, wanted = shapes[0]
         raise ModelError(
-            f"{head} has {_count(shapes)} of another shape than its config.json describes: {key} is {list(stored)}, "
-            f"not {list(wanted)}.\n  hint: the config.json that belongs to these weights"
+            f"{head} has {_count(shapes)} whose shape does not match its config.json: {key} is {list(stored)}, "
+            f"not {list(wanted)}.\n  hint: use the config.json that belongs to these weights"
         )
     if beyond:
         raise ModelError(
-            f"{head} has {_count(beyond)} of more layers than its config.json describes ({layers}): {_some(beyond)}. "
-            "They would be left out.\n  hint: the config.json that belongs to these weights"
+            f"{head} has {_count(beyond)} for more layers than its config.json describes ({layers}): {_some(beyond)}. "
+            "They would be ignored.\n  hint: use the config.json that belongs to these weights"
         )
     if unused:
-        say(f"{head} has {_count(unused)} that the model has no use for: {_some(unused)}")
+        say(f"{head} has {_count(unused)} that the model does not use: {_some(unused)}")
 
 
 def _count(names: Sequence[Any]) -> str:
@@ -107,7 +107,7 @@ def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> 
     """
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:
-        hint = "read the code that the checkpoint brings along, then model.trust_remote_code=true"
+        hint = "review the code in the checkpoint, then set model.trust_remote_code=true"
         return ModelError(f"model {model.name}: {source.name} cannot be loaded: {message}\n  hint: {hint}")
     folder = Path(source.name) if source.name and Path(source.name).is_dir() else None
     file = f"its {part}"
@@ -118,12 +118,12 @@ def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> 
             file = f"its {files[0]}" if len(files) == 1 else file
     except DamagedFile as damaged:
         return damaged
-    hint = "model.path=DIR, model.weights=random, or model=tiny"
+    hint = "set model.path=DIR, model.weights=random or model=tiny"
     if type(error).__name__ == "UnpicklingError" or "weights_only" in message:
-        message = f"{file} is damaged, or holds code next to its tensors, which is never run"
-        hint = "a checkpoint in safetensors"
+        message = f"{file} is damaged, or contains code in addition to tensors, which kvbench never runs"
+        hint = "use a checkpoint in the safetensors format"
     elif model.gated and any(word in message.lower() for word in ("gated", "401", "403", "access")):
-        hint = f"the model is gated: {model.gated}"
+        hint = f"get access to the gated model: {model.gated}"
     elif not isinstance(error, (OSError, ImportError)):
         doing = f"building it from its config.json and {file} failed" if part == "weights" else f"{file} cannot be read"
         message = f"{doing}: {type(error).__name__}: {message[:400]}"

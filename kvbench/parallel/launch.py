@@ -44,6 +44,6 @@ def _number(name: str, default: int) -> int:
             name,
             text,
             "must be a whole number, 0 or greater (torchrun sets this variable)",
-            hint=f"unset {name}, or start with torchrun",
+            hint=f"unset {name}, or start the command with torchrun",
         )
     return int(text)

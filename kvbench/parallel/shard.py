@@ -145,26 +145,26 @@ def check(model: Any, size: int) -> dict[str, str]:
     """
     name = type(model).__name__
     plan: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
-    hint = "\n  hint: runtime.device_map=auto spreads its layers over GPUs instead"
+    hint = "\n  hint: set runtime.device_map=auto to spread its layers over GPUs instead"
     if not plan:
-        raise ModelError(f"transformers has no plan of tensor parallelism for {name}{hint}")
+        raise ModelError(f"transformers has no tensor-parallel plan for {name}{hint}")
     config = model.config.get_text_config(decoder=True)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if heads % size or kv_heads % size:
         raise ModelError(
-            f"{name} has {heads} query heads and {kv_heads} KV heads, which {size} processes cannot share evenly: "
-            f"torchrun --nproc-per-node {_most(kv_heads, size)}"
+            f"{name} has {heads} query heads and {kv_heads} KV heads, which {size} processes cannot share evenly.\n"
+            f"  hint: run torchrun --nproc-per-node {_most(kv_heads, size)}"
         )
     keys = {path: plan.get(generic(path)) for path, _ in model.named_modules() if path.rpartition(".")[2] in KEYS}
     for path, style in keys.items():
         if style != "colwise":
             raise ModelError(
-                f"transformers' plan for {name} gives every rank all keys ({path}: {style}), so that no cache "
-                f"would get smaller{hint}"
+                f"transformers' plan for {name} gives every rank all keys ({path}: {style}), so the cache "
+                f"would not become smaller{hint}"
             )
     if len(keys) != config.num_hidden_layers:
-        raise ModelError(f"{name} has no projection named {' or '.join(KEYS)} in each layer{hint}")
+        raise ModelError(f"{name} does not have a projection named {' or '.join(KEYS)} in each layer{hint}")
     for path, module in model.named_modules():
         style = plan.get(generic(path))
         if style is None or style in WHOLE:

@@ -37,7 +37,10 @@ def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.dev
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     stacks = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     if not stacks:
-        raise ModelError(f"{type(model).__name__} has no list of its {count} decoder layers to spread over devices")
+        raise ModelError(
+            f"{type(model).__name__} does not have a list of its {count} decoder layers, so they cannot "
+            "be spread over devices"
+        )
     layers, first, last = stacks[0], devices[0], devices[-1]
     if count < len(devices):
         last = devices[count - 1]

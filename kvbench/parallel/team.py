@@ -159,7 +159,9 @@ class Team:
     def open(self) -> None:
         """Start a run: reset the plan and the last error; raise KvbenchError if a rank failed in an earlier run."""
         if self.broken:
-            raise KvbenchError("a rank failed before: the processes cannot go on together; start the command again")
+            raise KvbenchError(
+                "the processes cannot continue, because a rank has failed.\n  hint: run the command again"
+            )
         self.announced, self._plans = False, self._plans + 1
         self.on_failure = self.shared = None
 
@@ -263,15 +265,17 @@ def join(device: str = "auto") -> Team:
         return _team[0]
     if not launch.launched():
         hint = "torchrun --nproc-per-node 2 -m kvbench ... runtime.tensor_parallel=auto"
-        raise ConfigError("runtime.tensor_parallel", "auto", "needs torchrun's processes", hint=hint)
+        raise ConfigError(
+            "runtime.tensor_parallel", "auto", "needs several processes, which torchrun starts", hint=hint
+        )
     gpus = torch.cuda.device_count() if torch.cuda.is_available() and device != "cpu" else 0
     if device == "cuda" or gpus:
         if launch.local_size() > gpus:
             raise ConfigError(
                 "runtime.tensor_parallel",
                 "auto",
-                f"torchrun started {launch.local_size()} processes on a machine of {gpus} GPUs",
-                hint=f"torchrun --nproc-per-node {max(gpus, 1)} ..., or runtime.device=cpu",
+                f"torchrun started {launch.local_size()} processes on a machine with {gpus} GPUs",
+                hint=f"run torchrun --nproc-per-node {max(gpus, 1)} ..., or set runtime.device=cpu",
             )
         mine = torch.device("cuda", launch.local_rank())
         torch.cuda.set_device(mine)
@@ -279,7 +283,9 @@ def join(device: str = "auto") -> Team:
         mine = torch.device("cpu")
     backend = "nccl" if mine.type == "cuda" else "gloo"
     if not dist.is_available() or not (dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available()):
-        raise KvbenchError(f"this build of torch has no {backend}, which tensor parallelism on {mine.type} needs")
+        raise KvbenchError(
+            f"tensor parallelism on {mine.type} needs {backend}, which this build of torch does not include"
+        )
     if (
         sys.platform == "linux" and launch.local_size() == launch.size()
     ):  # all on this machine, whose own name need not be known to any network

@@ -119,9 +119,9 @@ def gpu_named(name: str) -> Gpu:
         raise ConfigError(
             "gpu",
             name,
-            "is not known",
+            "is not a known GPU",
             allowed=GPUS,
-            hint=hint + "or give its numbers: --bandwidth-TBs 3.35 --tflops 989 --memory-gb 80",
+            hint=hint + "Describe other GPUs with --bandwidth-TBs 3.35 --tflops 989 --memory-gb 80",
         )
     return gpu
 

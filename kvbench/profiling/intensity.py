@@ -149,7 +149,7 @@ def accepted(acceptance: float, gamma: int) -> float:
         gamma: g, number of tokens drafted per round.
     """
     if not 0.0 <= acceptance <= 1.0:
-        raise ValueError(f"acceptance={acceptance} is not a probability; give one from 0 to 1")
+        raise ValueError(f"acceptance={acceptance} is not a probability from 0 to 1")
     return sum(acceptance**i for i in range(gamma + 1))
 
 

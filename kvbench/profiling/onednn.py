@@ -30,4 +30,4 @@ def kept(*, strict: bool) -> Iterator[None]:
         if left:
             torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
     if left and strict:
-        raise MemoryError("a product found no memory inside oneDNN; torch went on with another library")
+        raise MemoryError("a matrix product ran out of memory inside oneDNN, and torch fell back to another library")

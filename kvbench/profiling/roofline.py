@@ -74,11 +74,17 @@ class Shape:
             return numbers.get(name, default) if numbers is not None else getattr(config, name, default)
 
         for name in filter(get, OTHERS):
-            raise ConfigError(f"model.{name}", get(name), "is not supported by the roofline: bytes and FLOPs differ")
+            raise ConfigError(
+                f"model.{name}",
+                get(name),
+                "is not supported by the roofline, whose formulas for bytes and FLOPs do not hold for it",
+            )
         for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
             if not isinstance(get(name), int) or get(name) < 1:
                 raise ConfigError(
-                    f"model.{name}", get(name), "must be a number, 1 or greater (Llama's names are known)"
+                    f"model.{name}",
+                    get(name),
+                    "must be a whole number, 1 or greater, under the name that Llama's config.json uses",
                 )
         heads = get("num_attention_heads")
         return cls(

@@ -103,7 +103,7 @@ class AffineQuantizer:
         dim = grouped.ndim - 2 if self.axis == "channel" else grouped.ndim - 1
         low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
         if bool(((low - low) + (high - high)).any()):  # 0 of what is finite, else NaN
-            raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
+            raise NonFiniteError(f"a tensor to be quantized contains NaN or Inf at index {first_non_finite(x)}")
         # -0 becomes 0, as either of the two may be returned as the extreme
         codes, params = self.encode_groups(grouped, low + 0.0, high + 0.0)
         return codes.to(torch.uint8).view(x.shape), tuple(p.squeeze(dim) for p in params)

@@ -111,4 +111,4 @@ def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tens
 def check_finite(x: Tensor) -> None:
     """Raise NonFiniteError if `x` holds NaN or Inf."""
     if not torch.isfinite(x).all():
-        raise NonFiniteError(f"NaN or Inf at index {first_non_finite(x)} of a tensor to be quantized")
+        raise NonFiniteError(f"a tensor to be quantized contains NaN or Inf at index {first_non_finite(x)}")

@@ -77,15 +77,22 @@ class FormatSpec:
     def check(self, key: str) -> None:
         """Raise ConfigError if this format cannot be stored; `key` is the dotted prefix for the message."""
         if self.bits not in STORED_BITS:
-            raise ConfigError(f"{key}.bits", self.bits, "codes of this width cannot be stored", allowed=STORED_BITS)
+            raise ConfigError(
+                f"{key}.bits", self.bits, "codes with this number of bits cannot be stored", allowed=STORED_BITS
+            )
         if self.kind == "hierarchical" and self.bits != 8:
-            raise ConfigError(f"{key}.bits", self.bits, "a hierarchical code has two nibbles: 8 bits", allowed="8")
+            raise ConfigError(
+                f"{key}.bits", self.bits, "must be 8, because a hierarchical code consists of two nibbles", allowed="8"
+            )
         if self.axis not in ("channel", "token"):
-            raise ConfigError(f"{key}.axis", self.axis, "unknown axis", allowed=("channel", "token"))
+            raise ConfigError(f"{key}.axis", self.axis, "is not a known axis", allowed=("channel", "token"))
         if self.group_size == "head_dim":
             if self.axis == "channel":
                 raise ConfigError(
-                    f"{key}.group_size", "head_dim", "a per-channel group counts tokens", allowed="32, 64, 128, ..."
+                    f"{key}.group_size",
+                    "head_dim",
+                    "must be a number of tokens for groups per channel",
+                    allowed="1 or greater, such as 64",
                 )
         elif not isinstance(self.group_size, int) or isinstance(self.group_size, bool) or self.group_size < 1:
             more = " or head_dim" if self.axis == "token" else ""
@@ -93,7 +100,7 @@ class FormatSpec:
                 f"{key}.group_size",
                 self.group_size,
                 f"must be a positive integer{more}",
-                allowed=f"32, 64, 128, ...{more}",
+                allowed=f"1 or greater, such as 64{more and ',' + more}",
             )
 
     def channels_per_group(self, head_dim: int) -> int:

@@ -78,7 +78,10 @@ def screen(comparison: Comparison) -> Group:
     body = [[Cell(text) for text in line] for line in lines(comparison)]
     table = Grid(("", "A", "B", "B - A", "answer NLL", "n"), body)
     parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table.drawn()]
-    summary = f"\n{len(comparison.changed)} samples changed their score, {comparison.reworded} more only their wording"
+    summary = (
+        f"\nsamples with different scores: {len(comparison.changed)}; with the same score but "
+        f"different answers: {comparison.reworded}"
+    )
     parts.append(Text(summary, style="dim"))
     for item in comparison.changed[:SHOWN]:
         parts.append(Text(f"{item['id']}  {_number(item['a'])} -> {_number(item['b'])}"))
@@ -93,7 +96,7 @@ def markdown(comparison: Comparison) -> str:
     rows += ["| | A | B | B - A | answer NLL | n |", "|:--|--:|--:|--:|--:|--:|"]
     rows += ["| " + " | ".join(line) + " |" for line in lines(comparison)]
     if comparison.changed:
-        rows += ["", "| sample | A | B | A said | B said |", "|:--|--:|--:|:--|:--|"]
+        rows += ["", "| sample | A | B | answer of A | answer of B |", "|:--|--:|--:|:--|:--|"]
         for item in comparison.changed[:SHOWN]:
             answers = [_short(item[key]).replace("|", "\\|") for key in ("said_a", "said_b")]
             rows.append("| " + " | ".join([item["id"], _number(item["a"]), _number(item["b"]), *answers]) + " |")
@@ -128,19 +131,21 @@ def lines(comparison: Comparison) -> list[tuple[str, ...]]:
 def _notes(a: RunStore, b: RunStore, rows_a: Mapping[str, Row], rows_b: Mapping[str, Row], common: int) -> list[str]:
     notes = []
     if a.run_id.split("-", 1)[0] != b.run_id.split("-", 1)[0]:
-        notes.append("the runs differ in more than the method (model, data, decoding or seed)")
+        notes.append("the runs differ not only in the method, but also in the model, data, decoding or seed")
     data = [((store.metrics() or {}).get("data") or {}).get("identity") for store in (a, b)]
     if all(data) and data[0] != data[1]:
-        notes.append("their data differ, so that samples of one id may be different questions")
+        notes.append("their data differ, so the same sample id may belong to different questions")
     if len(rows_a) != common or len(rows_b) != common:
-        notes.append(f"{common} samples in common, of {len(rows_a)} and {len(rows_b)}")
+        notes.append(f"A has {len(rows_a)} samples, B has {len(rows_b)}; the {common} that both have are compared")
     for name, store in (("A", a), ("B", b)):
         codes = (store.metrics() or {}).get("code") or {}
         if len(codes) > 1:
             notes.append(f"the samples of {name} were made by {len(codes)} versions of the code")
     versions = [{row["scorer_version"] for row in rows.values()} for rows in (rows_a, rows_b)]
     if versions[0] != versions[1]:
-        notes.append("they were scored by different versions of the scorer: start the older one again to score it anew")
+        notes.append(
+            "they were scored by different versions of the scorer; run the older one again to update its scores"
+        )
     return notes
 
 

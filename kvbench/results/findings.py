@@ -37,14 +37,14 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
     """
     points, error = 100 * pair["diff"], pair["stderr"]
     if error is None:
-        return f"scores {points:+.1f} points to fp16 (n = {pair['n']}: too few for an error)"
+        return f"differs from fp16 by {points:+.1f} points (n = {pair['n']}, too few for a standard error)"
     size = f"{abs(points):.1f} ± {100 * error:.1f} points"
     if not points and not error and mean == 0:
-        return f"scores 0 on all {pair['n']} samples, as fp16 does: that shows nothing"
+        return f"scores 0 on all {pair['n']} samples, as does fp16, so the comparison shows nothing"
     if not points and not error:
         return f"loses nothing on {pair['n']} samples"
     if abs(points) <= ERRORS * 100 * error:
-        return f"shows no clear difference to fp16 ({points:+.1f} ± {100 * error:.1f} points)"
+        return f"shows no clear difference from fp16 ({points:+.1f} ± {100 * error:.1f} points)"
     return f"{'loses' if points < 0 else 'gains'} {size}"
 
 

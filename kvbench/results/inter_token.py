@@ -85,7 +85,7 @@ def described(metrics: Mapping[str, Any]) -> list[str]:
     for batch, figures in lines(metrics).items():
         text = (
             f"inter-token time, batch {batch}: {1e3 * figures['intercept_s']:.3g} ms + {1e9 * figures['slope_s']:.3g}"
-            f" ns per token of length, through {figures['lengths']} lengths"
+            f" ns per token of length (fit over {figures['lengths']} lengths)"
         )
         if "break_even" in figures:
             length = figures["break_even"]

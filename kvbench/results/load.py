@@ -71,19 +71,19 @@ def busyness(load: Mapping[str, Any] | None) -> str | None:
     cpus, others = load["cpus"], load.get("other_cpus")
     if (load.get("held_back") or 0.0) > HELD_BACK:
         return (
-            f"the container's limit of processor time held it back for {load['held_back']:.0%} of the time:"
-            " TTFT and TPOT are longer than without"
+            f"the container's CPU limit throttled the run for {load['held_back']:.0%} of the time, so"
+            " TTFT and TPOT are too long"
         )
     if others is None or others <= OTHERS * cpus or others + load["own_cpus"] < FULL * cpus:
         return None
     if os.environ.get(SIDE_BY_SIDE):
         return (
-            f"timed beside other jobs of the sweep ({others:.1f} of {cpus} processors were theirs):"
-            " compare TTFT and TPOT within the sweep alone"
+            f"other jobs of the sweep ran at the same time and used {others:.1f} of {cpus} processors, so"
+            " compare TTFT and TPOT only within the sweep"
         )
     return (
-        f"the machine was busy with other work ({others:.1f} of its {cpus} processors):"
-        " TTFT and TPOT may be much longer than on an idle one"
+        f"other programs used {others:.1f} of the machine's {cpus} processors, so"
+        " TTFT and TPOT may be much longer than on an idle machine"
     )
 
 

@@ -15,49 +15,58 @@ Metrics = Mapping[str, Any]
 
 #: note below a table of points
 NOTE = (
-    "TTFT: search and prefill; TPOT: median of the steps but the first (mean where tokens were drafted); tokens/s:"
-    " search, prefill and decode inside; p90: of the time between two outputs, and p99; read: bytes that a step must"
-    " read (weights, keys and values), and their rate as a share of the GPU's; KV: of the whole batch; peak: of"
-    " decoding, and to weights + KV; roof: what the roofline predicts"
+    "TTFT: time of search and prefill; TPOT: median over the steps except the first (mean if tokens "
+    "were drafted); tokens/s:"
+    " includes search, prefill and decoding; p90, p99: percentiles of the time between two outputs; "
+    "read: bytes that a step must"
+    " read (weights, keys and values), and their rate as a share of the GPU's bandwidth; KV: bytes of "
+    "the whole batch; peak: of"
+    " decoding, and its ratio to weights + KV; roof: prediction of the roofline"
 )
 
 
 def notes(runs: Sequence[Metrics]) -> list[str]:
     """Return the notes for a table of these runs, one per line."""
-    lines = ["± standard error over samples; Δ paired difference to fp16 on the same samples"]
+    lines = ["±: standard error over samples; Δ: paired difference from fp16 on the same samples"]
     if any(map(has_points, runs)):
         devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
         return [*_of_points(runs), "device: " + ("; ".join(devices) or "unknown")]
     kinds = {run["peak_bytes"]["kind"] for run in runs} - {None}
     described = {
-        "cpu_live_tensors": "live tensors, weights included, counted on the longest prompt",
-        "cuda_allocator": "CUDA allocator, weights included",
+        "cpu_live_tensors": "live tensors including weights, counted on the longest prompt",
+        "cuda_allocator": "CUDA allocator, including weights",
     }
     for kind in sorted(kinds):
         lines.append(
-            f"KV: bytes of a sequence's cache in use; ratio: method=fp16's bytes to them; peak: {described[kind]}"
+            "KV: bytes used by the cache of one sequence; ratio: bytes of method=fp16 divided by KV; "
+            f"peak: {described[kind]}"
         )
     batches = sorted({run["config"].get("batch_size") or 1 for run in runs} - {1})
     if batches:
         sizes = " and ".join(map(str, batches))
-        lines.append(f"batches of {sizes} prompts: TTFT, TPOT and peak are a whole batch's, KV is one sequence's")
+        lines.append(
+            f"batches of {sizes} prompts: TTFT, TPOT and peak are those of a whole batch, KV is that of one sequence"
+        )
     if any(run["env"].get("dtype") == "float32" for run in runs):
-        lines.append("the model runs in float32: method=fp16 holds 4 bytes an element, and ratios are to that")
+        lines.append("the model runs in float32, so method=fp16 uses 4 bytes per element, and ratios refer to that")
     modes = sorted({e["perplexity"]["mode"] for run in runs for e in run["scores"].values() if e.get("perplexity")})
     if modes:
         lines.append(f"ppl: perplexity over windows of the model's tokens, mode {', '.join(modes)}; lower is better")
     if any(run.get("speculation") for run in runs):
-        lines.append("accepted: drafts accepted of those made, and tokens a round; speed-up: fp16's TPOT to this one")
+        lines.append(
+            "accepted: share of drafts that were accepted, and tokens per round; speed-up: fp16's TPOT "
+            "divided by this run's"
+        )
     lines += [f"{run['label']}: {untouched(run)}" for run in runs if run.get("untouched")]
     if any(run["samples"].get("done") and not run["ttft_s"].get("n", 1) for run in runs):
         lines.append(
-            "TTFT, TPOT: - where the only timed sample is the warm-up (a session's first batch, which does not count):"
-            " take a larger dataset.limit, or a smaller runtime.batch_size"
+            "TTFT, TPOT: '-' means that only the warm-up batch ran, which does not count;"
+            " increase dataset.limit or reduce runtime.batch_size"
         )
     lines += _doubts(runs)
     truncated = {run["samples"]["truncated"] for run in runs} - {0}
     if truncated:
-        lines.append(f"{max(truncated)} prompts were longer than the model takes and were cut in the middle")
+        lines.append(f"{max(truncated)} prompts exceeded the model's limit and were cut in the middle")
     devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
     return [*lines, "device: " + ("; ".join(devices) or "unknown")]
 
@@ -67,7 +76,7 @@ def untouched(run: Metrics) -> str:
     reach = run["untouched"]
     return (
         f"nothing was packed or dropped: the longest sample had {reach['longest']} tokens in the cache, and "
-        f"{reach['key']}={reach['value']} leaves up to {reach['exact']} exact"
+        f"{reach['key']}={reach['value']} keeps up to {reach['exact']} in full precision"
     )
 
 
@@ -76,13 +85,17 @@ def _doubts(runs: Sequence[Metrics]) -> list[str]:
     doubts: dict[str, list[str]] = {}
     for run, name in zip(runs, labels(runs), strict=True):
         if len(run.get("code") or ()) > 1:
-            doubts.setdefault("samples by different versions of the code (see report --show)", []).append(name)
+            doubts.setdefault(
+                "the samples were made by different versions of the code (use report --show for details)", []
+            ).append(name)
         if run.get("older"):
             older = f"{run['older']['samples']} of {run['samples']['done']} samples, {shown(run['older']['parts'])}"
-            doubts.setdefault(f"{older}: runtime.rerun=true makes them anew", []).append(name)
+            doubts.setdefault(f"{older}; set runtime.rerun=true to repeat them", []).append(name)
         if run.get("baseline_differs"):
             parts = ", ".join(run["baseline_differs"])
-            doubts.setdefault(f"the fp16 run it is compared with was made by other code: {parts}", []).append(name)
+            doubts.setdefault(f"the fp16 run that it is compared with was made by different code: {parts}", []).append(
+                name
+            )
         busy = busyness(run["env"].get("load"))
         if busy:
             doubts.setdefault(busy, []).append(name)
@@ -100,4 +113,8 @@ def _of_points(runs: Sequence[Metrics]) -> list[str]:
     if not beyond:
         return [NOTE, *fits]
     limits = ", ".join(map(str, sorted(beyond)))
-    return [NOTE, *fits, f"some sequences are longer than model.max_length={limits}: random weights know no positions"]
+    return [
+        NOTE,
+        *fits,
+        f"some sequences exceed model.max_length={limits}, which is possible only because the weights are random",
+    ]

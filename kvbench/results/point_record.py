@@ -118,7 +118,7 @@ def bench_points(path: Path) -> Iterator[Point]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {error}\n  hint: measure it again, or leave it out") from None
+        raise DataError(f"{path} cannot be read: {error}\n  hint: measure it again, or do not name this file") from None
     command = str(content.get("command", "")).split() if isinstance(content, dict) else ["none"]
     if command[:1] not in ([], ["memory"], ["tpot"]):
         return
@@ -135,4 +135,4 @@ def bench_points(path: Path) -> Iterator[Point]:
                 how=circumstances(content.get("dtype"), row.get("compile", "--compile" in command), row.get("fill")),
             )
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path}: a row is not a point ({error})\n  hint: leave the file out") from None
+            raise DataError(f"{path}: a row is not a measured point ({error})\n  hint: do not name this file") from None

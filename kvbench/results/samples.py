@@ -30,7 +30,7 @@ def outputs(row: Mapping[str, Any]) -> Row:
     return {key: value for key, value in row.items() if key != MEASURED}
 
 
-_AGAIN = "start the same command again: it does only what is missing."
+_AGAIN = "run the same command again; it does only what is missing."
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -46,8 +46,8 @@ class DiskError(KvbenchError):
     def __init__(self, path: Path, error: OSError) -> None:
         if error.errno == errno.ENOENT:
             super().__init__(
-                f"{path}: cannot write: its folder was removed while the run went on.\n"
-                "  hint: start the same command again; the samples that were in the folder are done anew."
+                f"{path}: cannot be written, because its folder was removed during the run.\n"
+                "  hint: run the same command again; it repeats the samples of the removed folder."
             )
             return
         full = error.errno in _FULL
@@ -58,8 +58,8 @@ class DiskError(KvbenchError):
         elif not full:
             hint = f"move it out of the way (or set runtime.results_dir=DIR) and {_AGAIN}"
         super().__init__(
-            f"{path}: cannot write: {problem}.\n"
-            "  Everything written before stays readable; only the sample in flight is lost.\n"
+            f"{path}: cannot be written: {problem}.\n"
+            "  Earlier results are still on disk; only the unfinished sample is lost.\n"
             f"  hint: {hint}"
         )
 
@@ -120,7 +120,7 @@ def read(path: Path) -> Samples:
             samples.rows[row["id"]] = row
     if tail:
         samples.torn = True
-        samples.damaged.append((len(lines) + 1, tail, "cut off in writing"))
+        samples.damaged.append((len(lines) + 1, tail, "incomplete line"))
     return samples
 
 
@@ -186,20 +186,20 @@ def decode(line: bytes) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise ValueError("not JSON") from error
+        raise ValueError("it is not valid JSON") from error
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(row, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("it is not a JSON object")
     crc = row.pop("crc", None)
     for key, kind in REQUIRED.items():
         if not isinstance(row.get(key), kind):
             raise ValueError(f"'{key}' is missing")
     if crc is None:  # hand-written numbers must not be mixed with measured ones
-        raise ValueError("no checksum, so it was written or edited by hand")
+        raise ValueError("it has no checksum, so it was written or edited by hand")
     body = line.rstrip()[: line.rstrip().rfind(b', "crc": ')] + b"}"
     if f"{zlib.crc32(body):08x}" != crc:
-        raise ValueError("checksum differs")
+        raise ValueError("its checksum is wrong")
     return row
 
 

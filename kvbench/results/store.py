@@ -89,13 +89,16 @@ class RunStore:
         """Acquire the lock once the process that holds it releases it; raise KvbenchError after `timeout_s`."""
         who = _read_text(holder) or "another process"
         if not quiet:
-            self.say(f"run {self.run_id} is held by {who}: waiting for it, then doing what is missing")
+            self.say(f"{who} is working on run {self.run_id}; waiting until it ends, then doing what is missing")
         started = time.monotonic()
         try:
             lock.acquire(timeout=timeout_s, poll_interval=0.1)
         except Timeout:
             waited = time.monotonic() - started
-            raise KvbenchError(f"run {self.run_id} is still held by {who} after {waited:.0f} s.") from None
+            raise KvbenchError(
+                f"{who} is still working on run {self.run_id} after {waited:.0f} s.\n  hint: wait until "
+                "that process ends, or stop it"
+            ) from None
 
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
         """Write `config.yaml`, which identifies the run and is therefore its first file. Raises DiskError."""
@@ -130,7 +133,7 @@ class RunStore:
         """Return all valid rows by sample id; report damaged lines and move them to another file (:func:`repair`)."""
         samples = self.samples()
         for number, _, problem in samples.damaged:
-            self.say(f"{self.samples_path} line {number}: {problem}; skipped, its sample is done again")
+            self.say(f"{self.samples_path} line {number}: {problem}; the line is ignored and its sample is repeated")
         if samples.damaged:
             lines.repair(self.samples_path, samples)
         return samples.rows
@@ -154,7 +157,7 @@ class RunStore:
             content = _read_json(path)
             defect = "it is not a JSON object" if content is None else record.problem(content)
             if defect:
-                return f"{path}: {defect}; the same command writes it anew from samples.jsonl"
+                return f"{path}: {defect}; run the same command again to rewrite it from samples.jsonl"
         return None
 
     def deliveries(self) -> dict[str, Any]:

@@ -147,8 +147,8 @@ def pair_siblings(store: RunStore) -> int:
             counted = _counted(other, metrics)
             if counted is None:
                 store.say(
-                    f"run {other.run_id}: its rows are others than those that its scores are over; start it again for"
-                    " its differences to fp16"
+                    f"run {other.run_id}: its scores do not cover its current rows; run its command again to update"
+                    " its differences from fp16"
                 )
                 continue
             _pair(metrics, counted, store, rows)

@@ -40,8 +40,8 @@ LLM_EMBEDDER = {
 UNSPACED = "\\u3040-\\u30ff\\u3400-\\u4dbf\\u4e00-\\u9fff\\uf900-\\ufaff\\U00020000-\\U0003ffff"
 #: a word of BM25
 WORD = rf"(?u)[{UNSPACED}]|[^\W{UNSPACED}]+"
-NO_KEY = "method.encoder=openai needs a key.\n  hint: export OPENAI_API_KEY=..., or method.encoder=bm25"
-NO_BM25S = "method.encoder=bm25 needs the package bm25s.\n  hint: pip install 'kvbench[retrieval]'"
+NO_KEY = "method.encoder=openai needs an API key.\n  hint: export OPENAI_API_KEY=KEY, or set method.encoder=bm25"
+NO_BM25S = "method.encoder=bm25 needs the package bm25s.\n  hint: run pip install 'kvbench[retrieval]'"
 #: the endpoint of ``encoder=openai`` unless the environment names another
 OPENAI_MODEL, OPENAI_URL = "text-embedding-ada-002", "https://api.openai.com/v1"
 #: seconds that the hub may take to answer before it counts as out of reach
@@ -248,7 +248,7 @@ class OpenAI(Embedding):
             status = getattr(getattr(error, "response", None), "status_code", "no answer")
             raise ModelError(
                 f"the embeddings endpoint {self.url} failed ({type(error).__name__}, {status}).\n"
-                "  hint: check OPENAI_BASE_URL and OPENAI_API_KEY, or method.encoder=bm25"
+                "  hint: check OPENAI_BASE_URL and OPENAI_API_KEY, or set method.encoder=bm25"
             ) from None
         return [item["embedding"] for item in sorted(answer.json()["data"], key=lambda item: item["index"])]
 
@@ -282,7 +282,7 @@ def load_sentence_transformer(name: str, path: str) -> Any:
     except ImportError as error:
         raise ModelError(
             f"method.encoder={name} needs the package sentence-transformers.\n"
-            "  hint: pip install sentence-transformers, or method.encoder=bm25"
+            "  hint: run pip install sentence-transformers, or set method.encoder=bm25"
         ) from error
     try:
         return sentence_transformers.SentenceTransformer(path, local_files_only=True)
@@ -299,8 +299,9 @@ def load_sentence_transformer(name: str, path: str) -> Any:
 def cannot_load(name: str, path: str, reason: str) -> ModelError:
     """Return the error for missing weights, with the overrides that help."""
     return ModelError(
-        f"the encoder '{name}' ({path}) cannot be loaded: {reason}; its weights are not on this machine "
-        "or the hub cannot be reached.\n  hint: method.encoder=bm25 (needs no weights), or method.encoder=DIR of a "
+        f"the encoder '{name}' ({path}) cannot be loaded ({reason}). Either its weights are not on this machine, "
+        "or the hub cannot be reached.\n  hint: set method.encoder=bm25, which needs no weights, or "
+        "method.encoder=DIR with a "
         "sentence-transformers model"
     )
 
@@ -358,7 +359,7 @@ def packages(name: str) -> tuple[Package, ...]:
     """Return the packages that the encoder of that name needs."""
     module = {"bm25": "bm25s", "openai": "httpx"}.get(name, "sentence_transformers")
     hint = "pip install 'kvbench[retrieval]'" if name == "bm25" else f"pip install {module.replace('_', '-')}"
-    return (Package(module, "method.encoder", name, f"{hint}, or another method.encoder"),)
+    return (Package(module, "method.encoder", name, f"run {hint}, or choose another method.encoder"),)
 
 
 def check_name(name: str) -> None:
@@ -366,7 +367,10 @@ def check_name(name: str) -> None:
     hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", name, flags=re.ASCII)
     if name not in NAMED and not hub_id and not (name and exists(name, "method.encoder") and os.path.isdir(name)):
         raise ConfigError(
-            "method.encoder", name, "is not an encoder", allowed=[*NAMED, "ORG/MODEL or DIR of sentence-transformers"]
+            "method.encoder",
+            name,
+            "is not a known encoder",
+            allowed=[*NAMED, "ORG/MODEL or DIR of a sentence-transformers model"],
         )
 
 

@@ -49,7 +49,7 @@ def check_ids(samples: Iterable[Sample]) -> None:
     seen: set[str] = set()
     for sample in samples:
         if sample.id in seen:
-            raise KvbenchError(f"two samples of the data set share the id {sample.id!r}; results are keyed by it")
+            raise KvbenchError(f"two samples of the data set have the id {sample.id!r}, but ids must be unique")
         seen.add(sample.id)
 
 
@@ -60,4 +60,6 @@ def check_any(samples: Sequence[Sample], dataset: Mapping[str, Any]) -> None:
     hint = (
         "dataset.limit=8" if dataset.get("limit") == 0 else "check the data set's files, dataset.path and dataset.limit"
     )
-    raise DataError(f"data set {dataset.get('name')}: no samples, so there is nothing to run.\n  hint: {hint}")
+    raise DataError(
+        f"data set {dataset.get('name')}: it contains no samples, so there is nothing to run.\n  hint: {hint}"
+    )

@@ -51,7 +51,7 @@ class Failures:
         if self.errors[-1]["message"] not in shown:
             show(f"{self.label}: {sample}: {error}")
         if len(self.errors) >= MAX_ERRORS:
-            show(f"{self.label}: {MAX_ERRORS} samples failed; giving up")
+            show(f"{self.label}: stopped, because {MAX_ERRORS} samples failed")
         return len(self.errors) < MAX_ERRORS
 
     def ran_out(self, error: BaseException, sample: str | None) -> None:
@@ -59,7 +59,10 @@ class Failures:
         asked = bytes_asked(error)
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000], "code": self.code}
         size = "an unknown amount" if asked is None else tables.size(asked)
-        say(f"{self.label}: out of memory at {sample or 'loading the model'}, {size} asked for; recorded as a result")
+        say(
+            f"{self.label}: out of memory during {sample or 'loading the model'} (requested: {size}); "
+            "recorded as a result"
+        )
 
     def say_repeats(self) -> None:
         """List the samples whose error was not shown because an earlier sample had failed with the same message."""
@@ -68,7 +71,10 @@ class Failures:
             alike.setdefault(error["message"], []).append(str(error["sample"]))
         for first, *others in alike.values():
             if others:
-                say(f"{self.label}: {len(others)} more failed as {first} did: {', '.join(others)}")
+                say(
+                    f"{self.label}: {len(others)} more samples failed with the same error as {first}: "
+                    f"{', '.join(others)}"
+                )
 
 
 def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:

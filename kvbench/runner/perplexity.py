@@ -54,7 +54,7 @@ class TextSpans:
         check_mode(self.method.alone(), spans[0].mode, spans[0].prefill)
         if len(spans[0].ids) > longest:
             raise ConfigError(
-                "dataset.window", len(spans[0].ids), f"is longer than the model takes (model.max_length={longest})"
+                "dataset.window", len(spans[0].ids), f"exceeds the model's limit (model.max_length={longest})"
             )
         # spans whose first scored tokens differ (the first of overlapping spans and the next) run one by one
         if len({span.first for span in spans}) > 1:
@@ -64,8 +64,9 @@ class TextSpans:
             sums, cache = self._likelihoods(samples[0].id, spans, report)
         if not bool(torch.isfinite(sums).all()):
             raise NonFiniteError(
-                f"{samples[0].id}: the likelihood of the text is not a number: the model's logits hold NaN or Inf.\n"
-                "  hint: model.dtype=float32 tells whether the range of the dtype is passed; else its weights are"
+                f"{samples[0].id}: the likelihood of the text is not a number, because the model's "
+                "logits contain NaN or Inf.\n"
+                "  hint: set model.dtype=float32; if the error remains, the weights are"
                 " damaged"
             )
         return [

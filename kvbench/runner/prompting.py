@@ -68,13 +68,17 @@ def encode(
         return EncodedPrompt(tuple(ids), context)
     if sample.truncation == "refuse":
         raise DataError(
-            f"sample {sample.id}: the prompt has {len(ids)} tokens, the model takes {limit} beside the answer, and the"
-            " task forbids cutting it.\n  hint: choose a model with a longer context or a shorter dataset.lengths"
+            f"sample {sample.id}: the prompt has {len(ids)} tokens, but only {limit} fit next to the answer, and the"
+            " task does not allow it to be cut.\n  hint: choose a model with a longer context, or "
+            "reduce dataset.lengths"
         )
     body = _touching(offsets, start, end) or (0, len(ids))
     room_for_body = limit - (len(ids) - (body[1] - body[0]))
     if room_for_body < 2:
-        raise DataError(f"sample {sample.id}: {limit} tokens do not even hold the chat wrapper (model.prompt_limit).")
+        raise DataError(
+            f"sample {sample.id}: a prompt limit of {limit} tokens is too small even for the chat "
+            "template.\n  hint: increase model.prompt_limit"
+        )
     half = room_for_body // 2
     cut = (body[0] + half, body[1] - (room_for_body - half))
     return EncodedPrompt(tuple(ids[: cut[0]] + ids[cut[1] :]), _follow(context, cut), removed=cut[1] - cut[0])
@@ -84,8 +88,8 @@ def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> Encoded
     """Return a prompt given in token ids. Raises DataError if it has more than `room` tokens."""
     if room is not None and len(ids) > room:
         raise DataError(
-            f"sample {sample.id}: the prompt has {len(ids)} tokens, and the model takes {room} beside the answer.\n"
-            f"  hint: dataset.lengths=[{room // 1024 * 1024 or room}], or a model with a longer context"
+            f"sample {sample.id}: the prompt has {len(ids)} tokens, but only {room} fit next to the answer.\n"
+            f"  hint: set dataset.lengths=[{room // 1024 * 1024 or room}], or choose a model with a longer context"
         )
     return EncodedPrompt(ids, sample.rules.ids_context)
 
@@ -127,7 +131,7 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
             return replace(prompt, removed=removed)
         limit -= over
         if limit < 2:
-            raise DataError(f"sample {sample.id}: {room} tokens do not even hold the chat wrapper.")
+            raise DataError(f"sample {sample.id}: a prompt of {room} tokens is too small even for the chat template.")
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
@@ -148,7 +152,7 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
         before, after = chat.split("{prompt}", 1)
         return before, after, True
     if not getattr(tokenizer, "chat_template", None):
-        raise ModelError("model.chat=template: the tokenizer has no chat template.\n  hint: model.chat=none")
+        raise ModelError("model.chat=template: the tokenizer has no chat template.\n  hint: set model.chat=none")
     # A mark stands in for the prompt, because a prompt may also occur in its own wrapper; the mark does not.
     turns = [{"role": "system", "content": system}] if system else []
     turns.append({"role": "user", "content": _MARK})
@@ -156,12 +160,12 @@ def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, 
         rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything
         raise ModelError(
-            f"model.chat=template: the template refuses {'a system turn' if system else 'the prompt'}: {error}"
-            + ("\n  hint: dataset.system=null" if system else "")
+            f"model.chat=template: the chat template rejects {'a system turn' if system else 'the prompt'}: {error}"
+            + ("\n  hint: set dataset.system=null" if system else "")
         ) from error
     before, mark, after = rendered.partition(_MARK)
     if not mark:
-        raise ModelError("model.chat=template: the chat template does not keep a user's turn as it is")
+        raise ModelError("model.chat=template: the chat template changes the text of a user's turn")
     return before, after, False  # the template writes BOS itself
 
 
@@ -245,7 +249,9 @@ def sample_seed(seed: int, sample: Sample) -> int:
 
 def _tokenize(tokenizer: Any, text: str, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
     if not getattr(tokenizer, "is_fast", True):
-        raise ModelError(f"{type(tokenizer).__name__} has no offsets; a fast tokenizer is needed to place the spans.")
+        raise ModelError(
+            f"{type(tokenizer).__name__} does not return character offsets.\n  hint: use a model with a fast tokenizer"
+        )
     encoded = tokenizer(
         text, add_special_tokens=special, return_offsets_mapping=True, return_attention_mask=False, verbose=False
     )

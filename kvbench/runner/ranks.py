@@ -44,8 +44,8 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
         raise CombinationError(
             "runtime.tensor_parallel",
             "auto",
-            "this data set measures the memory and time of one process",
-            hint="runtime.tensor_parallel=null, or python -m experiments.multigpu",
+            "this data set measures the memory and time of a single process",
+            hint="set runtime.tensor_parallel=null, or run python -m experiments.multigpu",
         )
     from kvbench.models.devices import joined as join
 
@@ -123,7 +123,10 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
         stack.enter_context(onednn.kept(strict=False))  # the next run's times are not this one's lack of memory
         limits = [stack.enter_context(limited(device, limit)) for device in devices]
         if limit is not None and not all(limits):
-            say(f"runtime.memory_limit_gb={limit}: this platform cannot limit {devices[0]}; there is no limit")
+            say(
+                f"runtime.memory_limit_gb={limit}: the memory of {devices[0]} cannot be limited on this "
+                "platform; the run continues without a limit"
+            )
         session: Session | None = None
         try:
             session = together(team, lambda: Session(checked, task))
@@ -181,7 +184,8 @@ def merged(own: Row, everyone: Sequence[Row]) -> Row:
     for rank, row in enumerate(everyone):
         if row["tokens"] != everyone[0]["tokens"]:
             raise KvbenchError(
-                f"sample {own['id']}: rank {rank} generated other tokens than rank 0: a defect of kvbench"
+                f"sample {own['id']}: rank {rank} generated different tokens than rank 0. This is a bug "
+                "in kvbench; please report it"
             )
     row = dict(own)
     if own.get("kv_bytes"):

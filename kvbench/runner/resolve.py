@@ -58,9 +58,8 @@ def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
             name = ",".join(f"{key.partition('.')[2]}={size}" for key, size in groups.items())
         record["quantizer"] = {**record["quantizer"], "name": name}
         say(
-            f"{short_name(record)}: groups of the default do not divide the model's {head_dim} channels a head; "
-            + "fitted: "
-            + ", ".join(f"{key}={size}" for key, size in groups.items())
+            f"{short_name(record)}: the default group sizes do not divide the model's head size of "
+            f"{head_dim} channels; " + "using " + ", ".join(f"{key}={size}" for key, size in groups.items())
         )
     return record
 

@@ -105,7 +105,7 @@ class _Run:
             self.failures.oom, self.environment = before.get("oom") or {}, before.get("env") or self.environment
             missing = []
         elif not missing:
-            say(f"{self.label}: {len(self.samples)} samples, all there already")
+            say(f"{self.label}: all {len(self.samples)} samples are already done")
             # a finished run keeps the environment in which it was made
             self.environment = before.get("env") or self.environment
             if before.get("env") and self.store.environment() != before["env"]:
@@ -142,7 +142,10 @@ class _Run:
         """Drop the rows made by older code, so that their samples run again; the new rows will replace them on disk."""
         self.rows, older = stored.split(self.rows, self.code)
         if older:
-            say(f"{self.label}: {len(older)} stored samples of older code are made anew (runtime.rerun=true)")
+            say(
+                f"{self.label}: {len(older)} stored samples were made by older code and are repeated "
+                "(runtime.rerun=true)"
+            )
 
     def _final_oom(self, before: Mapping[str, Any]) -> bool:
         """Return True, after a message, if an earlier run ran out of memory and is not to be tried again.
@@ -156,9 +159,12 @@ class _Run:
         changed = codes.changed((before.get("oom") or {}).get("code"), self.code)
         if changed and runtime.rerun:
             return False
-        with_code = f" with older code ({', '.join(changed)})" if changed else ""
+        with_code = f" with older code (changed since: {', '.join(changed)})" if changed else ""
         again = "runtime.rerun=true" if changed else "runtime.retry=oom"
-        say(f"{self.label}: ran out of memory before{with_code}, which is a result; {again} tries it again")
+        say(
+            f"{self.label}: an earlier attempt{with_code} ran out of memory, which counts as a result; "
+            f"set {again} to try again"
+        )
         return True
 
     def _rescore(self) -> None:
@@ -167,7 +173,7 @@ class _Run:
         if not fresh:
             return
         version = self.task.scorer_version
-        say(f"{self.label}: {len(fresh)} stored predictions are scored anew (scorer version {version})")
+        say(f"{self.label}: {len(fresh)} stored predictions are scored again (scorer version {version})")
         self.store.append(fresh)
         self.rows.update({row["id"]: row for row in fresh})
 
@@ -195,7 +201,7 @@ class _Run:
             self.device = machine.device
             others = {row[MEASURED].get("dtype") for row in self.rows.values() if MEASURED in row} - {machine.dtype}
             if others:
-                say(f"{self.label}: samples done before ran in {', '.join(map(str, others))}, these in {machine.dtype}")
+                say(f"{self.label}: earlier samples ran in {', '.join(map(str, others))}, these run in {machine.dtype}")
             self.store.write_environment(self.environment)
             stack.callback(self._note_load, load.Moment())
             done = len(self.samples) - len(missing)

@@ -80,7 +80,7 @@ class Session:
             raise ConfigError(
                 "dataset._target_",
                 samples[0].id,
-                f"asks for work of a kind that the runner does not know: {kind.__name__}",
+                f"declares a kind of work that the runner does not support: {kind.__name__}",
                 allowed=[known.__name__ for known in self._strategies],
             )
         rows = self._strategies[kind].rows(samples, first=self._first, report=self.report)

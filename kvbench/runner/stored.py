@@ -64,13 +64,16 @@ def check(
     finding = f"{len(older)} of {len(wanted)} samples {_changes(stored, older, now)}"
     hint = remedies(older, checked)
     if not missing:
-        say(f"{label}: warning: {finding}; they are shown as they are\n  hint: {hint}")
+        say(f"{label}: warning: {finding}; they are shown unchanged\n  hint: {hint}")
     elif checked.runtime.mix_code:
-        say(f"{label}: warning: {finding}; the missing {missing} are made by the code of now (runtime.mix_code=true)")
+        say(
+            f"{label}: warning: {finding}; the {missing} missing samples are made by the current code "
+            "(runtime.mix_code=true)"
+        )
     else:
         raise OlderCodeError(
-            f"{label}: {finding}, and {missing} are missing: one run holds the samples of one code.\n"
-            f"  hint: {hint}; or runtime.mix_code=true adds the missing {missing}, and the run is marked"
+            f"{label}: {finding}, and {missing} samples are missing. A run must not mix samples of different code.\n"
+            f"  hint: {hint}; or set runtime.mix_code=true to add the {missing} missing samples anyway and mark the run"
         )
 
 
@@ -78,7 +81,7 @@ def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Cod
     """Return a phrase that says which parts of the code have changed since the older rows were made."""
     parts = sorted({part for names in older.values() for part in names}, key=codes.order)
     if parts == [UNKNOWN]:
-        return "do not say which code made them (unknown)"
+        return "do not record which code made them (unknown)"
     changes = []
     for part in parts:
         digests = {str((codes.of(stored[name]) or {}).get(part)) for name, names in older.items() if part in names}
@@ -94,12 +97,14 @@ def remedies(older: Mapping[str, list[str]], checked: RunConfig) -> str:
         older: by sample id, the parts of the code that changed (see :func:`split`).
         checked: the run's configuration.
     """
-    them = "it" if len(older) == 1 else f"the {len(older)}"
-    texts = [f"runtime.rerun=true makes {them} anew"]
+    them = "the old sample" if len(older) == 1 else f"the {len(older)} old samples"
+    texts = [f"set runtime.rerun=true to repeat {them}"]
     owners = {"method": type(checked.method), "quantizer": QuantizerSpec, "task": type(checked.task)}
     parts = {part for names in older.values() for part in names}
     for part in _VERSIONED:
         if part in parts:
             version = int(getattr(owners[part], "version", 1)) + 1
-            texts.append(f"`version = {version}` in class {owners[part].__name__} makes another run and keeps {them}")
+            texts.append(
+                f"set `version = {version}` in class {owners[part].__name__} to start a new run and keep {them}"
+            )
     return "; or ".join(texts)

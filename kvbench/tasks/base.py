@@ -229,7 +229,9 @@ class TokenTask(Task):
     def tokenizer(self) -> Any:
         """The model's tokenizer. Raises KvbenchError before :meth:`bind`."""
         if self._tokenizer is None:
-            raise KvbenchError(f"{type(self).__name__}: samples are made of tokens: call bind(tokenizer) first")
+            raise KvbenchError(
+                f"{type(self).__name__}: samples are built from tokens, so bind(tokenizer) must be called first"
+            )
         return self._tokenizer
 
 
@@ -239,6 +241,6 @@ def check_shots(shots: int, train: Sequence[Any], place: object) -> None:
         raise ConfigError(
             "dataset.shots",
             shots,
-            f"is more than the {len(train)} records of {place}",
-            hint=f"dataset.shots={len(train)} at most, or the whole train split",
+            f"exceeds the number of records in {place}, {len(train)}",
+            hint=f"set dataset.shots to at most {len(train)}, or use the whole train split",
         )

@@ -70,7 +70,10 @@ def correct(value: Any, offered: Sequence[Option], field: str, place: str) -> st
     if not offered:
         if isinstance(value, str) and len(value.strip()) == 1 and value.strip() in LETTERS:
             return value.strip()
-        raise DataError(f"{place}: field '{field}' is {value!r}; expected a letter A to Z (or set dataset.choices).")
+        raise DataError(
+            f"{place}: field '{field}' is {value!r}; expected a letter A to Z (or set dataset.choices "
+            "to the field of the options)."
+        )
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(offered):
         return LETTERS[value]
     if isinstance(value, str):

@@ -145,12 +145,12 @@ class Continuation(TokenTask):
         """Return the error for a prompt length for which every document is too short."""
         longest = max((len(self._tokens(number)[0]) for number in range(len(self.documents))), default=0)
         room = longest - self.skip - self.max_new_tokens
-        hint = f"dataset.lengths=[{room}] at most" if room >= SHORTEST else "longer texts"
+        hint = f"set dataset.lengths to at most [{room}]" if room >= SHORTEST else "provide longer texts"
         if self.skip and room + self.skip >= SHORTEST:
-            hint += ", or a smaller dataset.skip"
+            hint += ", or reduce dataset.skip"
         return DataError(
             f"{self.name}: none of {len(self.documents)} documents is long enough for a prompt of {length} tokens. "
-            f"The longest has {longest} tokens; needed are {self.skip + length + self.max_new_tokens}: "
+            f"The longest has {longest} tokens; {self.skip + length + self.max_new_tokens} are needed for "
             f"dataset.skip={self.skip}, the prompt and dataset.max_new_tokens={self.max_new_tokens}.\n  hint: {hint}"
         )
 
@@ -174,8 +174,10 @@ def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> 
         raise ConfigError(
             "dataset.lengths",
             list(lengths),
-            f"are more tokens than the model takes beside {new} new ones: model.max_length={model.max_length}{limit}",
-            allowed=f"{SHORTEST} to {most}" if most >= SHORTEST else "none: fewer new tokens, or another model",
+            f"do not fit the model together with {new} new tokens (model.max_length={model.max_length}{limit})",
+            allowed=f"{SHORTEST} to {most}"
+            if most >= SHORTEST
+            else "no length; reduce decoding.max_new_tokens or choose another model",
             hint=f"dataset.lengths=[{most}]" if most >= SHORTEST else "",
         )
 
@@ -184,7 +186,10 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
     """Raise ConfigError unless the lengths are distinct, at least one, and all :data:`SHORTEST` tokens or more."""
     if not lengths or min(lengths) < SHORTEST or len(set(lengths)) < len(lengths):
         raise ConfigError(
-            "dataset.lengths", list(lengths), "must be lengths of prompts in tokens", allowed="[4096,8192]"
+            "dataset.lengths",
+            list(lengths),
+            f"must be a list of different prompt lengths of at least {SHORTEST} tokens",
+            allowed="[4096,8192]",
         )
 
 
@@ -200,9 +205,10 @@ def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = 
     """
     if count <= warm_up:
         raise DataError(
-            f"{name}: the data give only {count} prompt{'s' if count > 1 else ''} of {length} tokens, and the first "
-            f"{warm_up} are for warm-up, so none is left to measure.\n"
-            f"  hint: dataset.warm_up={count - 1} at most, or smaller dataset.lengths{more and f', or {more}'}"
+            f"{name}: the data provide only {count} prompt{'s' if count > 1 else ''} of {length} tokens, and the first "
+            f"{warm_up} are used for warm-up, so none is left to measure.\n"
+            f"  hint: set dataset.warm_up to at most {count - 1}, or reduce "
+            f"dataset.lengths{more and f', or set {more}'}"
         )
 
 

@@ -40,8 +40,8 @@ __all__ = [
 
 #: hint of the error for a file that is neither on this machine nor available from the hub
 REMEDY = (
-    "dataset.path=FILE_OR_FOLDER reads a local copy (.jsonl, .jsonl.gz, .json, .parquet, .zip); "
-    "`python -m kvbench.fetch dataset=...` on a machine with network fills the cache to copy here"
+    "set dataset.path=FILE_OR_FOLDER to read a local copy (.jsonl, .jsonl.gz, .json, .parquet, .zip); or run "
+    "`python -m kvbench.fetch dataset=...` on a machine with network and copy its HF_HOME here"
 )
 
 #: endings of files with records
@@ -101,14 +101,16 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
         DataError: the path is empty, does not exist, or is neither a file nor a folder.
     """
     if not path:
-        raise DataError(f"{what}: {key} is empty.\n  hint: a file, a .zip, or a folder of files")
+        raise DataError(f"{what}: {key} is empty.\n  hint: name a file, a .zip archive, or a folder of files")
     try:
         place = Path(path).expanduser()
     except RuntimeError as error:  # ~somebody who is not known here
         raise DataError(f"{what}: {key}={path}: {error}") from error
     kind = is_file(place, f"{what}: {key}=")
     if kind is None:
-        raise DataError(f"{what}: {key}={path} does not exist.\n  hint: a file, a .zip, or a folder of files")
+        raise DataError(
+            f"{what}: {key}={path} does not exist.\n  hint: name a file, a .zip archive, or a folder of files"
+        )
     return place, kind
 
 
@@ -143,21 +145,21 @@ def _in_folder(
     if len(candidates) > 1:
         names = ", ".join(str(file).removeprefix(f"{path}/") for file in candidates)
         raise DataError(
-            f"{what}: '{task}' may be any of {len(candidates)} files in {path}: {names}.\n"
-            f"  hint: leave one of them there, or name it: dataset.path={candidates[0].path}"
+            f"{what}: {path} contains {len(candidates)} files that could be '{task}': {names}.\n"
+            f"  hint: name one of them, for example dataset.path={candidates[0].path}, or remove the others"
         )
     if candidates:
         return candidates[0]
     there = sorted(p.name for p in path.iterdir())
     near = nearest(task, there)
     if near and (other := others.get(near.split(".")[0])):
-        hint = f"\n  hint: {near} is not it: {other}"
+        hint = f"\n  hint: {near} is not the right file: {other}"
     elif near:
-        hint = f"\n  hint: is it {near}? Rename it, or name the file itself: dataset.path={path / near}"
+        hint = f"\n  hint: if {near} is the right file, rename it, or set dataset.path={path / near}"
     else:
         hint = ""
     raise DataError(
-        f"{what}: no file for '{task}' in {path} (looked for {task}{{{','.join(endings)}}}, also in data/).{hint}"
+        f"{what}: {path} has no file for '{task}' (looked for {task}{{{','.join(endings)}}}, also in data/).{hint}"
     )
 
 
@@ -167,12 +169,15 @@ def _member(path: Path, task: str, what: str) -> Found:
     members = [name for name in names if Path(name).name in wanted]
     if len(members) > 1:
         raise DataError(
-            f"{what}: '{task}' may be any of {len(members)} members of {path}: {', '.join(members[:5])}.\n"
-            "  hint: an archive with one of them"
+            f"{what}: {path} contains {len(members)} files that could be '{task}': {', '.join(members[:5])}.\n"
+            "  hint: provide an archive with only one of them"
         )
     if members:
         return Found(path, members[0])
-    raise DataError(f"{what}: {path} has no member {task}.jsonl (it has {len(names)}: {', '.join(names[:5])} ...)")
+    raise DataError(
+        f"{what}: the archive {path} does not contain {task}.jsonl; it contains {len(names)} files "
+        f"({', '.join(names[:5])} ...)"
+    )
 
 
 def _members(path: Path, what: str) -> list[str]:

@@ -75,34 +75,45 @@ class Efficiency(Task):
     def check(self) -> None:
         """Raise ConfigError if the grid has no prompt length or no batch size."""
         if not self.prompts:
-            raise ConfigError("dataset.prompts", "[]", "names no prompt length", hint="dataset.prompts=[4096]")
+            raise ConfigError(
+                "dataset.prompts", "[]", "does not contain a prompt length", hint="dataset.prompts=[4096]"
+            )
         if not self.batches:
-            raise ConfigError("dataset.batches", "[]", "names no batch", hint="dataset.batches=[1,2,4], or grow")
+            raise ConfigError(
+                "dataset.batches",
+                "[]",
+                "does not contain a batch size",
+                hint="set dataset.batches=[1,2,4] or dataset.batches=grow",
+            )
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if the rest of the configuration cannot run this grid."""
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
-            raise ConfigError("decoding.max_new_tokens", new, "leaves no decode step to time", allowed="from 2 on")
+            raise ConfigError("decoding.max_new_tokens", new, "leaves no decode step to time", allowed="2 or more")
         if config.model.weights != "random" and longest + new > config.model.max_length:
             room = config.model.max_length - new
             raise ConfigError(
                 "dataset.prompts",
                 list(self.prompts),
-                f"and {new} new tokens are more than the model takes (model.max_length={config.model.max_length})",
-                allowed=f"at most {room} tokens a prompt" if room >= SHORTEST else "shorter ones, and fewer new tokens",
-                hint="model.weights=random has no such limit: random weights know no positions",
+                f"do not fit the model together with {new} new tokens (model.max_length={config.model.max_length})",
+                allowed=f"at most {room} tokens per prompt"
+                if room >= SHORTEST
+                else "shorter prompts and fewer new tokens",
+                hint="set shorter dataset.prompts, or model.weights=random, which has no limit on positions",
             )
         if config.runtime.batch_size != 1:
             raise ConfigError(
                 "runtime.batch_size",
                 config.runtime.batch_size,
-                "is what dataset=efficiency varies",
+                "cannot be set with dataset=efficiency, which measures several batch sizes",
                 hint=f"dataset.batches=[{config.runtime.batch_size}]",
             )
         if config.decoding.stop:
             raise ConfigError(
-                "decoding.stop", list(config.decoding.stop), "ends no answer here: exactly new_tokens are generated"
+                "decoding.stop",
+                list(config.decoding.stop),
+                "has no effect with dataset=efficiency, which always generates exactly dataset.new_tokens tokens",
             )
 
     def samples(self) -> Iterator[Sample]:

@@ -112,7 +112,7 @@ def is_file(path: Path, what: str) -> bool | None:
         return stat.S_ISREG(mode)
     kinds = {stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
     kind = kinds.get(stat.S_IFMT(mode), "something else")
-    raise DataError(f"{what}{path} is not a regular file but {kind}.\n  hint: write what it gives into a file")
+    raise DataError(f"{what}{path} is {kind}, not a regular file.\n  hint: copy its content into a file and name that")
 
 
 def limit(name: str) -> int:
@@ -128,7 +128,7 @@ def limit(name: str) -> int:
     if not typed_limit:
         return DEFAULT_MB[name] << 20
     if not typed_limit.isascii() or not typed_limit.isdigit() or int(typed_limit) < 1:
-        raise ConfigError(name, typed_limit, "is not a number of MiB", allowed="whole numbers, 1 or greater")
+        raise ConfigError(name, typed_limit, "is not a valid size in MiB", allowed="whole numbers, 1 or greater")
     return int(typed_limit) << 20
 
 
@@ -158,7 +158,9 @@ def pieces(found: Found) -> Iterator[bytes]:
             yield piece
     except DAMAGE as error:
         reason = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise DataError(f"{found} cannot be read: {reason or type(error).__name__}.\n  hint: fetch it again") from error
+        raise DataError(
+            f"{found} cannot be read: {reason or type(error).__name__}.\n  hint: download the file again"
+        ) from error
 
 
 def _unpacked(found: Found, most: int) -> Iterator[bytes]:
@@ -189,11 +191,11 @@ def too_large(found: Found) -> DataError:
     """Return the error for a file that exceeds :data:`MAX_FILE`."""
     most = limit(MAX_FILE) >> 20
     return DataError(
-        f"{found} holds more than {most} MiB once unpacked and parsed; more is not read.\n"
-        f"  hint: {MAX_FILE}={4 * most} in the environment, if it is meant to be so large"
+        f"{found} exceeds the limit of {most} MiB after unpacking and parsing.\n"
+        f"  hint: if the file is meant to be that large, set {MAX_FILE}={4 * most} in the environment"
     )
 
 
 def no_memory(found: Found) -> DataError:
     """Return the error for a file that does not fit into memory."""
-    return DataError(f"{found}: what it holds does not fit into memory.")
+    return DataError(f"{found}: its content does not fit into memory.")

@@ -96,6 +96,8 @@ def _pool(tokenizer: Any, count: int, seed: int) -> tuple[list[str], list[list[i
         pieces += [list(piece) for piece in ids]
         added = sum(map(len, ids))
         if not added:
-            raise DataError(f"{type(tokenizer).__name__} makes no tokens of {new[0]!r}: a prompt cannot be filled")
+            raise DataError(
+                f"{type(tokenizer).__name__} returns no tokens for {new[0]!r}, so a prompt cannot be filled"
+            )
         total += added
     return texts, pieces

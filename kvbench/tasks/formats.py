@@ -61,12 +61,12 @@ def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
             if total > most:
                 raise too_large(found)
             if not isinstance(record, dict):
-                raise DataError(f"{place}: is not an object with fields but {type(record).__name__}.")
+                raise DataError(f"{place}: expected a JSON object, not {type(record).__name__}.")
             yield place, record
     except MemoryError as error:
         raise no_memory(found) from error
     if empty:
-        raise DataError(f"{found} holds no records.\n  hint: fetch it again, or name another file")
+        raise DataError(f"{found} contains no records.\n  hint: download the file again, or name another one")
 
 
 def read_json(found: Found) -> Any:
@@ -85,7 +85,9 @@ def read_text(found: Found) -> str:
     """
     text = utf8(found.content(), str(found))
     if "\0" in text:
-        raise DataError(f"{found} is not text: character {text.index(chr(0))} is NUL.\n  hint: fetch it again")
+        raise DataError(
+            f"{found} is not a text file: character {text.index(chr(0))} is NUL.\n  hint: download the file again"
+        )
     return text
 
 
@@ -125,8 +127,9 @@ def _lines(found: Found) -> Iterator[bytes]:
             size += len(part)
             if size > most:
                 raise DataError(
-                    f"{found} line {number + 1}: has more than {most >> 20} MiB; more is not read.\n"
-                    f"  hint: {MAX_LINE}={4 * (most >> 20)} in the environment, if it is meant to be so long"
+                    f"{found} line {number + 1}: the line exceeds the limit of {most >> 20} MiB.\n"
+                    f"  hint: if the line is meant to be that long, set {MAX_LINE}={4 * (most >> 20)} "
+                    "in the environment"
                 )
     if begun:
         yield b"".join(begun)
@@ -136,9 +139,9 @@ def _json(text: str, place: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise DataError(f"{place}: JSON that is nested too deeply to be read.") from error
+        raise DataError(f"{place}: the JSON is nested too deeply.") from error
     except ValueError as error:
-        raise DataError(f"{place}: not JSON ({error}).") from error
+        raise DataError(f"{place}: is not valid JSON ({error}).") from error
 
 
 def _whole(content: bytes, found: Found) -> Any:
@@ -155,15 +158,15 @@ def _csv(found: Found) -> Iterator[tuple[str, Record]]:
         reader = csv.reader(io.StringIO(utf8(found.content(), str(found)), newline=""), strict=True)
         names = next(reader, [])
         if len(set(names)) < len(names) or not all(name.strip() for name in names):
-            raise DataError(f"{found} line 1: expected different names of columns: {', '.join(map(repr, names))}.")
+            raise DataError(f"{found} line 1: a column name occurs twice or is empty: {', '.join(map(repr, names))}.")
         begin = reader.line_num + 1
         for row in reader:
             place, begin = f"{found} line {begin}", reader.line_num + 1
             if row and len(row) != len(names):
-                raise DataError(f"{place}: has {len(row)} values for {len(names)} columns.")
+                raise DataError(f"{place}: the row has {len(row)} values for {len(names)} columns.")
             if row:
                 yield place, dict(zip(names, row, strict=True))
     except csv.Error as error:
-        raise DataError(f"{found} line {reader.line_num}: not CSV ({error}).") from error
+        raise DataError(f"{found} line {reader.line_num}: is not valid CSV ({error}).") from error
     finally:
         csv.field_size_limit(before)

@@ -97,7 +97,7 @@ class Records(Task):
         """Raise ConfigError for an invalid template or pattern, a missing value, or options that do not go together."""
         self.source.check()
         if self.path is None and self.source.hub_id is None:
-            raise ConfigError("dataset.path", None, "no records are named", hint="dataset.path=FILE.jsonl")
+            raise ConfigError("dataset.path", None, "no file with records is given", hint="dataset.path=FILE.jsonl")
         if not self.template.strip():
             raise ConfigError(
                 "dataset.template",
@@ -107,17 +107,22 @@ class Records(Task):
             )
         if not self._template.fields:
             raise ConfigError(
-                "dataset.template", self.template, "names no field, so all prompts would be equal", hint="{question}"
+                "dataset.template",
+                self.template,
+                "contains no field, so all prompts would be equal",
+                hint="add a field, such as {question}",
             )
         if self._context is not None and self._template.fields.count(self._place_of_context) != 1:
             raise ConfigError(
                 "dataset.context",
                 self.context,
-                f"must stand once in dataset.template, as {{{self._place_of_context}}}",
+                f"must occur exactly once in dataset.template, as {{{self._place_of_context}}}",
                 allowed=[f"{{{name}}}" for name in self._template.fields],
             )
         if any(not stop for stop in self.stop):
-            raise ConfigError("dataset.stop", list(self.stop), "an empty stop string would end every answer at once")
+            raise ConfigError(
+                "dataset.stop", list(self.stop), "contains an empty string, which would end every answer immediately"
+            )
         for key, value in (("answer", self.answer), ("split", self.split), ("examples", self.examples)):
             if not value.strip():
                 raise ConfigError(f"dataset.{key}", value, "must not be empty")
@@ -128,8 +133,8 @@ class Records(Task):
             raise ConfigError(
                 "dataset.pattern",
                 self.pattern,
-                f"belongs to dataset.metric=regex, and dataset.metric={self.metric}",
-                hint=r"dataset.metric=regex dataset.pattern='#### (-?\d+)'",
+                f"must be set if and only if dataset.metric=regex, but here dataset.metric={self.metric}",
+                hint=r"set both, for example dataset.metric=regex dataset.pattern='#### (-?\d+)'",
             )
         if self.choices is not None and self.metric != "choice":
             raise ConfigError("dataset.choices", self.choices, f"has no effect with dataset.metric={self.metric}")
@@ -137,20 +142,22 @@ class Records(Task):
             try:
                 groups = re.compile(self.pattern).groups
             except re.error as error:
-                raise ConfigError("dataset.pattern", self.pattern, f"is not a regular expression: {error}") from error
+                raise ConfigError(
+                    "dataset.pattern", self.pattern, f"is not a valid regular expression: {error}"
+                ) from error
             if groups != 1:
                 raise ConfigError(
                     "dataset.pattern",
                     self.pattern,
                     f"has {groups} capturing groups",
-                    allowed="exactly one, around the part of the text to compare; other groups as (?:...)",
+                    allowed="exactly one group, around the part of the text to compare; write other groups as (?:...)",
                 )
 
     def packages(self) -> tuple[Package, ...]:
         """Return the package that computes ROUGE if the metric is ``rouge``."""
         if self.metric != "rouge":
             return ()
-        return (Package("rouge_score", "dataset.metric", "rouge", "pip install rouge-score"),)
+        return (Package("rouge_score", "dataset.metric", "rouge", "run pip install rouge-score"),)
 
     @cached_property
     def _template(self) -> Template:
@@ -186,9 +193,9 @@ class Records(Task):
         what = f"dataset {self.name}"
         if self.shots and self.path is not None and data.is_single(self.path):
             raise DataError(
-                f"{what}: dataset.shots={self.shots}: examples are from the split '{self.examples}', and "
-                f"dataset.path={self.path} is one file.\n"
-                f"  hint: a folder with {self.examples} and {self.split} files, or dataset.shots=0"
+                f"{what}: dataset.shots={self.shots} takes examples from the split '{self.examples}', but "
+                f"dataset.path={self.path} is a single file.\n"
+                f"  hint: name a folder with files for {self.examples} and {self.split}, or set dataset.shots=0"
             )
         endings = (*data.ENDINGS, ".csv", ".csv.gz")
         files = {split: data.find(self.source, split, self.path, what, endings=endings) for split in self._splits}
@@ -238,14 +245,14 @@ class Records(Task):
         value = lookup(record, self.answer, place)
         values = value if isinstance(value, list) else [value]
         if not values:
-            raise DataError(f"{place}: field '{self.answer}' is an empty list; expected one answer at least.")
+            raise DataError(f"{place}: field '{self.answer}' is an empty list; expected at least one answer.")
         if self.metric == "choice":
             return tuple(correct(answer, offered, self.answer, place) for answer in values)
         references = tuple(text_of(answer, self.answer, place) for answer in values)
         for reference in references:
             FILLED_TEXT.check(reference, self.answer, place)
             if self.metric == "gsm8k" and gsm8k.gold(reference) is None:
-                raise DataError(f"{place}: field '{self.answer}' has no '#### NUMBER': {reference[-60:]!r}.")
+                raise DataError(f"{place}: field '{self.answer}' does not end with '#### NUMBER': {reference[-60:]!r}.")
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:

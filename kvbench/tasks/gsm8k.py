@@ -63,7 +63,9 @@ class GSM8K(Records):
         """Raise ConfigError for invalid settings, and for ones that would have no effect with ``logquant``."""
         super().check()
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
-            raise ConfigError("dataset.shots", self.shots, "dataset.style=logquant has five fixed examples")
+            raise ConfigError(
+                "dataset.shots", self.shots, "must be 5, because dataset.style=logquant has five fixed examples"
+            )
 
     @property
     def _splits(self) -> tuple[str, ...]:
@@ -74,15 +76,15 @@ class GSM8K(Records):
         """Records of both splits, read on first use. Raises DataError if they cannot be read or are too few."""
         if self.path is not None and data.is_single(self.path):
             raise DataError(
-                f"dataset {self.name}: dataset.path={self.path} is one file.\n"
-                "  hint: a folder with train and test files"
+                f"dataset {self.name}: dataset.path={self.path} is a single file.\n"
+                "  hint: name a folder with train and test files"
             )
         splits = self.read()
         if self.style == "logquant" and len(splits[self.examples]) <= max(LOGQUANT_SHOTS):
             raise DataError(
-                f"dataset {self.name}: '{self.examples}' has {len(splits[self.examples])} records, and"
-                f" dataset.style=logquant shows those numbered {', '.join(map(str, LOGQUANT_SHOTS))} from 0.\n"
-                "  hint: dataset.style=harness"
+                f"dataset {self.name}: '{self.examples}' has only {len(splits[self.examples])} records, but"
+                f" dataset.style=logquant shows the records {', '.join(map(str, LOGQUANT_SHOTS))}, counted from 0.\n"
+                "  hint: set dataset.style=harness"
             )
         return splits
 

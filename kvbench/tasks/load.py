@@ -26,8 +26,8 @@ def load(config: Mapping[str, Any]) -> Task:
         raise ConfigError(
             "dataset._target_",
             config["_target_"],
-            "is not a data set: a dataclass derived from kvbench.tasks.Task",
-            hint="@dataclass(kw_only=True) class MyTask(Task): ..., see kvbench/tasks/base.py",
+            "is not a task, that is, a dataclass derived from kvbench.tasks.Task",
+            hint="define @dataclass(kw_only=True) class MyTask(Task): ... (see kvbench/tasks/base.py)",
         )
     task: Task = build(cls, data, "dataset")
     task.check()

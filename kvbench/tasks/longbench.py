@@ -91,15 +91,15 @@ class LongBench(Task):
             raise ConfigError("dataset.tasks", [], "must not be empty", allowed=allowed)
         for name in self.names:
             if name not in templates() and name not in EXTENDED:
-                raise ConfigError("dataset.tasks", name, "unknown task of LongBench", allowed=allowed)
+                raise ConfigError("dataset.tasks", name, "is not a task of LongBench", allowed=allowed)
         if len(set(self.names)) < len(self.names):
-            raise ConfigError("dataset.tasks", list(self.names), "names something twice")
+            raise ConfigError("dataset.tasks", list(self.names), "lists a task twice")
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:
         """Return the package that splits Chinese text into words, if a task in Chinese is run."""
         chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
-        hint = "pip install 'kvbench[longbench]', or dataset=longbench_en"
+        hint = "run pip install 'kvbench[longbench]', or set dataset=longbench_en"
         return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
 
     @property
@@ -114,15 +114,22 @@ class LongBench(Task):
         """Records of each task, read on first use. Raises DataError if they cannot be read."""
         if self.path is not None and len(self.names) > 1 and data.is_single(self.path):
             raise DataError(
-                f"dataset {self.name}: dataset.path={self.path} is one task's file, not {len(self.names)}.\n"
-                "  hint: dataset=longbench/TASK, or dataset.path=FOLDER"
+                f"dataset {self.name}: dataset.path={self.path} is the file of a single task, but "
+                f"{len(self.names)} tasks are selected.\n"
+                "  hint: set dataset=longbench/TASK or dataset.path=FOLDER"
             )
         return {name: self._records(name) for name in self.names}
 
     def _records(self, name: str) -> list[data.Record]:
         others = {
-            **{other: f"it is the task '{other}' of LongBench; dataset=longbench reads it" for other in templates()},
-            **{other: f"it is '{other}' of LongBench-E; dataset=longbench_e reads it" for other in EXTENDED},
+            **{
+                other: f"it is the task '{other}' of LongBench; set dataset=longbench to read it"
+                for other in templates()
+            },
+            **{
+                other: f"it is the task '{other}' of LongBench-E; set dataset=longbench_e to read it"
+                for other in EXTENDED
+            },
         }
         file = data.find(self.source, name, self.path, f"dataset {self.name}", others=others)
         return data.read_records(

@@ -76,11 +76,19 @@ class Perplexity(TokenTask):
         self.source.check()
         check_text(self.text, self.path)
         if self.stride is not None and self.stride > self.window:
-            raise ConfigError("dataset.stride", self.stride, f"leaves tokens out (dataset.window={self.window})")
+            raise ConfigError(
+                "dataset.stride", self.stride, f"would skip tokens, because it exceeds dataset.window={self.window}"
+            )
         if self.prefill >= self.window:
-            raise ConfigError("dataset.prefill", self.prefill, f"leaves nothing to score of {self.window} tokens")
+            raise ConfigError(
+                "dataset.prefill", self.prefill, f"leaves no tokens to score, because dataset.window={self.window}"
+            )
         if self.text == "c4" and self.stride not in (None, self.window):
-            raise ConfigError("dataset.stride", self.stride, "c4's windows are drawn one by one: they do not slide")
+            raise ConfigError(
+                "dataset.stride",
+                self.stride,
+                "must be null for dataset.text=c4, whose windows are drawn at random and do not slide",
+            )
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if the spans are longer than the model takes, or the mode would not measure the method."""
@@ -89,7 +97,7 @@ class Perplexity(TokenTask):
             raise ConfigError(
                 "dataset.window",
                 self.window,
-                f"is longer than the model takes (model.max_length={longest})",
+                f"exceeds the model's limit (model.max_length={longest})",
                 allowed=f"8 to {longest}",
                 hint=f"dataset.window={longest}",
             )
@@ -118,7 +126,9 @@ class Perplexity(TokenTask):
             if count == (self.limit or (C4_WINDOWS if self.text == "c4_new" else None)):
                 return
         if not count:
-            raise DataError(f"{self.name}: no document has {self.window} tokens.\n  hint: a smaller dataset.window")
+            raise DataError(
+                f"{self.name}: no document has at least {self.window} tokens.\n  hint: reduce dataset.window"
+            )
 
     def identity(self) -> dict[str, Any]:
         """Return what determines the spans, except their number and the tokenizer (which belongs to the model)."""

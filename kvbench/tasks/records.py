@@ -49,14 +49,16 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_text, value))
 
 
-TEXT = Kind("a text", is_text)
-FILLED_TEXT = Kind("a text that is not empty", _is_filled)
-TEXT_OR_NULL = Kind("a text or null", lambda value: value is None or is_text(value))
-TEXTS = Kind("a list of texts, one at least", lambda value: bool(value) and _are_texts(value))
-TEXTS_OR_NULL = Kind("a list of texts, or null", lambda value: value is None or _are_texts(value))
-TEXT_OR_TEXTS = Kind("a text, or a list of texts", lambda value: is_text(value) or (bool(value) and _are_texts(value)))
+TEXT = Kind("a string", is_text)
+FILLED_TEXT = Kind("a string that is not empty", _is_filled)
+TEXT_OR_NULL = Kind("a string or null", lambda value: value is None or is_text(value))
+TEXTS = Kind("a list of at least one string", lambda value: bool(value) and _are_texts(value))
+TEXTS_OR_NULL = Kind("a list of strings, or null", lambda value: value is None or _are_texts(value))
+TEXT_OR_TEXTS = Kind(
+    "a string or a list of strings", lambda value: is_text(value) or (bool(value) and _are_texts(value))
+)
 COUNT = Kind(
-    "a whole number from 0 on", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    "a whole number, 0 or greater", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0
 )
 
 
@@ -70,14 +72,16 @@ def check_record(record: Record, fields: Iterable[str] | Mapping[str, Kind], pla
     """
     for field in fields:
         if field not in record:
-            raise DataError(f"{place}: no field '{field}' (it has: {', '.join(map(str, record))}).")
+            raise DataError(
+                f"{place}: the record has no field '{field}'; its fields are {', '.join(map(str, record))}."
+            )
         if isinstance(fields, Mapping):
             fields[field].check(record[field], field, place)
 
 
 _NAMES: dict[type, str] = {
-    str: "a text",
-    bool: "a truth value",
+    str: "a string",
+    bool: "a boolean",
     int: "a number",
     float: "a number",
     list: "a list",
@@ -89,7 +93,7 @@ def _shown(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, str) and not value.strip():
-        return "an empty text"
+        return "an empty string"
     if isinstance(value, str) and not is_text(value):
-        return "a text with half a character (a lone surrogate)"
+        return "a string with a lone surrogate, which is half a character"
     return f"{_NAMES.get(type(value), type(value).__name__)} ({reprlib.repr(value)})"

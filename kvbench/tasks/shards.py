@@ -31,7 +31,7 @@ def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> 
             return ordered
         raise DataError(
             f"{what}: '{wanted}' matches {len(ordered)} files of {place} ({ordered[0]}, ...) that are not the shards "
-            "of one split.\n  hint: join them, and set dataset.path=FILE_OR_FOLDER"
+            "of one split.\n  hint: concatenate the files and set dataset.path=FILE_OR_FOLDER"
         )
     (stem, count), *_ = series
     numbers = {int(shard["number"]) for shard in shards if shard}
@@ -41,6 +41,6 @@ def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> 
         absent = f"{stem}-{missing[0] if missing else 0:0{digits}}-of-{count:0{digits}}.parquet"
         raise DataError(
             f"{what}: '{wanted}' lacks {PurePosixPath(absent).name}, one of its {count} shards in {place}.\n"
-            "  hint: fetch or copy it too"
+            "  hint: download or copy the missing file as well"
         )
     return ordered

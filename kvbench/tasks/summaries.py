@@ -64,7 +64,7 @@ class Summaries(TokenTask):
 
     def packages(self) -> tuple[Package, ...]:
         """Return the package that computes ROUGE."""
-        return (Package("rouge_score", "dataset", self.name, "pip install rouge-score"),)
+        return (Package("rouge_score", "dataset", self.name, "run pip install rouge-score"),)
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError for prompts that the model cannot take."""
@@ -96,7 +96,7 @@ class Summaries(TokenTask):
         file = data.find(source, "sources", path, what)
         documents = data.read_json(file)
         if not isinstance(documents, dict):
-            raise DataError(f"{file}: no documents by id but a {type(documents).__name__}.")
+            raise DataError(f"{file}: expected a JSON object from ids to documents, not a {type(documents).__name__}.")
         return documents
 
     @cached_property
@@ -150,18 +150,21 @@ class Summaries(TokenTask):
         """Return the error for a prompt length for which every record is too short."""
         tokenizer, template = self.tokenizer, templates()[self.kind]
         if not self.records:
-            return DataError(f"{self.name}: no record has both a text and a summary.\n  hint: another dataset.path")
+            return DataError(
+                f"{self.name}: no record has both a text and a summary.\n  hint: set dataset.path to another file"
+            )
         tail = len(tokenizer(template["after"], add_special_tokens=False)["input_ids"])
         if length < tail + 2:
             return DataError(
-                f"{self.name}: what follows the documents takes {tail} of a prompt's {length} tokens.\n"
-                "  hint: larger dataset.lengths"
+                f"{self.name}: prompts of {length} tokens are too short: the text after the documents "
+                f"alone takes {tail} tokens.\n"
+                "  hint: increase dataset.lengths"
             )
         wholes = (template["before"] + text + template["after_context"] for text, _ in self.records)
         longest = tail + max(len(tokenizer(whole, verbose=False)["input_ids"]) for whole in wholes)
         return DataError(
             f"{self.name}: none of {len(self.records)} records fills a prompt of {length} tokens; the longest has "
-            f"{longest}.\n  hint: dataset.lengths=[{longest}] at most"
+            f"{longest}.\n  hint: set dataset.lengths to at most [{longest}]"
         )
 
     def _sample(self, number: int, length: int) -> Sample | None:
@@ -235,8 +238,9 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
         check_record(record, {"document": TEXT_OR_NULL, "summary": TEXT_OR_NULL}, where)
         return record["document"] or "", _filled([record["summary"]])
     raise DataError(
-        f"{where}: records need context and answer, sources and summary/short, case_documents and summary/short, or "
-        f"document and summary (they have: {', '.join(record)})."
+        f"{where}: a record needs the fields context and answer, sources and summary/short, "
+        "case_documents and summary/short, or "
+        f"document and summary (this record has {', '.join(record)})."
     )
 
 
@@ -251,5 +255,5 @@ def _document(documents: Mapping[str, Any], name: str, where: str) -> str:
     if document is None:
         raise DataError(f"{where}: document '{name}' is not in sources.json.")
     if not isinstance(document, dict) or not is_text(document.get("doc_text")):
-        raise DataError(f"{where}: document '{name}' of sources.json has no 'doc_text' that is a text.")
+        raise DataError(f"{where}: document '{name}' of sources.json has no field 'doc_text' with a string.")
     return str(document["doc_text"])

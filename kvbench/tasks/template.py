@@ -42,12 +42,17 @@ class Template:
         try:
             pieces = list(string.Formatter().parse(text.replace("\\n", "\n").replace("\\t", "\t")))
         except ValueError as error:
-            raise ConfigError(key, text, f"is not a template: {error}", hint="{field}; {{ and }} are braces") from error
+            raise ConfigError(
+                key, text, f"is not a template: {error}", hint="write fields as {field}, and braces as {{ and }}"
+            ) from error
         for _, field, form, conversion in pieces:
             if field is not None and (form or conversion or not all(part.strip() for part in field.split("|"))):
                 wrong = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
                 raise ConfigError(
-                    key, text, f"{{{wrong}}} does not name a field of a record", hint="{question}, without a format"
+                    key,
+                    text,
+                    f"{{{wrong}}} is not the name of a field",
+                    hint="write only a name in braces, such as {question}",
                 )
         return cls(key, tuple((literal, field) for literal, field, _, _ in pieces))
 
@@ -92,7 +97,7 @@ def lookup(record: Record, field: str, place: str) -> Any:
         value = _inside(record, name.strip())
         if value is not _ABSENT:
             return value
-    raise DataError(f"{place}: no field '{field}' (it has: {', '.join(map(str, record))}).")
+    raise DataError(f"{place}: the record has no field '{field}'; its fields are {', '.join(map(str, record))}.")
 
 
 def _inside(record: Any, name: str) -> Any:
@@ -108,7 +113,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-TEXT_OR_NUMBER = Kind("a text or a number", lambda value: is_text(value) or _is_number(value))
+TEXT_OR_NUMBER = Kind("a string or a number", lambda value: is_text(value) or _is_number(value))
 
 
 def text_of(value: Any, field: str, place: str) -> str:

@@ -29,8 +29,8 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
         there = [place] if single else [place / name for name in names if data.is_file(place / name, "")]
         if len(there) > 1:
             raise DataError(
-                f"dataset wikitext2: {place} holds several files that could be the text: "
-                f"{', '.join(file.name for file in there)}.\n  hint: name one: dataset.path={there[0]}"
+                f"dataset wikitext2: {place} contains several files that could be the text: "
+                f"{', '.join(file.name for file in there)}.\n  hint: name one of them: dataset.path={there[0]}"
             )
         if there and there[0].suffix != ".parquet":
             lines = _filled(data.read_text(Found(there[0])), there[0]).splitlines(keepends=True)
@@ -75,7 +75,9 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
     place, single = data.local(str(path), what, key)
     paths = [place] if single else sorted(p for p in place.glob("*") if p.name.endswith(_TEXTS))
     if not paths:
-        raise DataError(f"{what}: {place} holds no text.\n  hint: a file, or a folder of {', '.join(_TEXTS)}")
+        raise DataError(
+            f"{what}: {place} contains no text.\n  hint: name a file, or a folder of {', '.join(_TEXTS)} files"
+        )
     texts = [data.read_text(Found(file)) for file in paths]
     _filled("".join(texts), place)
     return texts
@@ -106,7 +108,7 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
 def check_text(text: str, path: str | None) -> None:
     """Raise ConfigError if `text` is ``text`` (the user's files) and `path` is None."""
     if text == "text" and path is None:
-        raise ConfigError("dataset.path", None, "no text is named", hint="dataset.path=FILE_OR_FOLDER")
+        raise ConfigError("dataset.path", None, "no text is given", hint="dataset.path=FILE_OR_FOLDER")
 
 
 def _column(source: HubSource, path: str | None, name: str, what: str) -> list[str]:
@@ -119,5 +121,5 @@ def _column(source: HubSource, path: str | None, name: str, what: str) -> list[s
 def _filled(text: str, place: object) -> str:
     """Return `text`. Raises DataError, which names `place`, if it is blank."""
     if not text.strip():
-        raise DataError(f"{place} holds no text.\n  hint: fetch it again, or name another file")
+        raise DataError(f"{place} contains no text.\n  hint: download the file again, or name another one")
     return text

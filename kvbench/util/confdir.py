@@ -17,9 +17,7 @@ def conf_dir() -> Path:
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise KvbenchError(
-        f"kvbench's configuration is missing next to {package}.\n  hint: install again: pip install -e ."
-    )
+    raise KvbenchError(f"kvbench's configuration is missing next to {package}.\n  hint: run pip install -e . again")
 
 
 def groups() -> list[str]:

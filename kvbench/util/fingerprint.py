@@ -80,7 +80,10 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
     left = [file for file in files if file not in known]
     total = sum(file.stat().st_size for file in left)
     if total > SLOW:
-        say(f"{folder}: reading {in_words(total)} of weights once, to tell this checkpoint from any other")
+        say(
+            f"{folder}: reading {in_words(total)} of weights to compute the checkpoint's fingerprint; "
+            "this happens only once"
+        )
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # hashing lets other threads run
         new = dict(zip(left, pool.map(_whole, left), strict=True))
     settled = {

@@ -82,7 +82,7 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, completed=self.done, note="")
         else:
-            resumed = f", {self.done} already there" if self.done else ""
+            resumed = f", {self.done} of them already done" if self.done else ""
             say(f"{self.title}: {self.total} samples{resumed}")
         return self
 
@@ -120,7 +120,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._under_way:
-            self.say(f"{self.title}: {self._under_way}: a sample counts whole, so these will be done again")
+            self.say(f"{self.title}: stopped at {self._under_way}; the next run repeats unfinished samples")
         if self._bar is not None:
             self._bar.stop()
         else:

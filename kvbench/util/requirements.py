@@ -80,7 +80,7 @@ def exists(path: str, key: str) -> bool:
         return False
     except (OSError, RuntimeError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(key, path, f"cannot be looked up ({reason})", hint="another path") from error
+        raise ConfigError(key, path, f"cannot be accessed ({reason})", hint=f"name another path: {key}=PATH") from error
     return True
 
 
@@ -94,14 +94,14 @@ def check_writable(folder: str, key: str, file: bool = False) -> None:
     """
     if "://" in folder:
         what = "file" if file else "folder"
-        raise ConfigError(key, folder, f"is a URL, no {what} of this machine", hint=f"{key}={what.upper()}")
+        raise ConfigError(key, folder, f"is a URL, not a {what} on this machine", hint=f"{key}={what.upper()}")
     if file:
         exists(folder, key)
         if Path(folder).exists() and not Path(folder).is_file():
             what = "folder" if Path(folder).is_dir() else "device or pipe"
-            raise ConfigError(key, folder, f"is a {what}, not a file", hint="name a file")
+            raise ConfigError(key, folder, f"is a {what}, not a file", hint=f"name a file: {key}=FILE")
         if len(os.fsencode(Path(folder).name)) > LONGEST_NAME:
-            raise ConfigError(key, folder, f"has a name of more than {LONGEST_NAME} bytes", hint="a shorter name")
+            raise ConfigError(key, folder, f"has a name longer than {LONGEST_NAME} bytes", hint="choose a shorter name")
         folder = str(Path(folder).parent)
     if not folder.strip():
         raise ConfigError(key, "''", "must name a folder", hint=f"{key}=results/runs")
@@ -111,15 +111,17 @@ def check_writable(folder: str, key: str, file: bool = False) -> None:
             if place.exists():
                 break
             if place.is_symlink():
-                raise ConfigError(key, folder, f"{place} is a link to nothing", hint="name another folder")
+                raise ConfigError(key, folder, f"{place} is a broken link", hint=f"name another folder: {key}=DIR")
         if not place.is_dir():
-            raise ConfigError(key, folder, f"{place} is a file, not a folder", hint="name another folder")
+            raise ConfigError(key, folder, f"{place} is a file, not a folder", hint=f"name another folder: {key}=DIR")
         if not os.access(place, os.W_OK | os.X_OK):
-            raise ConfigError(key, folder, f"{place} is not writable", hint="name another folder")
+            raise ConfigError(key, folder, f"{place} is not writable", hint=f"name another folder: {key}=DIR")
         longest = os.pathconf(place, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
         for part in path.relative_to(place).parts:
             if len(os.fsencode(part)) > longest:
-                raise ConfigError(key, folder, f"has a name of more than {longest} bytes", hint="a shorter name")
+                raise ConfigError(key, folder, f"has a name longer than {longest} bytes", hint="choose a shorter name")
     except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, an unknown user's ~
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(key, folder, f"cannot be a folder ({reason})", hint="name another folder") from error
+        raise ConfigError(
+            key, folder, f"cannot be used as a folder ({reason})", hint=f"name another folder: {key}=DIR"
+        ) from error

@@ -62,7 +62,7 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
             is out of bounds. The message names the dotted key, the value, what is allowed and the closest valid name.
     """
     if not isinstance(data, Mapping):
-        raise ConfigError(prefix, data, "must be a group of keys", allowed=field_names(cls))
+        raise ConfigError(prefix, data, "must be a group of keys, not a single value", allowed=field_names(cls))
     names = field_names(cls)
     for key in data:
         if key not in names:
@@ -76,7 +76,9 @@ def build(cls: type[T], data: Mapping[str, Any], prefix: str = "") -> T:
         if field.name in data:
             values[field.name] = convert(hints[field.name], data[field.name], key, field.metadata)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(key, None, "is missing", hint=f"give it: {key}={example(hints[field.name])}")
+            raise ConfigError(
+                key, None, "is missing", hint=f"set a value, for example {key}={example(hints[field.name])}"
+            )
     return cls(**values)
 
 
@@ -84,7 +86,7 @@ def unknown(key: str, value: Any, problem: str, names: Iterable[str], hint: str 
     """Return a ConfigError for the unknown key `key`; unless `hint` is given, it proposes the closest of `names`."""
     names = list(names)
     near = nearest(key.rsplit(".", 1)[-1], names)
-    hint = hint or (f"did you mean '{near}'?" if near else "python -m kvbench --help lists what there is")
+    hint = hint or (f"did you mean '{near}'?" if near else "run python -m kvbench --help for a list of groups and keys")
     allowed = few(names, key.rsplit(".", 1)[-1]) if names else "nothing"
     return ConfigError(key, _shown(value), problem, allowed=allowed, hint=hint)
 
@@ -112,17 +114,17 @@ def load_class(key: str, target: Any, example: str) -> type:
     Raises:
         ConfigError: `target` has another form, cannot be imported, or is not a class.
     """
-    hint = f"for example {example}"
+    hint = f"name a class, for example {example}"
     parts = target.split(".") if isinstance(target, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ConfigError(key, target, "must name a class with its module", hint=hint)
+        raise ConfigError(key, target, "must be the full name of a class: package.module.Class", hint=hint)
     try:
         cls = getattr(importlib.import_module(".".join(parts[:-1])), parts[-1])
     except (ImportError, AttributeError) as error:
         raise ConfigError(key, target, f"cannot be imported ({cut(str(error))})", hint=hint) from error
     except Exception as error:  # the module's own code failed
         reason = cut(f"{type(error).__name__}: {error}")
-        raise ConfigError(key, target, f"its module fails when it is imported ({reason})", hint=hint) from error
+        raise ConfigError(key, target, f"importing its module fails ({reason})", hint=hint) from error
     if not isinstance(cls, type):
         raise ConfigError(key, target, "is not a class", hint=hint)
     return cls
@@ -182,7 +184,7 @@ def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.M
             return {name: convert(item, part, join(key, str(name)), limits) for name, part in value.items()}
     else:
         raise TypeError(f"{key}: kvbench.util.schema cannot check the annotation {hint!r}")
-    raise ConfigError(key, _shown(value), f"must be {describe(hint)}", hint=f"for example {key}={example(hint)}")
+    raise ConfigError(key, _shown(value), f"must be {describe(hint)}", hint=f"try {key}={example(hint)}")
 
 
 class _OutOfRange(ConfigError):
@@ -207,7 +209,7 @@ def _convert_union(args: tuple[Any, ...], value: Any, key: str, limits: Mapping[
 def _convert_items(origin: Any, args: tuple[Any, ...], value: Sequence[Any], key: str, limits: Any) -> Any:
     if origin is tuple and args and args[-1] is not Ellipsis:
         if len(value) != len(args):
-            raise ConfigError(key, list(value), f"must have {len(args)} items")
+            raise ConfigError(key, list(value), f"must have exactly {len(args)} items, not {len(value)}")
         return tuple(convert(a, v, f"{key}[{i}]", limits) for i, (a, v) in enumerate(zip(args, value, strict=True)))
     item = args[0] if args else Any
     items = [convert(item, part, f"{key}[{i}]", limits) for i, part in enumerate(value)]
@@ -220,7 +222,7 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
     low, high, above = limits.get("minimum"), limits.get("maximum"), limits.get("above")
     if isinstance(value, int) and abs(value) > MOST and (high is None or value < 0):
         value_shown = cut(str(value)) if value.bit_length() < 1000 else "(a number of more than 300 digits)"
-        raise _OutOfRange(key, value_shown, "is beyond any size", allowed=f"at most {MOST if high is None else high}")
+        raise _OutOfRange(key, value_shown, "is too large", allowed=f"at most {MOST if high is None else high}")
     span = []
     if low is not None:
         span.append(f"at least {low}")

@@ -127,9 +127,9 @@ def test_latent_attention_is_said_before_anything_about_groups(method):
     [
         ("bert", "attends to later tokens"),
         ("diffllama", "differential attention"),
-        ("gemma3n_text", "another layer's keys and values"),
+        ("gemma3n_text", "the keys and values of another layer"),
         ("gemma4_text", "heads of different sizes"),
-        ("hrm_text", "several times over one text"),
+        ("hrm_text", "several times per token"),
     ],
 )
 def test_a_kind_that_is_not_served_is_named_before_a_token_is_run(kind, reason):
@@ -158,8 +158,11 @@ def test_what_a_configuration_alone_tells_is_refused_from_it(tmp_path):
     for numbers, reason in (
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "MLA"),
         ({"model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-        ({"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 15}}, "another layer's keys"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "no softmax attention"),
+        (
+            {"model_type": "gemma3n", "text_config": {"num_kv_shared_layers": 15}},
+            "the keys and values of another layer",
+        ),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "without softmax attention"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 4, **numbers}))
         for weights in ("pretrained", "random"):

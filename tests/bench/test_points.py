@@ -162,7 +162,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
         assert "is a file, not a folder" in capsys.readouterr().err
     monkeypatch.setattr(launch, "size", lambda: 2)
     assert command.main(["memory", *HERE]) == 2
-    assert "measures one" in capsys.readouterr().err
+    assert "measures a single one" in capsys.readouterr().err
     assert set(STOCK) == set(stock.BASELINES)
 
 
@@ -180,7 +180,7 @@ def test_a_model_without_room_and_a_disk_without_any_are_said(tmp_path, monkeypa
 
     monkeypatch.setattr(points, "load", none)
     assert command.main([*given, "--memory-limit-gb", "8"]) == 1
-    assert "tiny itself has no room on cpu within --memory-limit-gb 8" in capsys.readouterr().err
+    assert "tiny does not fit on cpu within --memory-limit-gb 8" in capsys.readouterr().err
 
 
 def test_a_run_that_fails_is_a_row_and_the_others_go_on(tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ def test_figures_by_hand(tmp_path, capsys):
     per_element = two * (3 + 2.5) / 8 + four * (5 + 4.5) / 8 + exact * 4  # keys G 32, values G 64
     assert cocktail["kv_bytes"] == 32 * 4096 * per_element
     said = capsys.readouterr().out
-    assert "A roofline" in said and "Speculation" not in said
+    assert "lower bounds from a roofline" in said and "Speculation" not in said
 
 
 def test_speculation_is_drafts_and_a_verification(tmp_path, capsys):
@@ -137,7 +137,7 @@ def test_shapes_by_name_file_and_folder(tmp_path):
         ('{"hidden_size": 8, "num_local_experts": 4}', "num_local_experts=4"),
         ('{"n_embd": 768}', "model.hidden_size"),
         ('{"hidden_size":', "cannot be read"),
-        ("a sentence", "holds no keys"),
+        ("a sentence", "does not contain the keys"),
     ],
 )
 def test_models_of_which_nothing_can_be_said_are_refused(text, said, tmp_path, capsys):

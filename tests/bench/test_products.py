@@ -51,7 +51,7 @@ def test_a_wrong_product_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (good["us"], good["error"], good["bytes"]) == (5.0, 0.0, 128)
     for wrong in (0.67, float("nan")):
         row = products.measured(lambda x, w, by=wrong: by * (x @ w.T), x, [weight], exact, 0.1)  # type: ignore[misc]
-        assert "is off by" in row["failed"]
+        assert "differs by" in row["failed"]
 
 
 @pytest.mark.parametrize("broken", [False, True])

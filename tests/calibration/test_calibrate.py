@@ -73,7 +73,7 @@ def test_every_digit_of_the_share_of_outliers_is_kept(tmp_path):
     assert made.outliers == share
     method = load_method("kvquant", bits=2, outliers=share, calibration=str(tmp_path / "m.safetensors"))
     method.new_cache(model)
-    with pytest.raises(ConfigError, match=r"made for outliers of 0\.0123456789\.\n  allowed: 0\.0123456789\n"):
+    with pytest.raises(ConfigError, match=r"made with outliers=0\.0123456789\.\n  allowed: 0\.0123456789\n"):
         load_method("kvquant", bits=2, outliers=0.0123457, calibration=method.calibration).new_cache(model)
 
 
@@ -84,7 +84,7 @@ def test_first_tokens_do_not_count():
     names = ("layers.0.key.thresholds", "layers.0.key.levels.2")
     same = [torch.equal(made[0].tensors[name], made[1].tensors[name]) for name in names]
     assert same == [True, False]
-    with pytest.raises(ConfigError, match="leaves nothing of sequences of 40 tokens"):
+    with pytest.raises(ConfigError, match="leaves no tokens, because sequences have 40 tokens"):
         library.calibrate(model, sequences, name="m", first_tokens=40)
 
 
@@ -172,13 +172,13 @@ def test_texts_that_need_no_file_leave_the_measured_ones_out():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "tiny", "--text", "nowhere"], "there is no such file or folder"),
-        (["--model", "tiny", "--text", "/dev/zero"], "--text /dev/zero is not a regular file but a device"),
-        (["--model", "tiny", "--text", "."], "calibration: . holds no text"),
+        (["--model", "tiny", "--text", "nowhere"], "does not exist"),
+        (["--model", "tiny", "--text", "/dev/zero"], "--text /dev/zero is a device, not a regular file"),
+        (["--model", "tiny", "--text", "."], "calibration: . contains no text"),
         (["--model", "tinny", "--text", "mini"], "did you mean 'tiny'"),
-        (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is not a list of widths"),
-        (["--model", "tiny", "--text", "mini", "python", "--sequences", "1"], "--sequences=1: is too few"),
-        (["--model", "tiny", "--text", "mini", "--length", "1"], "--length=1: is too few"),
+        (["--model", "tiny", "--text", "mini", "--bits", "4,x"], "is not a list of whole numbers"),
+        (["--model", "tiny", "--text", "mini", "python", "--sequences", "1"], "--sequences=1: is out of range"),
+        (["--model", "tiny", "--text", "mini", "--length", "1"], "--length=1: is out of range"),
         (["--model", "llama2-7b", "--path", "empty", "--text", "mini"], "is not a folder"),
     ],
 )
@@ -190,7 +190,8 @@ def test_the_command_names_what_is_wrong(arguments, message, tmp_path, monkeypat
 
 def test_a_text_that_is_too_short_and_widths_that_are_none():
     with pytest.raises(
-        DataError, match=r"has 100 tokens; 2 sequences of 64 need 128\.\n  hint: more text, or --sequences 1$"
+        DataError,
+        match=r"has 100 tokens; 2 sequences of 64 need 128\.\n  hint: provide more text, or use --sequences 1$",
     ):
         library.cut(range(100), 2, 64)
     with pytest.raises(DataError, match="--sequences 1 --length 100"):

@@ -21,7 +21,7 @@ def test_every_number_of_a_range_is_a_job(values: str, jobs: int, monkeypatch: p
     check_sweeps(sweep, ["model"])
     if jobs > 1:
         monkeypatch.setenv(MAX_JOBS_NAME, str(jobs - 1))
-        with pytest.raises(ConfigError, match=f"makes {jobs} jobs"):
+        with pytest.raises(ConfigError, match=f"would start {jobs} jobs"):
             check_sweeps(sweep, ["model"])
 
 

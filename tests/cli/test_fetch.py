@@ -80,8 +80,8 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (401, "refused this account (401)"),
-        (403, "refused this account (403)"),
+        (401, "denied access to this account (401)"),
+        (403, "denied access to this account (403)"),
         (404, "no such file at revision main (404)"),
         (500, "answers with error 500"),
     ],
@@ -182,9 +182,9 @@ def test_only_what_is_named_is_fetched_and_each_thing_once(
     assert fetch.main(["dataset=mini,mini_text", "model=tiny", "runtime.seed=1,2"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == len(set(said)) == 3
-    assert {"dataset mini: generated, nothing to fetch", "model tiny: fetched"} < set(said)
+    assert {"dataset mini: its samples are generated; nothing to fetch", "model tiny: fetched"} < set(said)
     assert fetch.main(["dataset=text", f"dataset.path={tmp_path}"]) == 0
-    assert capsys.readouterr().out == f"dataset text: {tmp_path} is local\n"
+    assert capsys.readouterr().out == f"dataset text: {tmp_path} is a local file or folder; nothing to fetch\n"
 
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
@@ -212,5 +212,5 @@ def test_repositories_are_owner_and_name() -> None:
     HubSource(hub_id="a/b").check()
     HubSource().check()
     for name in ("a", "a/b/c"):
-        with pytest.raises(ConfigError, match=rf"x\.hub_id={name}: is not the name of a repository"):
+        with pytest.raises(ConfigError, match=rf"x\.hub_id={name}: is not a valid repository name"):
             HubSource(hub_id=name).check("x")

@@ -14,6 +14,6 @@ def test_slurm_that_is_not_there_is_one_message(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert main(["--multirun", "launcher=submitit", "method=fp16,kivi"]) == 2
     said = capsys.readouterr().err
-    assert "launcher=submitit: hands the jobs to SLURM, and this machine has none (no srun)" in said
+    assert "launcher=submitit: passes the jobs to SLURM, which this machine does not have (no srun)" in said
     assert "launcher=local" in said
     assert "Traceback" not in said

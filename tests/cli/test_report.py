@@ -34,7 +34,7 @@ def test_show_by_the_beginning_of_an_id(runs, capsys):
     directory, ids = runs
     assert report.main(["--results", str(directory), "--show", ids[0], ids[1][11:15]]) == 0
     said = capsys.readouterr().out
-    assert "reading packed codes" in said
+    assert "reads packed codes" in said
     assert "answer NLL" in said
     for form in ("markdown", "csv"):
         assert report.main(["--results", str(directory), "--show", ids[1], "--format", form]) == 0
@@ -48,8 +48,8 @@ def test_what_is_wrong_is_said(runs, tmp_path, capsys):
     assert report.main(["--results", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "no run nothing" in said
-    assert "is the beginning of 2 runs" in said
-    assert "no runs under" in said
+    assert "matches 2 runs" in said
+    assert "there are no runs in" in said
 
 
 def test_an_unfinished_run_is_listed(runs, tmp_path, capsys):

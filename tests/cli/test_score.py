@@ -77,16 +77,16 @@ def test_the_harness_own_logs(tmp_path: Path) -> None:
 def test_missing_fields_and_damage_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "qasper.jsonl", [{"answers": ["x"]}])
     assert score.main([str(file)]) == 1
-    assert "qasper.jsonl line 1: none of the fields pred" in capsys.readouterr().err
+    assert "qasper.jsonl line 1: the record needs one of the fields pred" in capsys.readouterr().err
     file.write_text('{"pred": "x", "answers"')
     assert score.main([str(file)]) == 1
-    assert "line 1: not JSON" in capsys.readouterr().err
+    assert "line 1: is not valid JSON" in capsys.readouterr().err
     assert score.main([str(tmp_path / "none.jsonl")]) == 1
 
 
 @pytest.mark.parametrize("answers", [None, [5], 5])
 def test_answers_that_are_no_texts_are_named(tmp_path: Path, answers: object) -> None:
-    with pytest.raises(DataError, match=r"line 1: field '.*answers.*' is .*; expected a list of texts"):
+    with pytest.raises(DataError, match=r"line 1: field '.*answers.*' is .*; expected a list of at least one string"):
         score.score_path(write(tmp_path / "qasper.jsonl", [{"pred": "x", "answers": answers}]))
 
 
@@ -133,9 +133,9 @@ def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_
         score_path(tmp_path)
     with pytest.raises(KvbenchError, match="2 files for --task qasper"):
         score_path(tmp_path, "qasper")
-    with pytest.raises(DataError, match="record 0: is not an object"):
+    with pytest.raises(DataError, match="record 0: the record is not a JSON object"):
         score_records("qasper", [5])
-    with pytest.raises(DataError, match="names no paragraph"):
+    with pytest.raises(DataError, match="does not name a paragraph"):
         score_records("passage_retrieval_en", [{"pred": "1", "answers": ["para 1"], "all_classes": None}])
 
 
@@ -146,14 +146,14 @@ def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_
         ("qasper", {"pred": 5, "answers": ["x"]}, "field 'pred.*' is a number"),
         ("qasper", {"pred": [], "answers": ["x"]}, "field 'pred.*' is a list"),
         ("trec", {"pred": "x", "answers": ["x"], "all_classes": "xyz"}, "field 'all_classes' is a text"),
-        ("trec", {"pred": "x", "answers": ["x"], "all_classes": ["y"]}, "'all_classes' has none of the answers"),
+        ("trec", {"pred": "x", "answers": ["x"], "all_classes": ["y"]}, "scored by class, but none of the answers"),
         ("qasper_e", {"pred": "x", "answers": ["x"], "length": None}, "field 'length' is null"),
         ("qasper_e", {"pred": "x", "answers": ["x"], "length": "5"}, "field 'length' is a text"),
-        ("qasper_e", {"pred": "x", "answers": ["x"]}, "none of the fields length"),
+        ("qasper_e", {"pred": "x", "answers": ["x"]}, "needs the field length"),
         ("gsm8k", {"doc": {"answer": None}, "resps": "x", "target": 7}, "is a number"),
         ("gsm8k", {"doc": {"answer": 7}, "resps": "x"}, "is a number"),
         ("gsm8k", {"response": {"a": 1}, "answer": "#### 7"}, "field 'pred.*' is an object"),
-        ("gsm8k", {"response": "7", "answer": ""}, "is an empty text"),
+        ("gsm8k", {"response": "7", "answer": ""}, "is an empty string"),
     ],
 )
 def test_fields_of_another_kind_are_refused(tmp_path: Path, task: str, row: dict, said: str) -> None:
@@ -171,8 +171,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Capt
     assert "qasper.jsonl line 1: JSON that is nested too deeply" in capsys.readouterr().err
     (tmp_path / "qasper.jsonl").write_text("\n")
     assert score.main([str(tmp_path)]) == 1
-    assert "qasper.jsonl holds no records" in capsys.readouterr().err
+    assert "qasper.jsonl contains no records" in capsys.readouterr().err
     assert score.main(["/dev/zero", "--task", "qasper"]) == 1
     assert "/dev/zero is not a regular file" in capsys.readouterr().err
-    with pytest.raises(DataError, match="here: no records"):
+    with pytest.raises(DataError, match="here: there are no records"):
         score.score_records("qasper", [], "here")

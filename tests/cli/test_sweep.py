@@ -64,18 +64,18 @@ def test_failed_jobs_are_rows_and_a_second_call_runs_only_them(
     assert ["alpha=0.6 beta=0.1" in row or "alpha=0.9 beta=0.1" in row for row in rows] == [False] * 2 + [True] * 2
     assert "4 jobs: 2 ok, 2 error" in said.err
     assert "a damaged embedding" in said.err
-    assert "the thresholds cross" in said.err
+    assert "is too large for method.beta" in said.err
     before = runs(tmp_path)
     assert len(before) == 2
 
     assert main(command) == 1
     said = capsys.readouterr()
-    assert "4 jobs: 2 ok (2 of them done before), 2 error" in said.err
+    assert "4 jobs: 2 ok (2 of them were already done), 2 error" in said.err
     assert runs(tmp_path) == before
 
     Path("damaged").unlink()
     assert main(command) == 1
-    assert "4 jobs: 3 ok (2 of them done before), 1 error" in capsys.readouterr().err
+    assert "4 jobs: 3 ok (2 of them were already done), 1 error" in capsys.readouterr().err
     after = runs(tmp_path)
     assert len(after) == 3
     assert {name: after[name] for name in before} == before
@@ -126,7 +126,7 @@ def test_a_job_that_could_not_begin_fits_the_tables() -> None:
     ("line", "said"),
     [
         # no job can run
-        ("method=cocktail method.alpha=0.9,0.95 method.beta=0.1,0.2", "the thresholds cross"),
+        ("method=cocktail method.alpha=0.9,0.95 method.beta=0.1,0.2", "is too large for method.beta"),
         # a value that no job can run with
         ("method=cocktail method.alpha=0.4,0.6 method.chunk_size=32,48", "must divide method.chunk_size=48"),
     ],
@@ -157,7 +157,7 @@ def test_two_sweeps_of_one_second_have_a_folder_each(monkeypatch: pytest.MonkeyP
     assert all(folder.is_dir() and folder.name.startswith("2026-01-02_03-04-05") for folder in folders)
     (tmp_path / "file").touch()
     monkeypatch.setattr(sweep, "SWEEPS", tmp_path / "file" / "sweeps")
-    with pytest.raises(KvbenchError, match="cannot be made"):
+    with pytest.raises(KvbenchError, match="cannot be created"):
         sweep.new_folder()
 
 
@@ -185,7 +185,7 @@ def test_what_is_no_record_of_this_sweep_is_said_and_skipped(tmp_path: Path, mon
     assert [each["number"] for each in sweep.outcomes(tmp_path, said.append)] == [2, 10, 11]
     skipped = {Path(line.split(": ", 1)[0]).name for line in said}
     assert skipped == {*bad, "job-0009.json", "job-0007.json"}
-    assert next(line for line in said if "job-0007" in line).endswith("is of another sweep; skipped")
+    assert next(line for line in said if "job-0007" in line).endswith("belongs to another sweep; skipped")
 
 
 def test_a_sweep_keeps_its_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:

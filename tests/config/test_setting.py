@@ -54,24 +54,24 @@ def test_values_mean_to_hydra_what_they_mean_here(text):
 def test_lists_of_settings():
     texts = ["fp16", "kivi:int2:residual=64,sinks=2", "cocktail:split=[10,30,60]:encoder=bm25"]
     assert [setting.text for setting in parse_list(",".join(texts))] == texts
-    with pytest.raises(ConfigError, match="names kivi:int4 twice"):
+    with pytest.raises(ConfigError, match="lists kivi:int4 twice"):
         parse_list("kivi:int4,fp16,kivi:int4")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "a method must stand first"),
+        ("", "must begin with the name of a method"),
         ("residual=64", "setting=kivi:residual=64"),
-        ("64", "a value without a method"),
-        ("kivi::residual=64", "a part without a name"),
-        ("kivi:=64", "a part without a name"),
+        ("64", "begins with a value"),
+        ("kivi::residual=64", "a part without a key"),
+        ("kivi:=64", "a part without a key"),
         ("kivi:int2:64", "a value without a key: 64"),
         ("kivi:int2:int4", "two quantizers, int2 and int4"),
-        ("kivi:residual=64:residual=32", "gives residual twice"),
+        ("kivi:residual=64:residual=32", "sets residual twice"),
         ("cocktail:split=[10,30", "leaves a bracket or quote open"),
-        ("cocktail:split=10]", "closes a bracket that is not open"),
-        ("quantspec:draft_options={encoder}", "a mapping without values"),
+        ("cocktail:split=10]", "closes a bracket that was not opened"),
+        ("quantspec:draft_options={encoder}", "a mapping with an entry"),
     ],
 )
 def test_malformed_settings_are_refused(text, message):
@@ -106,7 +106,7 @@ def test_methods_as_they_are_typed():
         ("kivi:int2:residual=33", "multiple of the key group"),
         ("kivi:int2:residuel=64", "did you mean 'residual'"),
         ("kivi:int2:quantizer.key.groups=64", "quantizer.key.group_size"),
-        ("cocktail:int4", "does not take this quantizer"),
+        ("cocktail:int4", "does not accept this quantizer"),
     ],
 )
 def test_wrong_names_and_values_are_refused(text, message):

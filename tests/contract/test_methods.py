@@ -32,7 +32,7 @@ OVERRIDES = {
     "snapkv": {"budget": 0.25},
 }
 MISSING = {
-    "hf_quantized": "" if importlib.util.find_spec("hqq") else "hqq is not installed: pip install 'kvbench[hf]'",
+    "hf_quantized": "" if importlib.util.find_spec("hqq") else "hqq is not installed: run pip install 'kvbench[hf]'",
 }
 VARIANTS = {
     "atom:authors": {"rope": "pre", "prefill": "quantized"},

@@ -133,7 +133,7 @@ def test_wrong_calls_are_refused(llama):
         generate(llama, cache, ids, max_new_tokens=0)
     with pytest.raises(ValueError, match="need a tokenizer"):
         generate(llama, cache, ids, max_new_tokens=2, stop=["x"])
-    with pytest.raises(ValueError, match="2 seeds for a batch of 1"):
+    with pytest.raises(ValueError, match="2 seeds were given for a batch of 1"):
         generate(llama, cache, ids, max_new_tokens=2, sampling=Sampling(1.0, 1.0, [1, 2]))
 
 

@@ -35,7 +35,7 @@ def test_each_row_has_a_seed_of_its_own() -> None:
     assert drawn == [float(torch.rand(1, generator=torch.Generator().manual_seed(seed))) for seed in (7, 8, 9)]
     listed = [float(torch.rand(1, generator=each)) for each in Sampling(0.5, seed=[9, 7, 7]).generators(3)]
     assert listed == [drawn[2], drawn[0], drawn[0]]
-    with pytest.raises(ValueError, match="2 seeds for a batch of 3"):
+    with pytest.raises(ValueError, match="2 seeds were given for a batch of 3"):
         Sampling(0.5, seed=[1, 2]).generators(3)
 
 

@@ -54,7 +54,7 @@ def test_a_kernel_that_cannot_be_had_leaves_it_to_the_library(monkeypatch: pytes
     with pytest.raises(torch.OutOfMemoryError):
         matvec.compiles(*kind)
     failure = RuntimeError("out of resource: registers")
-    with pytest.warns(UserWarning, match="8 x 16 go to torch's library: out of resource"):
+    with pytest.warns(UserWarning, match="8 x 16 use torch's library instead of kvbench's kernel: out of resource"):
         assert not matvec.compiles(*kind)
     assert not matvec.compiles(*kind) and asked == [((8, 16), True)] * 2
     matvec.compiles.cache_clear()

@@ -183,7 +183,7 @@ def test_rows_tables_and_pairs(tmp_path: Path, text: Path):
 def test_a_window_longer_than_the_model_is_refused(tmp_path: Path, text: Path):
     made = config(tmp_path, "fp16")
     made["dataset"] = settings(text, window=600, limit=1)
-    with pytest.raises(ConfigError, match="longer than the model takes"):
+    with pytest.raises(ConfigError, match="exceeds the model's limit"):
         run(made)
     assert not list(tmp_path.glob("*-*"))
 
@@ -273,7 +273,7 @@ def test_real_texts():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"first": 1, "prompt": 20}, "first=1: scored tokens come behind the prompt of 20"),
+        ({"first": 1, "prompt": 20}, "first=1: must be after the prompt of 20"),
         ({"first": 19, "prompt": 20}, "20 to 39"),
         ({"first": 0}, "1 to 39"),
         ({"first": 40}, "1 to 39"),
@@ -288,7 +288,7 @@ def test_tokens_that_would_not_be_scored_are_not_asked_for_in_silence(model, ids
         decoded(model, ids, method, **settings)
     if set(settings) == {"first"}:
         for sums in (forward_nll, lambda *given: simulated_nll(given[0], method.new_cache(model), *given[1:])):
-            with pytest.raises(ValueError, match=f"first={settings['first']}: of 40 tokens 1 to 39"):
+            with pytest.raises(ValueError, match=f"first={settings['first']}: must be from 1 to 39"):
                 sums(model, ids, settings["first"])
     most, least = (decoded(model, ids, method, first=first, prompt=20) for first in (20, 39))
     assert (most > least).all()

@@ -99,7 +99,7 @@ def test_a_row_lost_to_a_kill_or_a_failure_is_sent_by_the_next_session(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(CsvLogger, "finish", fail)
         run(made)
-    assert "the same command sends them later" in capsys.readouterr().err
+    assert "run the same command again later to send them" in capsys.readouterr().err
     assert not path.exists()
     run(made)  # nothing is missing but the row
     assert len(table(path)) == 1

@@ -31,7 +31,7 @@ def logger_config(tmp_path: Path, mode: str = "auto") -> dict:
 
 def test_a_run_without_a_key_is_offline_and_complete(tmp_path, capsys):
     metrics = run(config(tmp_path / "r", logger=logger_config(tmp_path)))
-    assert "wandb: no key, so offline" in capsys.readouterr().err
+    assert "wandb: no API key is configured, so it runs offline" in capsys.readouterr().err
     (path,) = (tmp_path / "w" / "wandb").glob("offline-run-*/*.wandb")
     found = read(path)
     assert found["run_id"] == metrics["run_id"]
@@ -102,7 +102,7 @@ def test_an_unreachable_service_is_offline_in_auto(tmp_path, monkeypatch):
     monkeypatch.setattr(logger, "_init", init)
     logger._start().finish()
     assert modes == ["online", "offline"]
-    assert said == ["wandb: not reachable (cannot connect), so offline"]
+    assert said == ["wandb: not reachable (cannot connect), so it runs offline"]
 
 
 def test_wandb_is_imported_only_when_it_is_used(tmp_path):

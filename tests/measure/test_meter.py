@@ -177,10 +177,10 @@ def test_figures_stand_beside_those_of_fp16(tmp_path, capsys):
     [
         (
             {"model": {"weights": "pretrained", "hub_id": "nobody/nothing", "max_length": 50}},
-            "more than the model takes",
+            "do not fit the model together with",
         ),
         ({"runtime": {"batch_size": 2}}, "dataset.batches"),
-        ({"decoding": {"stop": ["x"]}}, "exactly new_tokens"),
+        ({"decoding": {"stop": ["x"]}}, "exactly dataset.new_tokens"),
         ({"decoding": {"max_new_tokens": 1}}, "no decode step"),
     ],
 )

@@ -98,11 +98,11 @@ def test_packed_tokens_are_taken_back():
 
 
 def test_quantizers_that_are_not_atoms_are_refused():
-    with pytest.raises(ConfigError, match="atom does not take this quantizer"):
+    with pytest.raises(ConfigError, match="atom does not accept this quantizer"):
         load_method("atom", quantizer="int2")
     formats = {
         "key": {"bits": 4, "group_size": 64, "axis": "token"},
         "value": {"bits": 4, "group_size": "head_dim", "axis": "token"},
     }
-    with pytest.raises(ConfigError, match="one group for each token and head"):
+    with pytest.raises(ConfigError, match="one group per token and head"):
         load_method("atom", quantizer=formats).check(head_dim=128)

@@ -195,7 +195,7 @@ def test_random_chunks_have_the_same_bytes_and_depend_on_the_seed():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"alpha": 0.9, "beta": 0.1}, "the thresholds cross"),
+        ({"alpha": 0.9, "beta": 0.1}, "is too large for method.beta"),
         ({"alpha": -0.1}, "method.alpha=-0.1"),
         ({"beta": 1.5}, "method.beta=1.5"),
         ({"chunk_size": 0}, "method.chunk_size=0"),
@@ -206,7 +206,7 @@ def test_random_chunks_have_the_same_bytes_and_depend_on_the_seed():
         ({"encoder": "bm52"}, "did you mean 'bm25'"),
         ({"value_group_size": 0}, "method.value_group_size=0: must be positive"),
         ({"search": "random"}, "method.search"),
-        ({"quantizer": "int2"}, "does not take this quantizer"),
+        ({"quantizer": "int2"}, "does not accept this quantizer"),
     ],
 )
 def test_wrong_settings_are_refused(overrides, message):

@@ -331,7 +331,7 @@ def test_column_sums_are_made_in_blocks(monkeypatch):
         ("streamingllm", {"budget": 4}, "method.budget=4: must hold the sinks"),
         ("streamingllm", {"budget": 1.5}, "method.budget=1.5: is not a share"),
         ("streamingllm", {"position": "new"}, "method.position=new"),
-        ("streamingllm", {"quantizer": "int2"}, "does not take this quantizer"),
+        ("streamingllm", {"quantizer": "int2"}, "does not accept this quantizer"),
         ("snapkv", {"kernel": 4}, "method.kernel=4: must be odd"),
         ("snapkv", {"window": 0}, "method.window=0"),
         ("snapkv", {"budget": 32}, "method.budget=32: must hold the window"),
@@ -357,7 +357,7 @@ def test_text_that_comes_token_by_token_would_not_be_evicted():
             check_mode(h2o, "simulated", 0)
     with pytest.raises(ConfigError, match=r"dataset\.prefill"):
         check_mode(load_method("snapkv"), "decode", 0)
-    with pytest.raises(CacheError, match="none was observed"):
+    with pytest.raises(CacheError, match="no attention was observed"):
         feed(new_layer(load_method("snapkv", budget=40)), *marked(50))
 
 

@@ -95,7 +95,7 @@ def test_a_persons_group_is_refused_with_what_can_be_typed_in_python(name: str) 
     made = model(80)
     with pytest.raises(ConfigError, match="does not divide the model's head_dim 80") as caught:
         kvbench.load_method(name, quantizer=formats).new_cache(made)
-    typed = ast.literal_eval(caught.value.hint.partition("in Python: quantizer=")[2])
+    typed = ast.literal_eval(caught.value.hint.partition("in Python, pass quantizer=")[2])
     assert typed == {**formats, "value": {"bits": 2, "group_size": 16, "axis": "token"}}
     kvbench.load_method(name, quantizer=typed).new_cache(made)
 

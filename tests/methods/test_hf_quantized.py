@@ -110,7 +110,7 @@ def test_groups_of_more_than_a_head_are_refused():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"bits": 3}, "quanto does not support this width"),
+        ({"bits": 3}, "quanto does not support this number of bits"),
         ({"axis_key": 1}, "quanto does not support this axis"),
         ({"backend": "fp8"}, "method.backend"),
         ({"residual": 0}, "method.residual"),

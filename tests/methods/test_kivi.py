@@ -134,7 +134,7 @@ def test_nan_names_layer_side_and_position():
         ({"sinks": -1}, "method.sinks=-1"),
         ({"key_axis": "row"}, "method.key_axis=row"),
         ({"quantizer": "int5"}, "quantizer=int5"),
-        ({"quantizer": "none"}, "does not take this quantizer"),
+        ({"quantizer": "none"}, "does not accept this quantizer"),
         ({"residul": 64}, "did you mean 'residual'"),
         ({"residual": "many"}, "method.residual=many"),
     ],

@@ -202,15 +202,17 @@ def test_without_a_calibration_it_says_how_to_make_one(tmp_path, monkeypatch):
         load_method("kvquant", calibration="missing.safetensors")
     shutil.copytree(zoo.calibrations("llama"), tmp_path / "results" / "calibration")
     load_method("kvquant", outliers=0.05).new_cache(model)
-    with pytest.raises(ConfigError, match=r"with 2 bits and 5% outliers in .*; there is .*3,4 bits, 5% outliers"):
+    with pytest.raises(
+        ConfigError, match=r"with 2 bits and 5% outliers in .*; the existing ones are .*3,4 bits, 5% outliers"
+    ):
         load_method("kvquant", outliers=0.05, bits=2).new_cache(model)
 
 
 def test_a_file_of_other_bits_or_another_share():
     model = zoo.model("llama")
-    with pytest.raises(ConfigError, match=r"method.bits=2: .* has codebooks of 3,4 bits"):
+    with pytest.raises(ConfigError, match=r"method.bits=2: .* contains only codebooks with 3,4 bits"):
         kvquant("llama", bits=2, calibration=one_file()).new_cache(model)
-    with pytest.raises(ConfigError, match=r"method.outliers=0.01: .* was made for outliers of 0.05"):
+    with pytest.raises(ConfigError, match=r"method.outliers=0.01: .* was made with outliers=0.05"):
         kvquant("llama", outliers=0.01, calibration=one_file()).new_cache(model)
 
 
@@ -219,7 +221,7 @@ def test_a_file_of_another_model(tmp_path):
     with pytest.raises(ConfigError, match="another model, llama, of the same shape"):
         method.new_cache(zoo.model("qwen2"))
     other = changed(tmp_path, {"layers": "1"})
-    with pytest.raises(ConfigError, match="1 layers of 2 KV heads with 64 channels where this one has 2 layers"):
+    with pytest.raises(ConfigError, match="1 layers of 2 KV heads with 64 channels; this one has 2 layers"):
         kvquant("llama", calibration=other).new_cache(zoo.model("llama"))
     method.new_cache(zoo.model("llama", torch.bfloat16))  # rounded weights are the same model's
 
@@ -262,7 +264,7 @@ def test_a_damaged_file_beside_a_good_one_is_passed_over_and_named(tmp_path, cap
         cache = method.new_cache(zoo.model("llama"))
         assert cache.progress.method_state.path == tmp_path / "good.safetensors"
     (said,) = capsys.readouterr().err.splitlines()
-    assert said == f"warning: {damaged} is damaged: layers.2.key.thresholds is missing; it is skipped"
+    assert said == f"warning: {damaged} is damaged: layers.2.key.thresholds is missing; the file is ignored"
     with pytest.raises(ConfigError, match=r"layers\.2\.key\.thresholds is missing"):
         load_method("kvquant", outliers=0.05, calibration=damaged).new_cache(zoo.model("llama"))
 
@@ -323,7 +325,7 @@ def test_nan_is_named_with_its_place(prefill):
         ({"bits": 5}, "method.bits=5"),
         ({"outliers": 0.9}, "method.outliers=0.9"),
         ({"first_tokens": -1}, "method.first_tokens=-1"),
-        ({"outliers": 0.0, "cap_outliers": True}, "no outliers to cap"),
+        ({"outliers": 0.0, "cap_outliers": True}, "no effect without outliers"),
         ({"prefill": "some"}, "method.prefill=some"),
     ],
 )

@@ -219,7 +219,7 @@ def test_sinks_stay_exact_beside_the_rule():
     ("name", "overrides", "message"),
     [
         ("logquant", {"window": 0}, "method.window=0"),
-        ("logquant", {"reserved": 2}, "method.reserved=2: leaves no window"),
+        ("logquant", {"reserved": 2}, "method.reserved=2: is too small for a window"),
         ("logquant", {"sinks": -2}, "method.sinks"),
         ("logquant", {"key_axis": "both"}, "method.key_axis"),
         ("partial_logquant", {"evict": True}, "method.evict"),

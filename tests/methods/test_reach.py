@@ -99,7 +99,7 @@ def test_shares_reach_as_far_as_what_they_must_hold() -> None:
 @pytest.mark.parametrize("name", ["kivi", "logquant", "partial_logquant", "atom", "quantspec"])
 def test_a_packing_method_cannot_do_without_a_format(name: str) -> None:
     made = type(load_method(name))(takes=("none",))
-    with pytest.raises(ConfigError, match="packs keys and values, and needs their format"):
+    with pytest.raises(ConfigError, match="packs keys and values, so it needs a quantizer"):
         made.check()
 
 
@@ -145,5 +145,5 @@ def test_a_quantizer_is_called_what_it_is() -> None:
     assert load_method("kivi", quantizer=formats(32)).quantizer.name == "int2"
     mine = load_method("kivi", quantizer=formats(64, name="mine"), takes=["mine"])
     assert mine.quantizer.name == "mine"
-    with pytest.raises(ConfigError, match="does not take this quantizer"):
+    with pytest.raises(ConfigError, match="does not accept this quantizer"):
         load_method("kivi", quantizer=formats(64, name="int2_g64"))

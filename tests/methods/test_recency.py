@@ -55,8 +55,8 @@ def test_keys_and_values_may_differ():
 @pytest.mark.parametrize(
     ("key", "rule", "message"),
     [
-        (TOKEN, lambda n: min(n, n % 7 * 3), r"exact\(\d+\) leaves \d+ keys packed after exact\(\d+\) left \d+"),
-        (TOKEN, lambda n: (0, min(n, 100 - n) if n < 100 else n), r"values packed after exact\(\d+\) left"),
+        (TOKEN, lambda n: min(n, n % 7 * 3), r"exact\(\d+\) leaves \d+ keys packed, but exact\(\d+\) left \d+"),
+        (TOKEN, lambda n: (0, min(n, 100 - n) if n < 100 else n), r"values packed, but exact\(\d+\) left"),
         (CHANNEL, lambda n: min(n, 64), r"quantizer.key.group_size=32: does not divide the 1 keys .*exact\(65\)"),
     ],
 )

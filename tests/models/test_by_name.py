@@ -140,7 +140,7 @@ def test_a_row_never_carries_a_presets_name() -> None:
     assert composed("model=./mine/llama2-7b")["model"]["name"] == "mine/llama2-7b"
     assert composed("model=tiny")["model"]["path"] == "kvbench:tiny"
     assert composed(f"model={Path('tiny').absolute()}")["model"]["name"] == f"{Path.cwd().name}/tiny"
-    with pytest.raises(ConfigError, match=r"is the path of a preset's file too.*\n.*model=/.*/tiny"):
+    with pytest.raises(ConfigError, match=r"is also the path of a preset's file.*\n.*model=/.*/tiny"):
         composed("model=./tiny")
 
 
@@ -167,7 +167,7 @@ def test_a_sweep_over_presets_repositories_and_folders(
     texts = {file.parent.name: file.read_text() for file in Path("results/runs").glob("*/samples.jsonl")}
     assert len(texts) == 3
     assert main(command) == 0
-    assert "3 ok (3 of them done before)" in capsys.readouterr().err
+    assert "3 ok (3 of them were already done)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def test_a_sweep_over_presets_repositories_and_folders(
     [
         ("me/none", ["model=me/none: is not on this machine", "HF_HUB_OFFLINE is set", "kvbench.fetch model=me/none"]),
         ("Qwen/Qwen2-9B-Instruct", ["kvbench.fetch model=Qwen/Qwen2-9B-Instruct", "a preset: qwen2-7b-instruct"]),
-        ("./nothing", ["model=./nothing: there is no such folder", "config.json"]),
-        ("a/b/c", ["model=a/b/c: there is no such folder"]),
+        ("./nothing", ["model=./nothing: does not exist", "config.json"]),
+        ("a/b/c", ["model=a/b/c: does not exist"]),
         ("./empty", ["model=./empty: has no config.json"]),
         ("empty", ["model=empty: has no config.json"]),
         ("sub/empty", ["is not on this machine", "the folder ./sub/empty has no config.json"]),
         ("llama2-7", ["no such model", "did you mean 'llama2-7b'", "model=OWNER/NAME"]),
-        ("'https://huggingface.co/Qwen/Qwen3-8B'", ["the repository's name alone: model=Qwen/Qwen3-8B"]),
+        ("'https://huggingface.co/Qwen/Qwen3-8B'", ["only the repository's name: model=Qwen/Qwen3-8B"]),
         ("'https://me:hf_abcdefghijkl@huggingface.co/me/mine'", ["no such model", "***"]),
         ("../dataset/mini", ["model=../dataset/mini", "the full path: model=/"]),
         ("./latent", ["latent attention (MLA)"]),

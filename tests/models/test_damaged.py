@@ -127,16 +127,19 @@ def with_length(data: bytes, length: int) -> bytes:
 
 
 WEIGHT_WAYS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut": (lambda data: data[: len(data) // 2], "it is cut"),
-    "longer": (lambda data: data + b"\0" * 8, "bytes of tensors where its header says"),
+    "cut": (lambda data: data[: len(data) // 2], "it is incomplete"),
+    "longer": (lambda data: data + b"\0" * 8, "bytes of tensors instead of the"),
     "empty": (lambda data: b"", "is not a safetensors file"),
     "nul": (lambda data: b"\0" * len(data), "is not a safetensors file"),
     "long header": (lambda data: with_length(data, 2**62), "is not a safetensors file"),
     "garbled header": (lambda data: data[:8] + b"x" * 50 + data[58:], "has a header that cannot be read"),
     "deep header": (lambda data: with_length(b"\0" * 8 + b"[" * 100_000, 100_000), "nested too deeply"),
     "list": (lambda data: with_length(b"\0" * 8 + b"[1]", 3), "is a list, not a JSON object"),
-    "no offsets": (lambda data: with_length(b"\0" * 8 + b'{"a": {}}', 9), "does not say in its header where a is"),
-    "another type": (lambda data: data.replace(b'"F32"', b'"F16"', 1), "bytes, where F16 of ["),
+    "does not return character offsets": (
+        lambda data: with_length(b"\0" * 8 + b'{"a": {}}', 9),
+        "has a header without the position of a",
+    ),
+    "another type": (lambda data: data.replace(b'"F32"', b'"F16"', 1), "bytes, but F16 of shape ["),
 }
 
 
@@ -159,8 +162,8 @@ def test_damaged_weights_are_named(folder: Path, file: str, way: str) -> None:
         (lambda folder: drop(folder, "layers.1."), r"lacks 9 tensors .*model\.layers\.1\.input_layernorm\.weight"),
         (lambda folder: drop(folder, "layers.2.mlp.up_proj"), r"lacks 1 tensor .*layers\.2\.mlp\.up_proj\.weight\."),
         (lambda folder: drop(folder, "lm_head"), r"lacks 1 tensor .*lm_head"),
-        (lambda folder: drop(folder, "layers.2."), r"num_hidden_layers=3, and its weights have 2 layers"),
-        (lambda folder: edit(folder / "config.json", num_hidden_layers=6), r"=6, and its weights have 3"),
+        (lambda folder: drop(folder, "layers.2."), r"num_hidden_layers=3, but the weights have only 2 layers"),
+        (lambda folder: edit(folder / "config.json", num_hidden_layers=6), r"=6, but the weights have only 3"),
         (
             lambda folder: edit(folder / "config.json", num_hidden_layers=2),
             r"9 tensors of more layers .*\(2\).*layers\.2",
@@ -187,10 +190,10 @@ def test_weights_that_are_not_the_models_are_refused(
     ("table", "message"),
     [
         (lambda table: [], "holds a list"),
-        (lambda table: {}, "has no weight_map"),
-        (lambda table: {"weight_map": {}}, "has no weight_map"),
-        (lambda table: {"weight_map": dict.fromkeys(table, 5)}, "has no weight_map"),
-        (lambda table: {"weight_map": dict.fromkeys(table, "../x.safetensors")}, "not in its own folder"),
+        (lambda table: {}, "has no valid weight_map"),
+        (lambda table: {"weight_map": {}}, "has no valid weight_map"),
+        (lambda table: {"weight_map": dict.fromkeys(table, 5)}, "has no valid weight_map"),
+        (lambda table: {"weight_map": dict.fromkeys(table, "../x.safetensors")}, "outside its own folder"),
         (lambda table: {"weight_map": {**table, "a": "gone.safetensors"}}, "names gone.safetensors, of 3 files"),
     ],
 )
@@ -207,7 +210,7 @@ def test_a_missing_shard_is_refused_before_anything_is_loaded(folder: Path) -> N
 
     shard(folder)
     (folder / SHARDS[1]).unlink()
-    with pytest.raises(ModelError, match=f"names {SHARDS[1]}, of 2 files, which is not there"):
+    with pytest.raises(ModelError, match=f"names {SHARDS[1]}refers to 2 files, of which 1 do not exist"):
         locate(ModelConfig(name="mine", path=str(folder), max_length=128))
 
 
@@ -238,13 +241,13 @@ def test_numbers_that_cannot_be_are_refused_from_the_configuration(folder: Path,
 @pytest.mark.parametrize("end", ["x", [2, "x"], 300, -1, True, 2.5])
 def test_an_end_that_no_answer_can_have_is_refused(folder: Path, end: Any) -> None:
     edit(folder / "generation_config.json", eos_token_id=end)
-    with pytest.raises(ModelError, match=r"generation_config\.json cannot be loaded: it says eos_token_id="):
+    with pytest.raises(ModelError, match=r"generation_config\.json cannot be loaded: it sets eos_token_id="):
         loaded(folder)
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers(folder: Path) -> None:
     edit(folder / "config.json", vocab_size=200)
-    with pytest.raises(ModelError, match=r"makes 59 tokens that the model has no embedding of: vocab_size is 200"):
+    with pytest.raises(ModelError, match=r"has 59 tokens without an embedding in the model: vocab_size is 200"):
         loaded(folder)
 
 
@@ -292,4 +295,4 @@ def test_a_damaged_pickle_is_named(folder: Path, content: bytes | None) -> None:
 def test_what_the_model_has_no_use_for_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     resave(folder, lambda tensors: tensors.update({"vision.weight": torch.zeros(2)}))
     loaded(folder)
-    assert "1 tensor that the model has no use for: vision.weight" in capsys.readouterr().err
+    assert "1 tensor that the model does not use: vision.weight" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_a_secret_in_a_repositorys_name_goes_nowhere(
     for extra in ([], ["model.weights=random"]):
         assert main(["model=llama2-7b", f'model.hub_id="{given}"', *extra]) == 2
         said = capsys.readouterr().err
-        assert "is not a repository of the hub" in said
+        assert "is not a valid repository name" in said
         assert "hf_abcdefghijkl" not in said
         assert "secret" not in said
     assert not list(tmp_path.rglob("*"))

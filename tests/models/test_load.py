@@ -149,7 +149,7 @@ def test_a_gated_model_says_how_to_get_access(unreachable: None, monkeypatch: py
 
 def test_an_unknown_repository(unreachable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, 404)
-    with pytest.raises(ModelError, match="the hub has no me/none at revision v2"):
+    with pytest.raises(ModelError, match="the hub does not have me/none at revision v2"):
         locate(entry("mistral-7b", hub_id="me/none", revision="v2"))
 
 

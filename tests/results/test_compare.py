@@ -46,7 +46,7 @@ def test_changed_samples_and_notes(pair: tuple[Path, str, str]) -> None:
     assert found.changed[0]["id"] == row["id"]
     assert "x \\| y" in compare.markdown(found)
     other = run(config(folder, "kivi", dataset={"limit": 2, "seed": 3}))["run_id"]
-    assert any("more than the method" in note for note in compare.compare(store, RunStore(folder, other)).notes)
+    assert any("not only in the method" in note for note in compare.compare(store, RunStore(folder, other)).notes)
 
 
 def test_the_command(pair: tuple[Path, str, str], capsys: pytest.CaptureFixture[str]) -> None:

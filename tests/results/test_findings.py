@@ -28,9 +28,9 @@ def test_losses_gains_and_what_is_neither():
         run("broken", -0.9, 0.1, status="error"),
     ]
     assert findings([each["label"] for each in runs], runs) == [
-        "one scores -50.0 points to fp16 (n = 1: too few for an error)",
+        "one differs from fp16 by -50.0 points (n = 1, too few for a standard error)",
         "worse loses 14.2 ± 5.2 points at 4.3x less memory for keys and values",
-        "chance shows no clear difference to fp16 (-2.5 ± 2.5 points) at 3.6x less memory for keys and values",
+        "chance shows no clear difference from fp16 (-2.5 ± 2.5 points) at 3.6x less memory for keys and values",
         "same loses nothing on 40 samples at 2.9x less memory for keys and values",
         "better gains 30.0 ± 10.0 points at 2.0x more memory",
     ]
@@ -45,5 +45,6 @@ def test_two_scores_of_nothing_show_nothing():
     broken = run("kivi", 0.0, 0.0)
     broken["mean"]["score"] = 0.0
     assert findings(["kivi"], [broken]) == [
-        "kivi scores 0 on all 40 samples, as fp16 does: that shows nothing at 4.3x less memory for keys and values"
+        "kivi scores 0 on all 40 samples, as does fp16, so the comparison shows nothing at 4.3x less "
+        "memory for keys and values"
     ]

@@ -1,4 +1,4 @@
-"""What makes another run, and what does not."""
+"""What to start a new run, and what does not."""
 
 from __future__ import annotations
 

@@ -55,11 +55,11 @@ def test_only_a_machine_that_is_full_with_other_work_is_busy(own, others, held, 
 
 def test_jobs_that_run_side_by_side_are_named_as_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"cpus": 2, "own_cpus": 1.0, "other_cpus": 0.9, "held_back": 0.0}
-    assert "other work" in busyness(found)
+    assert "other programs" in busyness(found)
     monkeypatch.setenv(load.SIDE_BY_SIDE, "1")
     said = busyness(found)
-    assert "beside other jobs of the sweep (0.9 of 2 processors were theirs)" in said
-    assert "other work" not in said
+    assert "other jobs of the sweep ran at the same time and used 0.9 of 2 processors" in said
+    assert "other programs" not in said
     assert busyness({**found, "other_cpus": 0.1}) is None
 
 

@@ -74,7 +74,7 @@ def test_a_run_whose_rows_have_changed_since_is_left_to_pair_itself(tmp_path: Pa
     full.say = said.append
     assert summary.pair_siblings(full) == 0
     assert (kivi.path / "metrics.json").read_bytes() == before
-    assert len(said) == 1 and kivi.run_id in said[0] and "start it again" in said[0]
+    assert len(said) == 1 and kivi.run_id in said[0] and "run its command again" in said[0]
 
 
 def test_only_fp16_pairs_others_and_never_itself(tmp_path: Path) -> None:

@@ -46,12 +46,12 @@ def test_the_second_process_waits_and_says_so(tmp_path):
         pass
     assert len(said) == 1
     assert child.wait() == 0
-    assert f"is held by process {child.pid} on " in said[0]
+    assert f"process {child.pid} on " in said[0] and " is working on run " in said[0]
 
 
 def test_a_killed_holder_holds_nothing(tmp_path):
     child = holder(tmp_path)
-    with pytest.raises(KvbenchError, match="still held"), RunStore(tmp_path, "run").hold(timeout_s=0.2):
+    with pytest.raises(KvbenchError, match="is still working on run"), RunStore(tmp_path, "run").hold(timeout_s=0.2):
         pass
     child.kill()
     child.wait()

@@ -222,8 +222,8 @@ def test_a_busy_machine_is_said_once_for_all_its_runs():
     for each in busy[:4]:
         each["env"] = {**each["env"], "load": load}
     text = " ".join(tables.summary(busy, 160, color=False).split())
-    assert text.count("busy with other work") == 1
-    assert "a, b, c and 1 more: the machine was busy with other work (1.0 of its 2 processors)" in text
+    assert text.count("other programs used") == 1
+    assert "a, b, c and 1 more: other programs used 1.0 of the machine's 2 processors" in text
 
 
 def test_a_batch_and_what_a_sweep_shows_are_said_below_the_table():

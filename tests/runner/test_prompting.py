@@ -68,7 +68,7 @@ def test_the_middle_goes_and_the_span_follows(tokenizer, limit):
 
 
 def test_a_task_may_refuse(tokenizer):
-    with pytest.raises(DataError, match="toy/0: the prompt has 65 tokens, the model takes 40"):
+    with pytest.raises(DataError, match="toy/0: the prompt has 65 tokens, but only 40 fit"):
         encode(sample(truncation="refuse"), tokenizer, limit=40)
     assert encode(sample(truncation="refuse"), tokenizer, limit=65).removed == 0
 
@@ -84,7 +84,7 @@ def test_a_literal_wrapper_stays_whole(tokenizer):
 
 
 def test_a_wrapper_longer_than_the_limit_is_refused(tokenizer):
-    with pytest.raises(DataError, match="chat wrapper"):
+    with pytest.raises(DataError, match="chat template"):
         encode(sample(), tokenizer, chat="x" * 60 + "{prompt}", limit=50)
 
 

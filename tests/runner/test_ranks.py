@@ -119,7 +119,7 @@ def test_one_process_joins_nobody_and_a_measurement_is_of_one() -> None:
         assert team is None
     many: Any = SimpleNamespace(runtime=SimpleNamespace(tensor_parallel="auto"))
     measuring: Any = SimpleNamespace(single_process=True)
-    with pytest.raises(CombinationError, match="memory and time of one process"), ranks.joined(many, measuring):
+    with pytest.raises(CombinationError, match="memory and time of a single process"), ranks.joined(many, measuring):
         pass
 
 

@@ -246,7 +246,7 @@ def test_a_damaged_line_is_said_and_done_again(tmp_path, capsys):
     run(config(tmp_path))
     said = capsys.readouterr().err
     assert "line 2" in said
-    assert "line 4: cut off in writing" in said
+    assert "line 4: incomplete line" in said
     assert {name: outputs(row) for name, row in samples.read(path).rows.items()} == before
 
 
@@ -284,7 +284,7 @@ def test_spelling_a_default_out_is_the_same_run(tmp_path):
 def test_two_samples_of_one_id_are_refused(tmp_path, monkeypatch):
     twice = ToyTask.samples
     monkeypatch.setattr(ToyTask, "samples", lambda self: [*twice(self), *twice(self)])
-    with pytest.raises(KvbenchError, match="share the id"):
+    with pytest.raises(KvbenchError, match="have the id"):
         run(config(tmp_path))
 
 
@@ -337,7 +337,10 @@ def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, ca
     metrics = run(config(tmp_path, dataset={"limit": 6}))
     said = capsys.readouterr().err
     assert said.count("a broken kernel") == 1
-    assert "2 more failed as second/1 did: first/" in said or "2 more failed as first/" in said
+    assert (
+        "2 more samples failed with the same error as second/1: first/" in said
+        or "2 more samples failed with the same error as first/" in said
+    )
     assert len(metrics["errors"]) == 3
     names = iter("abc")
     monkeypatch.undo()
@@ -351,7 +354,7 @@ def test_failures_alike_are_said_once_with_their_count(tmp_path, monkeypatch, ca
     run(config(tmp_path / "other", dataset={"limit": 6}))
     said = capsys.readouterr().err
     assert [said.count(f"kernel {name}") for name in "abc"] == [1, 1, 1]
-    assert "more failed as" not in said
+    assert "more samples failed" not in said
 
 
 def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):
@@ -362,7 +365,10 @@ def test_a_method_that_touched_nothing_says_so(tmp_path, capsys):
     expected = {"key": "method.residual", "value": 256, "exact": 255, "longest": longest}
     assert on_disk(quiet)["untouched"] == expected
     assert quiet["kv_bytes"]["used"]["codes"] == 0
-    words = f"the longest sample had {longest} tokens in the cache, and method.residual=256 leaves up to 255 exact"
+    words = (
+        f"the longest sample had {longest} tokens in the cache, and method.residual=256 keeps up to "
+        "255 in full precision"
+    )
     assert words in capsys.readouterr().err
     assert any(words in note for note in tables.notes([quiet]))
     packed = run(config(tmp_path))

@@ -86,7 +86,7 @@ def test_samples_of_another_precision_are_said(tmp_path, capsys):
     samples.append(store, rows)
     run(config(tmp_path, dataset={"limit": 3}))
     said = capsys.readouterr().err
-    assert "samples done before ran in bfloat16, these in float32" in said
+    assert "earlier samples ran in bfloat16, these run in float32" in said
     run(config(tmp_path / "other", dataset={"limit": 2}))
     run(config(tmp_path / "other", dataset={"limit": 3}))
     assert "ran in" not in capsys.readouterr().err
@@ -104,7 +104,7 @@ def test_a_run_gives_up_with_the_third_error(tmp_path, monkeypatch, capsys, limi
 
     monkeypatch.setattr(Session, "rows", some)
     metrics = run(config(tmp_path, dataset={"limit": limit}))
-    assert ("3 samples failed; giving up" in capsys.readouterr().err) == told
+    assert ("stopped, because 3 samples failed" in capsys.readouterr().err) == told
     assert len(metrics["errors"]) == failing and metrics["status"] == "error"
     assert len(tried) == (3 if told else limit)
     assert metrics["samples"]["done"] == (0 if told else limit - failing)

@@ -159,9 +159,9 @@ def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch
         assert stored["run_id"] == first["run_id"]
         message = capsys.readouterr().err
         assert f"warning: 3 of 3 samples were made by older code: {PARTS[part]} (was " in message
-        assert "runtime.rerun=true makes the 3 anew" in message
+        assert "set runtime.rerun=true to repeat the 3 old samples" in message
         owner = {"method": "Mine", "quantizer": "QuantizerSpec", "task": "Questions"}[PARTS[part]]
-        assert f"`version = 2` in class {owner} makes another run" in message
+        assert f"`version = 2` in class {owner} to start a new run" in message
         assert stored["status"] == "older"
         assert on_disk(stored)["older"] == {"samples": 3, "parts": [PARTS[part]]}
         assert stored["scores"] == first["scores"]
@@ -175,7 +175,7 @@ def test_edited_code_is_named_marked_and_never_mixed(workshop, part, monkeypatch
     assert f"older: {PARTS[part]}" in " ".join(capsys.readouterr().out.split())
 
     anew = workshop.run(5, rerun=True)
-    assert "3 stored samples of older code are made anew" in capsys.readouterr().err
+    assert "3 stored samples were made by older code and are repeated" in capsys.readouterr().err
     assert anew["status"] == "ok" and anew["older"] is None and anew["samples"]["done"] == 5
     assert len(on_disk(anew)["code"]) == 1 and anew["code"] != first["code"]
     with monkeypatch.context() as patch:
@@ -207,14 +207,14 @@ def test_mixing_is_done_on_demand_and_marked(workshop, capsys):
     workshop.edit(*EDITS["base"])
     capsys.readouterr()
     mixed = workshop.run(4, mix_code=True)
-    assert "the missing 2 are made by the code of now (runtime.mix_code=true)" in capsys.readouterr().err
+    assert "the 2 missing samples are made by the current code (runtime.mix_code=true)" in capsys.readouterr().err
     assert mixed["status"] == "older" and mixed["older"] == {"samples": 2, "parts": ["method"]}
     assert sorted(on_disk(mixed)["code"].values()) == [2, 2]
     assert report.main(["--results", str(workshop.folder / "runs"), "--show", mixed["run_id"]]) == 0
     shown = capsys.readouterr().out
     (line,) = [line for line in shown.splitlines() if "older code  method: " in line]
     assert sorted(line.split(": ")[1].split(", ")) == ["first/0", "second/1"]
-    assert "2 of 4 samples, older code: method: runtime.rerun=true makes them anew" in " ".join(shown.split())
+    assert "2 of 4 samples, older code: method; set runtime.rerun=true to repeat them" in " ".join(shown.split())
     whole = workshop.run(4, rerun=True)
     assert whole["status"] == "ok" and list(whole["code"].values()) == [4]
 
@@ -236,11 +236,11 @@ def test_an_edited_scorer_scores_stored_predictions_anew(workshop, monkeypatch, 
     never_load(monkeypatch)
     capsys.readouterr()
     again = workshop.run(3)
-    assert "3 stored predictions are scored anew" in capsys.readouterr().err
+    assert "3 stored predictions are scored again" in capsys.readouterr().err
     assert {entry["score"] for entry in again["scores"].values()} == {0.75}
     assert again["status"] == "ok" and again["code"] == first["code"]
     workshop.run(3)
-    assert "scored anew" not in capsys.readouterr().err
+    assert "scored again" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("code", [None, "0123456789ab"], ids=["none", "of the method alone"])
@@ -253,7 +253,7 @@ def test_rows_that_do_not_say_their_code_are_unknown(tmp_path, monkeypatch, caps
     store.samples_path.unlink()
     samples.append(store.samples_path, rows)
     again = run(config(tmp_path))
-    assert "4 of 4 samples do not say which code made them (unknown)" in capsys.readouterr().err
+    assert "4 of 4 samples do not record which code made them (unknown)" in capsys.readouterr().err
     assert on_disk(again)["code"] == {"unknown": 4}
     assert again["older"] == {"samples": 4, "parts": ["unknown"]} and again["status"] == "older"
     assert again["scores"] == first["scores"]
@@ -275,7 +275,7 @@ def test_memory_that_ended_with_older_code_is_said_and_tried_again_on_demand(wor
     with monkeypatch.context() as patch:
         never_load(patch)
         stored = workshop.run(2)
-    assert "ran out of memory before with older code (method)" in capsys.readouterr().err
+    assert "an earlier attempt with older code (changed since: method) ran out of memory" in capsys.readouterr().err
     assert stored["status"] == "oom" and stored["older"] == {"samples": 0, "parts": ["method"]}
     assert workshop.run(2, rerun=True)["status"] == "ok"
 
@@ -292,7 +292,7 @@ def test_a_baseline_of_other_shared_code_is_said(tmp_path, capsys):
     assert on_disk(metrics)["baseline_differs"] == ["decoding"]
     assert report.main(["--results", str(tmp_path), "--show", metrics["run_id"]]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the fp16 run it is compared with was made by other code: decoding" in shown
+    assert "the fp16 run that it is compared with was made by different code: decoding" in shown
 
 
 def test_bases_outside_the_package_count(workshop):

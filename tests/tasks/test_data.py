@@ -64,7 +64,7 @@ def test_a_folder_is_searched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"te', "line 2: not JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"te', "line 2: is not valid JSON"),
         ("a.jsonl", b'{"other": 1}', "no field 'text'"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
         ("a.zip", b"no zip", "not a readable archive"),
@@ -84,9 +84,9 @@ def test_several_files_of_one_task_are_named_and_none_is_picked(tmp_path: Path) 
         place.write_text(LINES if place.suffix == ".jsonl" else json.dumps(RECORDS))
     with pytest.raises(DataError) as caught:
         data.find(SOURCE, "a", str(tmp_path), "dataset toy")
-    assert "'a' may be any of 3 files in" in str(caught.value)
+    assert "contains 3 files that could be 'a'" in str(caught.value)
     assert ": a.jsonl, a.json, data/a.jsonl.\n" in str(caught.value)
-    assert f"name it: dataset.path={places[0]}" in str(caught.value)
+    assert f"name one of them, for example dataset.path={places[0]}" in str(caught.value)
     assert data.find(SOURCE, "a", str(places[1]), "toy").path == places[1]
     # the archive of the hub counts where it has the task
     for place in places[1:]:
@@ -97,7 +97,7 @@ def test_several_files_of_one_task_are_named_and_none_is_picked(tmp_path: Path) 
     assert data.find(SOURCE, "b", str(tmp_path), "toy").path == tmp_path / "data.zip"
     with zipfile.ZipFile(tmp_path / "data.zip", "a") as archive:
         archive.writestr("data/a.jsonl", LINES)
-    with pytest.raises(DataError, match="'a' may be any of 2 files"):
+    with pytest.raises(DataError, match="contains 2 files that could be 'a'"):
         data.find(SOURCE, "a", str(tmp_path), "toy")
 
 
@@ -106,7 +106,7 @@ def test_several_members_of_one_task_are_named_and_none_is_picked(tmp_path: Path
         archive.writestr("new/a.jsonl", LINES)
         archive.writestr("old/a.json", LINES)
         archive.writestr("old/b.jsonl", LINES)
-    with pytest.raises(DataError, match=r"'a' may be any of 2 members .*: new/a.jsonl, old/a.json"):
+    with pytest.raises(DataError, match=r"contains 2 files that could be 'a'.*: new/a.jsonl, old/a.json"):
         data.find(SOURCE, "a", str(tmp_path / "x.zip"), "toy")
     assert data.find(SOURCE, "b", str(tmp_path / "x.zip"), "toy").member == "old/b.jsonl"
     with pytest.raises(DataError, match=r"no member c.jsonl \(it has 3"):
@@ -115,11 +115,11 @@ def test_several_members_of_one_task_are_named_and_none_is_picked(tmp_path: Path
 
 def test_the_nearest_file_is_proposed_unless_it_holds_other_records(tmp_path: Path) -> None:
     (tmp_path / "qasper.jsonl").write_text(LINES)
-    with pytest.raises(DataError, match=r"hint: is it qasper.jsonl\? Rename it"):
+    with pytest.raises(DataError, match=r"hint: if qasper.jsonl is the right file, rename it"):
         data.find(SOURCE, "qasper_e", str(tmp_path), "toy")
     with pytest.raises(DataError) as caught:
         data.find(SOURCE, "qasper_e", str(tmp_path), "toy", others={"qasper": "it is the other one"})
-    assert "hint: qasper.jsonl is not it: it is the other one" in str(caught.value)
+    assert "hint: qasper.jsonl is not the right file: it is the other one" in str(caught.value)
     assert "Rename" not in str(caught.value)
 
 
@@ -127,8 +127,8 @@ def test_the_nearest_file_is_proposed_unless_it_holds_other_records(tmp_path: Pa
     ("path", "said"),
     [
         ("", "dataset.path is empty"),
-        ("/dev/zero", "/dev/zero is not a regular file but a device"),
-        ("FOLDER/fifo", "fifo is not a regular file but a fifo"),
+        ("/dev/zero", "/dev/zero is a device, not a regular file"),
+        ("FOLDER/fifo", "fifo is a fifo, not a regular file"),
         ("FOLDER/none", "none does not exist"),
         ("FOLDER/file/below", "below does not exist"),
         ("FOLDER/" + "x" * 300, "File name too long"),
@@ -144,7 +144,7 @@ def test_places_that_cannot_be_read_are_named(tmp_path: Path, path: str, said: s
 
 def test_a_fifo_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
-    with pytest.raises(DataError, match=r"a.jsonl is not a regular file but a fifo"):
+    with pytest.raises(DataError, match=r"a.jsonl is a fifo, not a regular file"):
         data.find(SOURCE, "a", str(tmp_path), "dataset toy")
 
 
@@ -155,7 +155,7 @@ def test_whoever_fetches_is_not_sent_to_fetch(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert fetch.main(["dataset=longbench/qasper"]) == 1
     said = capsys.readouterr().err
-    assert "HF_HUB_OFFLINE is set" in said and "this command needs the hub" in said
+    assert "HF_HUB_OFFLINE is set" in said and "connect this machine to the network" in said
     assert "kvbench.fetch" not in said
     with pytest.raises(DataError, match=r"python -m kvbench\.fetch dataset="):
         data.find(SOURCE, "a", None, "dataset toy")
@@ -222,7 +222,7 @@ def test_the_command_line_says_it_before_a_model_is_loaded(tmp_path: Path) -> No
 def test_fetch_of_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch.main(["dataset=mini", "model=tiny"]) == 0
     out = capsys.readouterr().out
-    assert "generated, nothing to fetch" in out
+    assert "its samples are generated; nothing to fetch" in out
     assert "model tiny: already here" in out
     assert fetch.main(["dataset=nonsense"]) == 2
     assert "no such dataset" in capsys.readouterr().err

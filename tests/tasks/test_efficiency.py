@@ -57,7 +57,7 @@ def test_a_tokenizer_without_tokens_is_refused():
     def none(texts, **_):
         return {"input_ids": [[] for _ in texts] if isinstance(texts, list) else []}
 
-    with pytest.raises(DataError, match="makes no tokens"):
+    with pytest.raises(DataError, match="returns no tokens"):
         filled(none, 64, 1)
 
 
@@ -96,9 +96,9 @@ def test_a_larger_grid_is_the_same_run_and_other_tokens_are_another():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"prompts": []}, "names no prompt length"),
+        ({"prompts": []}, "does not contain a prompt length"),
         ({"prompts": [0]}, "must be at least 16"),
-        ({"batches": []}, "names no batch"),
+        ({"batches": []}, "does not contain a batch size"),
         ({"batches": [1, 0]}, "must be at least 1"),
         ({"batches": "all"}, "grow"),
         ({"new_tokens": 1}, "must be at least 2"),

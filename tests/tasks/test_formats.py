@@ -80,8 +80,8 @@ def test_what_unpacks_to_more_than_the_limit_is_refused_before_it_is_in_memory(t
         message = said(found, read)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert str(found) in message and "holds more than 1 MiB once unpacked and parsed" in message, found
-        assert "hint: KVBENCH_MAX_FILE_MB=4 in the environment" in message
+        assert str(found) in message and "exceeds the limit of 1 MiB after unpacking and parsing" in message, found
+        assert "set KVBENCH_MAX_FILE_MB=4 in the environment" in message
         assert peak < 6 * MIB, found
 
 
@@ -94,7 +94,7 @@ def test_a_limit_can_be_raised(tmp_path: Path, small: None, monkeypatch: pytest.
     (tmp_path / "more.txt").write_bytes(b"x" * (MIB + 1))
     monkeypatch.setenv(MAX_FILE, "1")
     assert len(read_text(Found(tmp_path / "exact.txt"))) == MIB
-    assert "holds more than 1 MiB" in said(tmp_path / "more.txt", read_text)
+    assert "exceeds the limit of 1 MiB" in said(tmp_path / "more.txt", read_text)
 
 
 def test_a_line_without_end_is_refused_with_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_line_without_end_is_refused_with_its_number(tmp_path: Path, monkeypat
     short, path = json.dumps({"text": "x" * MIB}), tmp_path / "a.jsonl"
     path.write_text(f"{short}\n{short}\n" + json.dumps({"text": "x" * 2 * MIB}))
     message = said(path)
-    assert "a.jsonl line 3: has more than 2 MiB" in message and "hint: KVBENCH_MAX_LINE_MB=8 " in message
+    assert "a.jsonl line 3: the line exceeds the limit of 2 MiB" in message and "set KVBENCH_MAX_LINE_MB=8 " in message
     path.write_text(f"{short}\n{short}\n{short}")  # lines across the pieces that are read
     assert [record["text"] for record in read_records(Found(path))] == ["x" * MIB] * 3
     line = json.dumps({"text": "x" * (2 * MIB - len(json.dumps({"text": ""})))})
@@ -115,7 +115,7 @@ def test_a_line_without_end_is_refused_with_its_number(tmp_path: Path, monkeypat
 def test_a_limit_that_is_no_number_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     (tmp_path / "a.jsonl").write_text("{}")
     monkeypatch.setenv(MAX_FILE, value)
-    with pytest.raises(ConfigError, match=r"KVBENCH_MAX_FILE_MB=.*is not a number of MiB"):
+    with pytest.raises(ConfigError, match=r"KVBENCH_MAX_FILE_MB=.*is not a valid size in MiB"):
         read_records(Found(tmp_path / "a.jsonl"))
 
 
@@ -127,14 +127,14 @@ def test_many_small_values_count_more_than_their_bytes(tmp_path: Path, small: No
             content = value * count if name == "a.jsonl" else b"[1" + value * (count - 1) + b"]"
             (tmp_path / name).write_bytes(content)
             if count > most:
-                assert "holds more than 1 MiB once unpacked and parsed" in said(tmp_path / name)
+                assert "exceeds the limit of 1 MiB after unpacking and parsing" in said(tmp_path / name)
             elif name == "a.jsonl":
                 assert len(read_records(Found(tmp_path / name))) == most
             else:
                 assert read_json(Found(tmp_path / name)) == [1] * most
-                assert "record 0: is not an object" in said(tmp_path / name)
+                assert "record 0: the record is not a JSON object" in said(tmp_path / name)
     (tmp_path / "d.jsonl").write_text("\n" * 2049 + "{}")
-    assert "holds more than 1 MiB once unpacked and parsed" in said(tmp_path / "d.jsonl")
+    assert "exceeds the limit of 1 MiB after unpacking and parsing" in said(tmp_path / "d.jsonl")
     (tmp_path / "c.jsonl").write_text('{"text": "a", "more": [[], []]}')
     assert read_records(Found(tmp_path / "c.jsonl"), {"text": TEXT}) == [{"text": "a"}]
     assert read_records(Found(tmp_path / "c.jsonl"), ("text",)) == [{"text": "a", "more": [[], []]}]
@@ -153,7 +153,7 @@ def test_lines_may_end_in_any_way_and_be_blank(tmp_path: Path) -> None:
     path.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n\n  \n{"n": "\xc2\x85\xe2\x80\xa8"}\n\n{"n": 3}')
     assert [record["n"] for record in read_records(Found(path))] == [1, "\x85\u2028", 3]
     path.write_bytes(b'{"n": 1}\n\n{"n":\n')
-    assert "a.jsonl line 3: not JSON" in said(path)
+    assert "a.jsonl line 3: is not valid JSON" in said(path)
     path.write_bytes(b'{"n": 1}\n\n{"n": "\xff"}\n')
     assert "a.jsonl line 3 is not UTF-8" in said(path)
 
@@ -171,12 +171,12 @@ def test_lines_may_end_in_any_way_and_be_blank(tmp_path: Path) -> None:
 )
 def test_a_file_without_records_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    assert f"{name} holds no records" in said(tmp_path / name)
+    assert f"{name} contains no records" in said(tmp_path / name)
 
 
 def test_parquet_without_rows_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.table({"text": pyarrow.array([], pyarrow.string())}), tmp_path / "a.parquet")
-    assert "a.parquet holds no records" in said(tmp_path / "a.parquet")
+    assert "a.parquet contains no records" in said(tmp_path / "a.parquet")
 
 
 def test_parquet_pages_with_checksums_are_checked(tmp_path: Path) -> None:
@@ -202,14 +202,14 @@ def test_nesting_without_end_is_refused(tmp_path: Path) -> None:
 
 def test_records_that_are_no_objects_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n[2]')
-    assert "a.jsonl line 2: is not an object with fields but list" in said(tmp_path / "a.jsonl")
+    assert "a.jsonl line 2: expected a JSON object, not list" in said(tmp_path / "a.jsonl")
     (tmp_path / "b.json").write_text('[{"n": 1}, "x"]')
-    assert "b.json record 1: is not an object with fields but str" in said(tmp_path / "b.json")
+    assert "b.json record 1: expected a JSON object, not str" in said(tmp_path / "b.json")
 
 
 def test_text_with_nul_is_damage(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"words\0\0\0")
-    assert "a.txt is not text: character 5 is NUL" in said(tmp_path / "a.txt", read_text)
+    assert "a.txt is not a text file: character 5 is NUL" in said(tmp_path / "a.txt", read_text)
 
 
 def test_members_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_cut_and_changed_files_are_refused(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
-    assert "a.jsonl is not a regular file but a fifo" in said(tmp_path / "a.jsonl")
-    assert "/dev/zero is not a regular file but a device" in said(Path("/dev/zero"), read_text)
+    assert "a.jsonl is a fifo, not a regular file" in said(tmp_path / "a.jsonl")
+    assert "/dev/zero is a device, not a regular file" in said(Path("/dev/zero"), read_text)
     assert "is not a file" in said(tmp_path)
     assert "is not a file" in said(tmp_path / "none")
     assert "cannot be read: File name too long" in said(tmp_path / ("x" * 300))

@@ -78,9 +78,9 @@ def test_examples_stand_before_the_question_and_the_context_stays_where_it_is(tm
     assert sample.prompt.startswith("Read: Ann came. Bob went.\nQ1: Who?\nA: Ann\n--\nRead: Two {a}")
     assert sample.prompt.count("\n--\n") == 2 and sample.context_span[0] > 60
     assert sample.prompt[slice(*sample.context_span)] == "Ann came. Bob went."
-    with pytest.raises(ConfigError, match=r"dataset\.shots=3: is more than the 2 records"):
+    with pytest.raises(ConfigError, match=r"dataset\.shots=3: exceeds the number of records"):
         list(task(str(tmp_path), shots=3).samples())
-    with pytest.raises(DataError, match=r"dataset\.shots=1: examples are from the split 'train'.* is one file"):
+    with pytest.raises(DataError, match=r"dataset\.shots=1 takes examples from the split 'train'.* is a single file"):
         list(task(str(tmp_path / "test.jsonl"), shots=1).samples())
 
 
@@ -147,23 +147,23 @@ def test_choices(tmp_path: Path, choices: Any, answer: Any, letter: str) -> None
 @pytest.mark.parametrize(
     ("record", "options", "message"),
     [
-        ({"answer": "a"}, {}, r"no field 'question' \(it has: answer\)"),
+        ({"answer": "a"}, {}, r"the record has no field 'question'; its fields are answer"),
         ({"question": "q"}, {}, "no field 'answer'"),
-        ({"question": None, "answer": "a"}, {}, "field 'question' is null; expected a text or a number"),
+        ({"question": None, "answer": "a"}, {}, "field 'question' is null; expected a string or a number"),
         ({"question": ["q"], "answer": "a"}, {}, r"field 'question' is a list \(\['q'\]\)"),
-        ({"question": True, "answer": "a"}, {}, "field 'question' is a truth value"),
+        ({"question": True, "answer": "a"}, {}, "field 'question' is a boolean"),
         ({"question": "q", "answer": []}, {}, "field 'answer' is an empty list"),
         ({"question": "q", "answer": ["a", None]}, {}, "field 'answer' is null"),
-        ({"question": "q", "answer": " "}, {}, "field 'answer' is an empty text"),
+        ({"question": "q", "answer": " "}, {}, "field 'answer' is an empty string"),
         ({"question": "q", "answer": "a"}, {"metric": "gsm8k"}, "field 'answer' has no '#### NUMBER'"),
-        ({"question": "", "answer": "a"}, {"context": "question"}, "field 'question' is an empty text"),
+        ({"question": "", "answer": "a"}, {"context": "question"}, "field 'question' is an empty string"),
         ({"question": "q", "answer": "12"}, {"metric": "choice"}, "field 'answer' is '12'; expected a letter A to Z"),
         ({"question": "q", "answer": 4, "o": ["x", "y"]}, {"metric": "choice", "choices": "o"}, "its index from 0"),
         ({"question": "q", "answer": 0, "o": ["x"]}, {"metric": "choice", "choices": "o"}, "has 1 options"),
         ({"question": "q", "answer": 0, "o": "xy"}, {"metric": "choice", "choices": "o"}, "is not a list of options"),
-        ({"question": "q", "answer": 0, "o": ["x", ""]}, {"metric": "choice", "choices": "o"}, "is an empty text"),
-        ("{", {}, "not JSON"),
-        ("[1]", {}, "is not an object with fields"),
+        ({"question": "q", "answer": 0, "o": ["x", ""]}, {"metric": "choice", "choices": "o"}, "is an empty string"),
+        ("{", {}, "is not valid JSON"),
+        ("[1]", {}, "expected a JSON object"),
     ],
 )
 def test_a_damaged_record_is_named_with_its_file_and_line(
@@ -180,10 +180,10 @@ def test_a_damaged_record_is_named_with_its_file_and_line(
     ("content", "message"),
     [
         ("question,answer\nq,a\nq\n", "line 3: has 1 values for 2 columns"),
-        ("question,question\nq,a\n", "line 1: expected different names of columns"),
+        ("question,question\nq,a\n", "line 1: a column name occurs twice"),
         ('question,answer\n"q"x,a\n', "line 2: not CSV"),
-        ("question,answer\n", "holds no records"),
-        ("", "line 1: expected different names|holds no records"),
+        ("question,answer\n", "contains no records"),
+        ("", "line 1: expected different names|contains no records"),
     ],
 )
 def test_damaged_csv(tmp_path: Path, content: str, message: str) -> None:
@@ -196,20 +196,20 @@ def test_damaged_csv(tmp_path: Path, content: str, message: str) -> None:
     ("options", "message"),
     [
         ({"template": " "}, r"dataset\.template"),
-        ({"template": "Q:"}, "names no field"),
+        ({"template": "Q:"}, "contains no field"),
         ({"template": "{question"}, "is not a template: expected '}'"),
-        ({"template": "{}"}, "does not name a field"),
-        ({"template": "{question!r}"}, r"\{question!r\} does not name a field"),
-        ({"template": "{question:>9}"}, "does not name a field"),
+        ({"template": "{}"}, "is not the name of a field"),
+        ({"template": "{question!r}"}, r"\{question!r\} is not the name of a field"),
+        ({"template": "{question:>9}"}, "is not the name of a field"),
         ({"context": "passage"}, r"dataset\.context=passage: must stand once in dataset\.template, as \{context\}"),
         ({"context": "question", "template": "{question} {question}"}, r"as \{question\}"),
         ({"metric": "regex"}, r"dataset\.pattern"),
-        ({"pattern": "(a)"}, "belongs to dataset.metric=regex"),
-        ({"metric": "regex", "pattern": "(a"}, "is not a regular expression"),
+        ({"pattern": "(a)"}, "must be set if and only if dataset.metric=regex"),
+        ({"metric": "regex", "pattern": "(a"}, "is not a valid regular expression"),
         ({"metric": "regex", "pattern": "a"}, "has 0 capturing groups"),
         ({"choices": "o"}, "has no effect with dataset.metric=exact_match"),
         ({"metric": "exact"}, "exact_match"),
-        ({"stop": [""]}, "empty stop string"),
+        ({"stop": [""]}, "contains an empty string"),
         ({"answer": ""}, r"dataset\.answer"),
         ({"path": None}, r"dataset\.path"),
         ({"shot": 1}, "did you mean 'shots'"),

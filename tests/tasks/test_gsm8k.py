@@ -74,14 +74,14 @@ def test_fewer_examples_than_shots_are_refused(folder: Path) -> None:
     few(folder, 4)
     for order in ("sampled", "first"):
         with pytest.raises(
-            ConfigError, match=r"dataset\.shots=5: is more than the 4 records of .*train\.jsonl"
+            ConfigError, match=r"dataset\.shots=5: exceeds the number of records in .*train\.jsonl, 4"
         ) as caught:
             GSM8K(path=str(folder), order=order).identity()
-        assert "dataset.shots=4 at most" in str(caught.value)
+        assert "set dataset.shots to at most 4" in str(caught.value)
         assert len(list(GSM8K(path=str(folder), order=order, shots=4).samples())) == 7
     few(folder, 94)
     with pytest.raises(
-        DataError, match=r"has 94 records, and dataset\.style=logquant shows those numbered .*, 94 from 0"
+        DataError, match=r"has only 94 records, but dataset\.style=logquant shows the records .*, 94, counted from 0"
     ):
         GSM8K(path=str(folder), style="logquant").identity()
     few(folder, 95)
@@ -92,7 +92,7 @@ def test_fewer_examples_than_shots_are_refused(folder: Path) -> None:
     ("split", "change", "said"),
     [
         ("test", {"question": None}, "field 'question' is null"),
-        ("test", {"question": ""}, "field 'question' is an empty text"),
+        ("test", {"question": ""}, "field 'question' is an empty string"),
         ("test", {"answer": 7}, r"field 'answer' is a number \(7\)"),
         ("test", {"answer": "It is seven."}, "field 'answer' has no '#### NUMBER'"),
         ("test", {"answer": "7 ####"}, "field 'answer' has no '#### NUMBER'"),
@@ -110,5 +110,5 @@ def test_records_that_cannot_be_scored_are_refused(folder: Path, split: str, cha
 
 def test_an_empty_test_split_is_refused(folder: Path) -> None:
     (folder / "test.jsonl").write_text("\n \n")
-    with pytest.raises(DataError, match=r"test\.jsonl holds no records"):
+    with pytest.raises(DataError, match=r"test\.jsonl contains no records"):
         GSM8K(path=str(folder)).identity()

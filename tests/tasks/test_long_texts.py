@@ -64,7 +64,7 @@ def test_prompts_skip_the_beginning_and_have_the_length_asked_for(tmp_path: Path
     assert samples[2].prompt == f" {words(79, 40)}"
     prompt = encode(samples[2], None, chat="template", limit=100, room=100)  # no wrapper: the tokens are the prompt
     assert prompt.ids == tuple(samples[2].rules.ids)
-    with pytest.raises(DataError, match=r"40 tokens, and the model takes 39 .*\n.*dataset.lengths=\[39\]"):
+    with pytest.raises(DataError, match=r"40 tokens, but only 39 fit .*\n.*dataset.lengths=\[39\]"):
         encode(samples[2], None, limit=39)
     # the authors' code takes all of a book, piece after piece: 139 + 1 tokens are one prompt and too little for another
     whole = load("pg19", path=str(tmp_path), lengths=[40], skip=80, max_new_tokens=10, per_document=None, limit=6)
@@ -89,16 +89,16 @@ def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> No
 
     found = said(lengths=[40], skip=20)
     assert "none of 1 documents is long enough for a prompt of 40 tokens. The longest has 51 tokens;" in found
-    assert "needed are 65: dataset.skip=20, " in found
-    assert found.endswith("hint: dataset.lengths=[26] at most, or a smaller dataset.skip")
+    assert "65 are needed for dataset.skip=20, " in found
+    assert found.endswith("hint: set dataset.lengths to at most [26], or reduce dataset.skip")
     list(load("text", path=str(tmp_path), max_new_tokens=5, lengths=[26], skip=20, warm_up=0).samples())  # it is so
-    assert said("pg19", lengths=[40]).endswith("hint: longer texts, or a smaller dataset.skip")
-    assert said(lengths=[47]).endswith("hint: dataset.lengths=[46] at most")
+    assert said("pg19", lengths=[40]).endswith("hint: provide longer texts, or reduce dataset.skip")
+    assert said(lengths=[47]).endswith("hint: set dataset.lengths to at most [46]")
     found = said(lengths=[16])  # two pieces, three of which were to warm up
     assert "only 2 prompts of 16 tokens, and the first 3 are for warm-up, so none is left to measure" in found
-    assert "dataset.warm_up=1 at most, or smaller dataset.lengths, or dataset.per_document=null" in found
+    assert "set dataset.warm_up to at most 1, or reduce dataset.lengths, or set dataset.per_document=null" in found
     for name in ("text", "perplexity/text"):
-        with pytest.raises(ConfigError, match=r"dataset\.path: no text is named.\n.*dataset.path=FILE_OR_FOLDER"):
+        with pytest.raises(ConfigError, match=r"dataset\.path: no text is given.\n.*dataset.path=FILE_OR_FOLDER"):
             load(name)
     with pytest.raises(ConfigError, match=r"dataset\.lengths"):
         load("pg19", lengths=[])
@@ -160,10 +160,10 @@ def test_records_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> 
         DataError, match=rf"none of 2 records fills .* {longest + 1} tokens; .* has {longest}\."
     ) as caught:
         samples(longest + 1)
-    assert str(caught.value).endswith(f"hint: dataset.lengths=[{longest}] at most")
+    assert str(caught.value).endswith(f"hint: set dataset.lengths to at most [{longest}]")
     assert len(samples(longest, warm_up=0)) == 1
     with pytest.raises(
-        DataError, match=r"only 1 prompt of .* tokens, and the first 3 are .*\n  hint: dataset.warm_up=0 at most"
+        DataError, match=r"only 1 prompt of .* tokens, and the first 3 are .*\n  hint: set dataset.warm_up to at most 0"
     ):
         samples(longest)
     with pytest.raises(DataError, match=rf"takes {len(template['after'])} of .* 32 tokens.\n  hint: larger"):
@@ -190,7 +190,7 @@ def test_forms_of_records(tmp_path: Path) -> None:
     (tmp_path / "longbook_sum_eng.jsonl").write_text(json.dumps(book))
     assert load("infinitebench_sum", path=str(tmp_path)).records == [("once", ("a", "b"))]
     (tmp_path / "odd.jsonl").write_text(json.dumps({"text": "x"}))
-    with pytest.raises(DataError, match=r"records need context and answer.*they have: text"):
+    with pytest.raises(DataError, match=r"a record needs the fields context and answer.*they have: text"):
         load("multi_lexsum", path=str(tmp_path / "odd.jsonl")).records  # noqa: B018
 
 
@@ -233,7 +233,7 @@ def test_openbookqa_in_both_forms(tmp_path: Path) -> None:
     scores = {" D": 1.0, "D. a sun": 1.0, "The answer is D": 1.0, " A": 0.0, "Dd": 0.0, "": 0.0}
     assert {text: one.score(sample, text)["score"] for text in scores} == scores
     (tmp_path / "hub" / "test.jsonl").write_text(json.dumps({"question": "?"}))
-    with pytest.raises(DataError, match=r"line 1: no field 'question.choices\|choices'"):
+    with pytest.raises(DataError, match=r"line 1: the record has no field 'question.choices\|choices'"):
         list(load("openbookqa", path=str(tmp_path / "hub")).samples())
 
 
@@ -277,7 +277,7 @@ def test_warm_up_samples_come_first_and_count_for_memory_alone(tmp_path: Path) -
     [
         ({"answerKey": "E"}, "field 'answerKey' is 'E'; expected one of A, B, C, D"),
         ({"answerKey": "AB"}, "field 'answerKey' is 'AB'"),
-        ({"answerKey": ""}, "field 'answerKey' is an empty text"),
+        ({"answerKey": ""}, "field 'answerKey' is an empty string"),
         ({"answerKey": 1}, "field 'answerKey' is a number"),
         ({"question_stem": None}, "field 'stem' is null"),
         ({"choices": {"text": ["a", "b", "c", 4], "label": list("ABCD")}}, "field 'choices' is a number"),
@@ -298,7 +298,7 @@ def test_questions_that_have_no_right_answer_are_refused(tmp_path: Path, change:
     (sample,) = task.samples()
     assert sample.answers == ("D",) and task.score(sample, "D")["score"] == 1.0  # the key had blanks about it
     assert sample.prompt.count("Answer: D\n") == 5
-    with pytest.raises(ConfigError, match=r"dataset\.shots=6: is more than the 5 records"):
+    with pytest.raises(ConfigError, match=r"dataset\.shots=6: exceeds the number of records"):
         load("openbookqa", path=str(tmp_path), shots=6).identity()
 
 
@@ -315,7 +315,7 @@ def test_questions_that_have_no_right_answer_are_refused(tmp_path: Path, change:
         ({"case_documents": ["bad"], "summary/short": "s"}, "document 'bad' of sources.json has no 'doc_text'"),
         ({"document": 5, "summary": "s"}, "field 'document' is a number"),
         ({"document": "d", "summary": 5}, "field 'summary' is a number"),
-        ({"other": 1}, "records need context and answer"),
+        ({"other": 1}, "a record needs the fields context and answer"),
     ],
 )
 def test_documents_and_summaries_of_another_kind_are_refused(tmp_path: Path, record: dict, said: str) -> None:

@@ -89,7 +89,7 @@ def test_records_without_the_classes_that_score_them_are_refused(folder: Path) -
     task = LongBench(path=str(folder), tasks="lsht")
     sample = next(task.samples())
     assert task.score(sample, "Ann")["score"] == 1.0
-    with pytest.raises(DataError, match=r"lsht/0: lsht is scored by its classes, and 'all_classes' has none"):
+    with pytest.raises(DataError, match=r"lsht/0: lsht is scored by class, but 'all_classes' is empty"):
         task.score(replace(sample, meta={**sample.meta, "all_classes": None}), "anything")
 
 
@@ -245,7 +245,7 @@ def test_samsums_rule_is_that_of_stock_generate(tokenizer) -> None:
 
 
 def test_one_file_is_not_several_tasks(folder: Path) -> None:
-    with pytest.raises(DataError, match="one task's file"):
+    with pytest.raises(DataError, match="the file of a single task"):
         LongBench(path=str(folder / "qasper.jsonl")).identity()
     assert LongBench(path=str(folder / "qasper.jsonl"), tasks="qasper").identity()
 
@@ -260,25 +260,29 @@ def test_room_is_kept_where_the_rule_leaves_it_open(folder: Path, tokenizer) -> 
 @pytest.mark.parametrize(
     ("task", "change", "said"),
     [
-        ("qasper", {"answers": "Paris"}, r"field 'answers' is a text \('Paris'\); expected a list of texts"),
+        (
+            "qasper",
+            {"answers": "Paris"},
+            r"field 'answers' is a string \('Paris'\); expected a list of at least one string",
+        ),
         ("qasper", {"answers": []}, "field 'answers' is a list"),
         ("qasper", {"answers": [1]}, "field 'answers'"),
         ("qasper", {"answers": None}, "field 'answers' is null"),
         ("qasper", {"context": ["text"]}, "field 'context' is a list"),
-        ("qasper", {"context": " "}, "field 'context' is an empty text"),
+        ("qasper", {"context": " "}, "field 'context' is an empty string"),
         ("qasper", {"context": "\ud800"}, "lone surrogate"),
         ("qasper", {"input": None}, "field 'input' is null"),
         ("qasper", {"input": {"a": 1}}, "field 'input' is an object"),
         ("qasper_e", {"length": "4100"}, "field 'length' is a text"),
-        ("qasper_e", {"length": True}, "field 'length' is a truth value"),
+        ("qasper_e", {"length": True}, "field 'length' is a boolean"),
         ("qasper_e", {"length": None}, "field 'length' is null"),
         ("trec", {"all_classes": "AnnBob"}, "field 'all_classes' is a text"),
-        ("trec", {"all_classes": None}, "trec is scored by its classes, and 'all_classes' has none"),
-        ("lsht", {"all_classes": []}, "lsht is scored by its classes, and 'all_classes' has none"),
+        ("trec", {"all_classes": None}, "trec is scored by class, but 'all_classes' is empty"),
+        ("lsht", {"all_classes": []}, "lsht is scored by class, but 'all_classes' is empty"),
         ("trec_e", {"all_classes": ["ann", "Bob"]}, r"has none of the answers \['Ann', 'Ann Lee'\]"),
-        ("passage_count", {"answers": ["seven"]}, r"scored by a number, and the answers \['seven'\] are none"),
-        ("passage_retrieval_en", {"answers": ["7"]}, "the answer '7' names no paragraph"),
-        ("passage_retrieval_zh_", {"answers": ["Paragraph 7"]}, "the answer 'Paragraph 7' names no paragraph"),
+        ("passage_count", {"answers": ["seven"]}, r"scored by number, but none of the answers \['seven'\] is a number"),
+        ("passage_retrieval_en", {"answers": ["7"]}, "the answer '7' does not name a paragraph"),
+        ("passage_retrieval_zh_", {"answers": ["Paragraph 7"]}, "the answer 'Paragraph 7' does not name a paragraph"),
     ],
 )
 def test_records_that_cannot_be_scored_are_refused_when_read(folder: Path, task: str, change: dict, said: str) -> None:
@@ -292,13 +296,13 @@ def test_records_that_cannot_be_scored_are_refused_when_read(folder: Path, task:
 
 def test_one_form_is_not_taken_for_the_other(folder: Path) -> None:
     (folder / "qasper_e.jsonl").unlink()
-    with pytest.raises(DataError, match=r"hint: qasper.jsonl is not it: .* dataset=longbench reads it"):
+    with pytest.raises(DataError, match=r"hint: qasper.jsonl is not the right file: .* set dataset=longbench to"):
         LongBench(path=str(folder), tasks="e").identity()
     (folder / "trec.jsonl").unlink()
-    with pytest.raises(DataError, match=r"hint: trec_e.jsonl is not it: .* dataset=longbench_e reads it"):
+    with pytest.raises(DataError, match=r"hint: trec_e.jsonl is not the right file: .* set dataset=longbench_e to"):
         LongBench(path=str(folder), tasks="trec").identity()
     for name in ("narrativeqa_e", "musique_e", "qasper_e_e", "_e"):
-        with pytest.raises(ConfigError, match="unknown task of LongBench"):
+        with pytest.raises(ConfigError, match="is not a task of LongBench"):
             load({"_target_": "kvbench.tasks.longbench.LongBench", "tasks": [name]})
 
 

@@ -203,7 +203,7 @@ CONFIG = {"_target_": "kvbench.tasks.mini.Mini", "tasks": ["needle"], "lengths":
         ({"limt": 3}, "did you mean 'limit'"),
         ({"seed": -1}, "at least 0"),
         ({"_target_": "kvbench.tasks.mini.Minni"}, "cannot be imported"),
-        ({"_target_": None}, "must name a class"),
+        ({"_target_": None}, "must be the full name of a class"),
     ],
 )
 def test_wrong_configurations_are_refused(change, message):

@@ -60,15 +60,15 @@ def test_place_field_value_and_what_was_expected_are_named() -> None:
     with pytest.raises(DataError) as caught:
         check_record({"answers": "Paris"}, {"answers": TEXTS}, "qasper.jsonl line 3")
     assert str(caught.value) == (
-        "qasper.jsonl line 3: field 'answers' is a text ('Paris'); expected a list of texts, one at least."
+        "qasper.jsonl line 3: field 'answers' is a string ('Paris'); expected a list of at least one string."
     )
-    with pytest.raises(DataError, match=r"x line 1: no field 'b' \(it has: a, c\)"):
+    with pytest.raises(DataError, match=r"x line 1: the record has no field 'b'; its fields are a, c"):
         check_record({"a": 1, "c": 2}, ("a", "b"), "x line 1")
     for name, shown in {
         "null": "is null;",
-        "blank": "is an empty text;",
+        "blank": "is an empty string;",
         "half": "lone surrogate",
-        "true": r"a truth value \(True\)",
+        "true": r"a boolean \(True\)",
         "object": "an object",
     }.items():
         with pytest.raises(DataError, match=shown):

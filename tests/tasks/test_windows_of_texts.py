@@ -53,24 +53,26 @@ def refused(**settings: Any) -> str:
 @pytest.mark.parametrize("text", ["text", "pg19"])
 def test_texts_that_cannot_be_had_are_named(tmp_path: Path, text: Any) -> None:
     assert "none does not exist" in refused(text=text, path=str(tmp_path / "none"))
-    assert f"{tmp_path} holds no text.\n  hint: a file, or a folder of .txt" in refused(text=text, path=str(tmp_path))
-    assert "/dev/zero is not a regular file but a device" in refused(text=text, path="/dev/zero")
+    assert f"{tmp_path} contains no text.\n  hint: name a file, or a folder of .txt" in refused(
+        text=text, path=str(tmp_path)
+    )
+    assert "/dev/zero is a device, not a regular file" in refused(text=text, path="/dev/zero")
     (tmp_path / "a.txt").write_text(" \n")
     (tmp_path / "b.txt").write_text("\n\n")
-    assert f"{tmp_path} holds no text" in refused(text=text, path=str(tmp_path))
+    assert f"{tmp_path} contains no text" in refused(text=text, path=str(tmp_path))
     (tmp_path / "b.txt").write_text("words")
     assert Perplexity(text=text, path=str(tmp_path)).documents == [" \n", "words"]
     os.mkfifo(tmp_path / "c.txt")
-    assert "c.txt is not a regular file but a fifo" in refused(text=text, path=str(tmp_path))
+    assert "c.txt is a fifo, not a regular file" in refused(text=text, path=str(tmp_path))
 
 
 def test_records_of_texts_are_checked(tmp_path: Path) -> None:
     path = tmp_path / "test.jsonl"
-    for value, said in ((None, "field 'text' is null"), (["a"], "field 'text' is a list"), ("", "holds no text")):
+    for value, said in ((None, "field 'text' is null"), (["a"], "field 'text' is a list"), ("", "contains no text")):
         path.write_text(json.dumps({"text": value}))
         assert said in refused(text="pg19", path=str(path))
     path.write_text("")
-    assert "holds no records" in refused(text="pg19", path=str(path))
+    assert "contains no records" in refused(text="pg19", path=str(path))
 
 
 def test_wikitext2_is_one_text_of_the_lines_and_never_one_of_two(tmp_path: Path) -> None:
@@ -81,9 +83,9 @@ def test_wikitext2_is_one_text_of_the_lines_and_never_one_of_two(tmp_path: Path)
     (tmp_path / "test.txt").write_text("words")
     for task in (Perplexity(text="wikitext2", path=str(tmp_path)),):
         with pytest.raises(
-            DataError, match=r"holds several files that could be the text: wiki\.test\.raw, test\.txt\."
+            DataError, match=r"contains several files that could be the text: wiki\.test\.raw, test\.txt\."
         ):
             _ = task.documents
     (tmp_path / "test.txt").write_text(" \n\n")
-    with pytest.raises(DataError, match=r"test\.txt holds no text"):
+    with pytest.raises(DataError, match=r"test\.txt contains no text"):
         _ = Perplexity(text="wikitext2", path=str(tmp_path / "test.txt")).documents

@@ -19,7 +19,7 @@ def test_plain_lines(capsys):
         bar.advance(1)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == [
-        "kivi int2: 3 samples, 1 already there",
+        "kivi int2: 3 samples, 1 of them already done",
         "kivi int2: 2/3  needle 1.00",
         "something happened",
     ]
@@ -86,5 +86,5 @@ def test_a_long_sample_shows_where_it_is_and_what_an_interruption_costs(monkeypa
         "fp16: 1/3  text@8/1: 40%, about 16 s left",  # 0.4 samples in 4 s, and 1.6 are left
         "fp16: 1/3  text@8/1: 90%, about 37 s left",
         "fp16: 2/3  text@8/2: 50%, about 20 s left",
-        "fp16: text@8/2: 50%: a sample counts whole, so these will be done again",
+        "fp16: stopped at text@8/2: 50%; the next run repeats unfinished samples",
     ]

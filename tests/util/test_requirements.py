@@ -27,7 +27,7 @@ def test_a_path_exists_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_path_that_cannot_be_looked_up_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
-    with pytest.raises(ConfigError, match=r"^model\.path=(.|\n)*cannot be looked up") as refusal:
+    with pytest.raises(ConfigError, match=r"^model\.path=(.|\n)*cannot be accessed") as refusal:
         exists(name, "model.path")
     assert len(str(refusal.value)) < 500
 
@@ -48,15 +48,15 @@ def test_folders_that_can_be_made_pass_and_are_not_made(
     ("place", "file", "problem"),
     [
         ("", False, "must name a folder"),
-        ("s3://bucket/runs", False, "is a URL, no folder"),
-        ("s3://bucket/runs.csv", True, "is a URL, no file"),
+        ("s3://bucket/runs", False, "is a URL, not a folder"),
+        ("s3://bucket/runs.csv", True, "is a URL, not a file"),
         ("taken/below", False, "is a file, not a folder"),
-        ("dangling/below", False, "is a link to nothing"),
-        ("x" * 300, False, "has a name of more than|File name too long"),  # by the version of Python
+        ("dangling/below", False, "is a broken link"),
+        ("x" * 300, False, "has a name longer than|File name too long"),  # by the version of Python
         ("x" * (LONGEST_NAME + 1), True, f"has a name of more than {LONGEST_NAME} bytes"),
         ("there", True, "is a folder, not a file"),
         (os.devnull, True, "is a device or pipe, not a file"),
-        ("~nobody-of-this-name/x", False, "cannot be a folder"),
+        ("~nobody-of-this-name/x", False, "cannot be used as a folder"),
     ],
 )
 def test_places_that_cannot_be_written_to_are_refused(

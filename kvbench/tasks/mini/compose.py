@@ -69,7 +69,10 @@ def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng:
     ids = encode(fixed)
     left = room - sum(map(len, ids))
     if left < 0:
-        raise TooShort(f"a sample of {room} tokens has no room for its {len(draft.records)} records ({room - left})")
+        raise TooShort(
+            f"a sample of {room} tokens is too short for its {len(draft.records)} records, which take "
+            f"{room - left} tokens"
+        )
     head = Piece(fixed[0], ids[0], "fixed")
     records = [Piece(text, i, "record") for text, i in zip(fixed[1:], ids[1:], strict=True)][: len(draft.records)]
     # many records need short paragraphs, or several of them would be adjacent

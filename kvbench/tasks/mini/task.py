@@ -61,13 +61,13 @@ class Mini(Task):
             )
         for task in self.names:
             if task not in TASKS:
-                raise ConfigError("dataset.tasks", task, "unknown task of dataset mini", allowed=("all", *TASKS))
+                raise ConfigError("dataset.tasks", task, "is not a task of dataset=mini", allowed=("all", *TASKS))
         for length in self.lengths:
             if length not in LENGTHS:
-                raise ConfigError("dataset.lengths", length, "unknown length of dataset mini", allowed=LENGTHS)
+                raise ConfigError("dataset.lengths", length, "is not a length of dataset=mini", allowed=LENGTHS)
         for key, values in (("tasks", self.names), ("lengths", self.lengths)):
             if len(set(values)) < len(values):
-                raise ConfigError(f"dataset.{key}", list(values), "names something twice", hint="each once")
+                raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError for lengths that the model cannot take.
@@ -84,9 +84,9 @@ class Mini(Task):
             raise ConfigError(
                 "dataset.lengths",
                 max(self.lengths),
-                f"is more tokens than the model takes (model.max_length={model.max_length})",
-                allowed=allowed or "none: the model is too short for mini",
-                hint=f"dataset.lengths=[{allowed[-1]}]" if allowed else "another model",
+                f"exceeds the model's limit (model.max_length={model.max_length})",
+                allowed=allowed or "no length, because the model's context is too short for dataset=mini",
+                hint=f"dataset.lengths=[{allowed[-1]}]" if allowed else "choose another model",
             )
 
     @property

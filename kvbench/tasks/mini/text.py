@@ -53,8 +53,9 @@ def documents(library: Path | None = None) -> list[Document]:
             documents.append(_document(name, "code", path.read_text(encoding="utf-8")))
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
-                f"mini_text: {path} cannot be read ({error}). Its text is the source files of Python's library.\n"
-                "  hint: to use a text of your own: dataset.path=FILE"
+                f"mini_text: {path} cannot be read ({error}). mini_text consists of the source files of "
+                "Python's standard library.\n"
+                "  hint: set dataset.path=FILE to use your own text"
             ) from error
     return documents
 
@@ -64,8 +65,8 @@ def _topics() -> Iterator[tuple[str, str]]:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise DataError(
-            f"mini_text: this Python comes without its help texts ({error}).\n"
-            "  hint: dataset.path=FILE measures on a text of your own"
+            f"mini_text: this installation of Python does not include its help texts ({error}).\n"
+            "  hint: set dataset.path=FILE to use your own text"
         ) from error
     return iter(sorted(topics.items()))
 
@@ -81,7 +82,7 @@ def own(path: Path) -> Document:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"dataset.path={path}: cannot be read as UTF-8 text ({error})") from error
     if not text.strip():
-        raise DataError(f"dataset.path={path}: holds no text")
+        raise DataError(f"dataset.path={path}: the file contains no text")
     return _document(path.name, "prose", text)
 
 

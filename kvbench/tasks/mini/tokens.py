@@ -29,7 +29,9 @@ def encoder(path: Path = TOKENIZER) -> Encode:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
-        raise DataError(f"{path}: no tokenizer can be read ({error}); is kvbench installed whole?") from error
+        raise DataError(
+            f"{path}: the bundled tokenizer cannot be read ({error}).\n  hint: install kvbench again"
+        ) from error
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
