@@ -223,7 +223,7 @@ def test_fetch_of_what_is_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert fetch.main(["dataset=mini", "model=tiny"]) == 0
     out = capsys.readouterr().out
     assert "its samples are generated; nothing to fetch" in out
-    assert "model tiny: already here" in out
+    assert "model tiny: already on this machine" in out
     assert fetch.main(["dataset=nonsense"]) == 2
     assert "no such dataset" in capsys.readouterr().err
 
