@@ -173,13 +173,17 @@ def prepare(chosen: list[Case], share: str) -> None:
 def main() -> int:
     """Run the configurations; return the exit status, 1 if any is wrong or has failed."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.attention.check_kernels", description=__doc__)
-    parser.add_argument("--only", default="", help="configurations whose name matches this expression")
-    parser.add_argument("--kernels", default="triton,cuda", help="which kernels, separated by commas")
+    parser.add_argument(
+        "--only", default="", help="check only configurations whose name matches this regular expression"
+    )
+    parser.add_argument("--kernels", default="triton,cuda", help="kernels to check, separated by commas")
     parser.add_argument(
         "--tune", default="", help='Triton launch choices, "warps=1,stages=4" or "2:warps=2;4:stages=4"'
     )
-    parser.add_argument("--out", type=Path, help="write all lines as JSON")
-    parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1), help="processes that compile")
+    parser.add_argument("--out", type=Path, help="also write all lines to this JSON file")
+    parser.add_argument(
+        "--workers", type=int, default=min(12, os.cpu_count() or 1), help="number of processes that compile"
+    )
     parser.add_argument("--compile", help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--done", type=int, default=0, help=argparse.SUPPRESS)

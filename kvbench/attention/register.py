@@ -66,15 +66,17 @@ def attention(
     before = pre_rope.take(module)
     if kwargs.get("output_attentions"):
         raise CacheError(
-            "output_attentions=True: kvbench's attention computes no matrix of weights to return.\n"
-            "  hint: method.detach(model), then model.set_attn_implementation('eager') and a cache of transformers"
+            "output_attentions=True: kvbench's attention does not compute attention weights, so it "
+            "cannot return them.\n"
+            "  hint: call method.detach(model) and model.set_attn_implementation('eager'), and use a "
+            "cache of transformers"
         )
     if not isinstance(key, Handle):
         assert not isinstance(value, Handle)
         return prefill.attend(module, query, key, value, attention_mask, scaling, kwargs)[0], None
     for name in UNSERVED:
         if kwargs.get(name) is not None:
-            raise CacheError(f"{type(module).__name__} uses '{name}' in attention, which kvbench caches do not serve")
+            raise CacheError(f"{type(module).__name__} uses '{name}' in attention, which kvbench caches do not support")
     layer, logits = key.layer, logits_of(module, query, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     fresh_keys, fresh_values = key.claim()
@@ -239,20 +241,20 @@ def check_served(model: PreTrainedModel) -> None:
     """Raise ModelError, with the reason, if kvbench's attention cannot serve `model`."""
     config, name = model.config.get_text_config(decoder=True), type(model).__name__
     if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
-        raise ModelError(f"{name} has no attention heads, so no keys and values to hold: {INSTEAD}")
+        raise ModelError(f"{name} has no attention heads, so it has no keys and values to cache; {INSTEAD}")
     reason = unserved(config, name)
     if not reason and getattr(model.config, "is_encoder_decoder", False):
-        reason = f"{name} is an encoder and a decoder, whose attention to each other kvbench does not hold: {INSTEAD}"
+        reason = f"{name} is an encoder-decoder model, whose cross-attention kvbench does not support; {INSTEAD}"
     if not reason and not getattr(model, "_supports_attention_backend", False):
-        reason = f"{name} does not read its attention from transformers' attention interface: {INSTEAD}"
+        reason = f"{name} does not use transformers' attention interface; {INSTEAD}"
     if not reason and any(sees_later_tokens(module) for module in model.modules()):
-        reason = f"{name} attends to later tokens too, so that a cache of earlier ones is not enough: {INSTEAD}"
+        reason = f"{name} also attends to later tokens, so a cache of earlier tokens is not enough; {INSTEAD}"
     if not reason and not one_size(config):
-        reason = f"{name} has heads of different sizes or numbers in its layers: {INSTEAD}"
+        reason = f"{name} has layers with different head sizes or numbers of heads; {INSTEAD}"
     classes = {type(module) for module in model.modules()} if not reason else ()
     asked = {argument for kind in classes for argument in UNSERVED if hands_over(kind, argument)}
     if asked:
-        reason = f"{name} hands '{min(asked)}' to its attention, which kvbench's stores cannot serve: {INSTEAD}"
+        reason = f"{name} hands '{min(asked)}' to its attention, which kvbench does not support; {INSTEAD}"
     if reason:
         raise ModelError(reason)
 

@@ -147,8 +147,10 @@ class KVCache(Cache):
         if speculation is not None and asking == "transformers.generation.utils" and not self.said_slow:
             self.said_slow = True
             warnings.warn(
-                "transformers' own generate() does not speculate: it takes one token a step, where this cache's method "
-                f"drafts {speculation.gamma} a round. With `from kvbench.decoding.custom import custom_generate`: "
+                "transformers' own generate() does not speculate: it generates one token per step, "
+                "although this cache's method "
+                f"drafts {speculation.gamma} tokens per round. Use `from kvbench.decoding.custom import "
+                "custom_generate` and "
                 "model.generate(..., past_key_values=cache, custom_generate=custom_generate)",
                 stacklevel=2,
             )
@@ -189,7 +191,7 @@ class KVCache(Cache):
         if self.get_seq_length() + most != leader.get_seq_length():
             raise CacheError(
                 f"the draft's cache has seen {self.get_seq_length()} tokens and cannot follow one of "
-                f"{leader.get_seq_length()} by {most}: use both in the speculative loop alone, from the prompt on"
+                f"{leader.get_seq_length()} by {most}: use both in the speculative loop, beginning with the prompt"
             )
         for mine, source_layer in zip(self.layers, leader.layers, strict=True):
             for store, source in zip(mine.stores(), source_layer.stores(), strict=True):

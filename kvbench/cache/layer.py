@@ -60,7 +60,7 @@ class Handle:
             CacheError: the handle was claimed before.
         """
         if self._fresh is None:
-            raise CacheError("the keys and values of this step were already taken: attention ran twice on one update")
+            raise CacheError("the keys and values of this step were already used: attention ran twice for one update")
         fresh, self._fresh = self._fresh, None
         return fresh
 

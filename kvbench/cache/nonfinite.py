@@ -13,7 +13,7 @@ from kvbench.cache.state import LayerState
 from kvbench.cache.watch import Place
 from kvbench.errors import NonFiniteError
 
-HINT = "Load the model with a dtype of more range: model.dtype=bfloat16 or float32"
+HINT = "Load the model with a dtype of larger range: model.dtype=bfloat16 or model.dtype=float32"
 
 
 def watch_segments(layer: LayerState) -> None:

@@ -50,7 +50,7 @@ class Padding:
             padding = 0 if self.started[row] else next((i for i, r in enumerate(real) if r), count)
             if not all(real[padding:]):
                 raise CacheError(
-                    f"row {row} has masked tokens after its first real one: kvbench takes left padding only "
+                    f"row {row} has masked tokens after its first real token, but kvbench supports only left padding "
                     "(tokenizer.padding_side='left'; a later turn must not be padded)"
                 )
             self.starts[row] += padding
@@ -169,7 +169,7 @@ class Progress:
             return
         times, rest = divmod(batch, len(prompts.starts))
         if rest or not times:
-            raise CacheError(f"the cache was made for {len(prompts.starts)} prompts but the batch has {batch} rows")
+            raise CacheError(f"the cache was made for {len(prompts.starts)} prompts, but the batch has {batch} rows")
         if times > 1:
             prompts = self.prefill.prompts = prompts.repeat(times)
             if self.method_state is not None:
@@ -179,7 +179,7 @@ class Progress:
     def check_step(self, mask: Tensor | None, batch: int, count: int) -> None:
         """Raise CacheError if new tokens after the prompt are padding."""
         if mask is not None and (count > 1 or batch > 1) and not bool(self_visible(mask, batch, count).all()):
-            raise CacheError("masked tokens after the prompt: pad the whole conversation on the left, once")
+            raise CacheError("there are masked tokens after the prompt: pad the whole conversation once, on the left")
 
     def reset(self) -> None:
         """Forget the padding, the rotary positions and an open prompt; keep what was known before the prompt."""

@@ -44,7 +44,8 @@ class Prompts:
         if len(ends) != 1 or min(self.lengths) < 1 or min(self.starts) < 0:
             raise CacheError(
                 f"prompts of starts {list(self.starts)} and lengths {list(self.lengths)} are not a left-padded batch: "
-                "every row must end at the last column and hold a token; set tokenizer.padding_side='left'"
+                "every row must end at the last column and contain at least one token; set "
+                "tokenizer.padding_side='left'"
             )
 
     @property

@@ -26,8 +26,8 @@ class Rollback(LayerState):
                 available = max(available, min(store.tail.lengths[row] for store in stores))
             if count > available:
                 raise CacheError(
-                    f"cannot take back {count} tokens: of row {row} of layer {self.index} only the newest {available} "
-                    "can go, since the cache has packed or dropped tokens for those before. Roll back before the next "
+                    f"cannot take back {count} tokens: in row {row} of layer {self.index}, only the newest {available} "
+                    "can be removed, because the cache has already packed or dropped tokens. Roll back before the next "
                     "step and before bill()"
                 )
         for row, count in enumerate(counts):

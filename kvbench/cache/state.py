@@ -84,7 +84,9 @@ class LayerState:
             CacheError: there are none yet, as the prompt is not complete.
         """
         if self.keys_store is None or self.values_store is None:
-            raise CacheError(f"layer {self.index} has no stores yet: the prompt was not finished (cache.finalize())")
+            raise CacheError(
+                f"layer {self.index} has no stores yet, because its prompt is not complete: call cache.finalize() first"
+            )
         return self.keys_store, self.values_store
 
     def segments(self) -> list[Segment]:

@@ -29,7 +29,9 @@ class Store:
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         if not segments or not isinstance(segments[-1], FullSegment):
-            raise TypeError("the last segment of a store must be a FullSegment: new tokens arrive in full precision")
+            raise TypeError(
+                "the last segment of a store must be a FullSegment, because new tokens arrive in full precision"
+            )
         self.segments = list(segments)
 
     @property
@@ -97,7 +99,7 @@ class Store:
                 read = segment.read_upper if upper else segment.read
                 return read(rows, start - first, stop - first, dtype)
             first = last
-        raise IndexError(f"slot {start} is past the {first} slots of the store")
+        raise IndexError(f"slot {start} does not exist; the store has {first} slots")
 
     def only_full(self, rows: slice) -> Tensor | None:
         """Return a view ``[rows, H, n, D]`` of all tokens if a single full-precision segment holds them; else None."""

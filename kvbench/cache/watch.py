@@ -98,7 +98,7 @@ class Watch:
 def words(place: Place) -> str:
     """Return the message for a segment that belongs to no layer."""
     index = (place.row, place.head, place.token, place.channel)
-    return f"NaN or Inf at index {index} of a segment"
+    return f"a segment contains NaN or Inf at index {index}"
 
 
 class Watches:

@@ -128,7 +128,7 @@ def test_latent_attention_is_said_before_anything_about_groups(method):
         ("bert", "attends to later tokens"),
         ("diffllama", "differential attention"),
         ("gemma3n_text", "the keys and values of another layer"),
-        ("gemma4_text", "heads of different sizes"),
+        ("gemma4_text", "different head sizes"),
         ("hrm_text", "several times per token"),
     ],
 )

@@ -102,7 +102,7 @@ def test_a_cache_under_another_attention_says_what_to_do():
     ids, _ = zoo.padded_batch([60])
     cache = method.new_cache(model)
     method.detach(model)
-    with pytest.raises(CacheError, match=r"does not run kvbench's attention.*new_cache"):
+    with pytest.raises(CacheError, match=r"does not use kvbench's attention.*new_cache"):
         model(input_ids=ids, past_key_values=cache)
 
 

@@ -183,7 +183,7 @@ def test_packed_tokens_leave_at_the_front_and_the_rest_stays_as_it_is(side, bits
     new = quantizer.quantize(x[:1, :, 320:]).dequantize()
     assert torch.equal(segment.read(one, 320 - gone, 400 - gone, torch.float32), new)
     if axis == "channel":
-        with pytest.raises(ValueError, match="17 tokens are no whole groups of 16"):
+        with pytest.raises(ValueError, match="17 tokens are not a multiple of the group size, 16"):
             segment.drop_front(one, 17)
 
 

@@ -284,7 +284,12 @@ def test_a_model_that_does_more_to_its_keys():
     ids, _ = zoo.padded_batch([20])
     hook = attentions(model)[1].k_proj.register_forward_hook(lambda module, inputs, out: 1.5 * out)  # after kvbench's
     try:
-        with pytest.raises(ModelError, match="rotated, are not the keys that attention gets"), torch.no_grad():
+        with (
+            pytest.raises(
+                ModelError, match="rotating the keys before RoPE does not give the keys that attention receives"
+            ),
+            torch.no_grad(),
+        ):
             model(input_ids=ids, past_key_values=cache)
     finally:
         hook.remove()
@@ -298,7 +303,7 @@ def test_hooks_come_and_go():
     method.detach(model)
     assert not any(attention.k_proj._forward_hooks for attention in attentions(model))
     other = load_method("fp16").new_cache(model)
-    with pytest.raises(CacheError, match="keys before RoPE were not seen"), torch.no_grad():
+    with pytest.raises(CacheError, match="keys before RoPE were not captured"), torch.no_grad():
         model(input_ids=ids, past_key_values=cache)
     method.new_cache(model)
     with torch.no_grad():

@@ -24,8 +24,9 @@ from kvbench.util.attachment import attached, attachment
 #: attribute of an attention module that holds its :class:`Hooked`
 HOOKED = "_kvbench"
 OTHERWISE = (
-    "{}: keys before RoPE, rotated, are not the keys that attention gets: this architecture does more "
-    "to them than kvbench can repeat.\n  hint: a method that stores keys after RoPE, such as method=kivi"
+    "{}: rotating the keys before RoPE does not give the keys that attention receives, because this architecture "
+    "changes them in ways that kvbench cannot reproduce.\n  hint: choose a method that stores keys "
+    "after RoPE, such as method=kivi"
 )
 
 
@@ -38,7 +39,7 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
         ModelError: the keys before RoPE cannot be observed, or rotating them does not give the keys that the model
             uses.
     """
-    rotation = rotary(model, "keys before RoPE", "a method that stores keys after RoPE, such as method=kivi")
+    rotation = rotary(model, "keys before RoPE", "choose a method that stores keys after RoPE, such as method=kivi")
     if not attachment(model).key_hooks:
         size, layers = head_dim(model), attentions(model)
         sources = [key_source(model, module) for module in layers]  # may raise, before any hook is installed
@@ -116,7 +117,9 @@ def stored(
         return keys
     count, name = keys.shape[2], type(module).__name__
     if position_ids is None or position_ids.ndim != 2:
-        raise ModelError(f"{name} passes no plain position ids to its attention: keys before RoPE cannot be served")
+        raise ModelError(
+            f"{name} does not pass plain position ids to its attention, so keys cannot be stored before RoPE"
+        )
     if layer.index == 0:
         starts = layer.progress.padding.starts or [0] * layer.batch
         layer.progress.positions.see(position_ids, layer.seen - count, starts)
@@ -124,7 +127,8 @@ def stored(
         return keys
     if before is None or before.shape != keys.shape:
         raise CacheError(
-            f"{name}: the keys before RoPE were not seen. Make the cache with method.new_cache(model), which hooks the "
+            f"{name}: the keys before RoPE were not captured. Create the cache with "
+            "method.new_cache(model), which hooks the "
             "model, and do not detach a method while its cache is in use"
         )
     if layer.seen == count:

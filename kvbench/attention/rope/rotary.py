@@ -125,15 +125,15 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     hint = f"\n  hint: {instead}"
     modules = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), Tensor)]
     if len({type(module) for module in modules}) != 1:
-        raise ModelError(f"{what}: {name} has no rotary embedding, or several kinds of it.{hint}")
+        raise ModelError(f"{what}: {name} has no rotary embedding, or more than one.{hint}")
     module = modules[0]
     if "dynamic" in str(getattr(module, "rope_type", "")):
         raise ModelError(f"{what}: {name}'s rotary frequencies change with the length (dynamic).{hint}")
     if not all(getattr(config, "no_rope_layers", None) or [1]):
-        raise ModelError(f"{what}: {name} has layers without rotary embedding.{hint}")
+        raise ModelError(f"{what}: {name} has layers without a rotary embedding.{hint}")
     apply = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
     if apply is None:
-        raise ModelError(f"{what}: {type(module).__module__} has no apply_rotary_pos_emb.{hint}")
+        raise ModelError(f"{what}: {type(module).__module__} does not define apply_rotary_pos_emb.{hint}")
     rotation = Rotary(module, apply)
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     probe = torch.randn(1, 1, 1, size, generator=torch.Generator().manual_seed(0)).to(module.inv_freq.device)
@@ -141,9 +141,9 @@ def _find(model: PreTrainedModel, what: str, instead: str) -> Rotary:
     if rotated < size and not _takes(rotation, probe):
         rotation = Rotary(module, apply, rotated)  # such models split each head themselves and rotate one part of it
     if not _takes(rotation, probe):
-        raise ModelError(f"{what}: {name}'s rotary embedding takes no heads of {size} channels.{hint}")
+        raise ModelError(f"{what}: {name}'s rotary embedding does not fit heads of {size} channels.{hint}")
     if not torch.allclose(rotation.turn(rotation.turn(probe, 3), 4), rotation.turn(probe, 7), atol=1e-4):
-        raise ModelError(f"{what}: {name}'s rotary embedding does not compose: it is not a rotation.{hint}")
+        raise ModelError(f"{what}: {name}'s rotary embedding is not a rotation.{hint}")
     others = [
         layer for layer, (keys, _) in probed(model).items() if not alike(rotation.turn(keys[:1], PROBED), keys[1:])
     ]

@@ -63,11 +63,11 @@ class Segment(ABC):
 
     def drop_back(self, row: int, count: int) -> None:
         """Drop the newest `count` tokens of one row (rollback)."""
-        raise TypeError(f"tokens cannot leave a {type(self).__name__}")
+        raise TypeError(f"tokens cannot be removed from a {type(self).__name__}")
 
     def drop_front(self, rows: slice, count: int) -> None:
         """Drop the oldest `count` tokens of `rows` (a sliding window has passed them)."""
-        raise TypeError(f"tokens cannot leave a {type(self).__name__}")
+        raise TypeError(f"tokens cannot be removed from a {type(self).__name__}")
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:

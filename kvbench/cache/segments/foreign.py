@@ -72,7 +72,7 @@ class HFSegment(Segment):
             except ValueError as error:
                 raise CacheError(
                     f"transformers' quantizer cannot take {new.shape[2]} tokens of {new.shape[1]} heads along axis "
-                    f"{self.axis}: {error}.\n  hint: method.axis_key=0 method.axis_value=0"
+                    f"{self.axis}: {error}.\n  hint: set method.axis_key=0 method.axis_value=0"
                 ) from error
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:

@@ -52,7 +52,7 @@ class Outliers:
             raise ConfigError(
                 "method.outliers",
                 None,
-                f"a token has {width} channels over all KV heads, and 16-bit indices number {INDICES}",
+                f"a token has {width} channels over all KV heads, but 16-bit indices allow at most {INDICES}",
                 hint="method.outliers=0",
             )
         self.width, self.block = width, block_of(width)

@@ -177,7 +177,7 @@ class PackedSegment(Segment):
             TypeError: groups are per channel, so a token cannot leave its group.
         """
         if self.quantizer.axis != "token":
-            raise TypeError("tokens of a per-channel group cannot leave it one by one")
+            raise TypeError("tokens of a per-channel group cannot be removed one by one")
         self.lengths[row] -= count
 
     def drop_front(self, rows: slice, count: int) -> None:
@@ -188,7 +188,7 @@ class PackedSegment(Segment):
         """
         per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
         if count % per:
-            raise ValueError(f"{count} tokens are no whole groups of {per}")
+            raise ValueError(f"{count} tokens are not a multiple of the group size, {per}")
         if count < stop:
             for layout, words in zip(self.layouts, self.words, strict=True):
                 layout.move_to_front(words[rows], count, stop)
