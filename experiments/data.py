@@ -36,18 +36,66 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
     texts = [f"dataset={column.data}", *column.options]
     if column.data == "mini":  # one run for all its columns: they share the five tasks of the preset
         if plan.lengths:
-            texts.append(f"dataset.lengths=[{','.join(map(str, plan.lengths))}]")
+            texts.append(f"dataset.lengths={_list(plan.lengths)}")
     elif column.task:
         texts.append(f"dataset.tasks=[{column.task}]")
+    texts = _fitted(texts, column, plan, model)
     if plan.data == "standin" and column.data in standin.LAYOUTS:
-        texts += standin.overrides(column, plan, context_of(model.preset))
+        texts.append(f"dataset.path={standin.path(column.data, column.task, plan.runs, context_of(model.preset))}")
+        if "warm_up" in preset("dataset", column.data):
+            texts.append("dataset.warm_up=0")
     elif column.data in dict(plan.paths):
         texts.append(f"dataset.path={dict(plan.paths)[column.data]}")
     if plan.limit is not None:
         texts.append(f"dataset.limit={plan.limit}")
-    if plan.max_new_tokens is not None:
+    if plan.max_new_tokens is not None and "window" not in preset("dataset", column.data):
         texts.append(f"decoding.max_new_tokens={plan.max_new_tokens}")
     return texts
+
+
+def _fitted(texts: list[str], column: Column, plan: Plan, model: Model) -> list[str]:
+    """Return overrides whose prompt lengths, or windows of perplexity, fit the model's context.
+
+    Lengths of the command line come first; longer ones than the context are scaled to fit (with tiny, which is for
+    small scales, to :data:`SHORT_PROMPT`).
+    """
+    data = preset("dataset", column.data)
+    given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+    room = context_of(model.preset) - int(plan.max_new_tokens or data.get("max_new_tokens") or 0)
+    most = SHORT_PROMPT if model.preset == "tiny" else room
+    if column.data != "mini" and "lengths" in data:
+        lengths = yaml.safe_load(given.get("dataset.lengths", "null")) or data["lengths"]
+        fitting = sorted({min(length, most) for length in plan.lengths or lengths})
+        if fitting != list(lengths):
+            return [*(t for t in texts if not t.startswith("dataset.lengths=")), f"dataset.lengths={_list(fitting)}"]
+    if "window" in data:
+        window = int(given.get("dataset.window", data["window"]))
+        wanted = min(max(plan.lengths) if plan.lengths else window, most)
+        if wanted != window:
+            return [*(t for t in texts if not t.startswith("dataset.window=")), f"dataset.window={wanted}"]
+    return texts
+
+
+def shortened(column: Column, plan: Plan, model: Model) -> str:
+    """Return what differs in the lengths of a column's prompts from the paper's; empty if nothing does."""
+    if column.data == POINTS:
+        ours = scaled(column, plan, model)
+        theirs = column.prompts.get(model.preset, column.prompt)
+        if (ours.prompt, ours.new_tokens) == (theirs, column.new_tokens):
+            return ""
+        return f"{column.data} {ours.prompt} + {ours.new_tokens} tokens in place of {theirs} + {column.new_tokens}"
+    texts = [f"dataset={column.data}", *column.options]
+    fitted = _fitted(texts, column, plan, model)
+    if fitted == texts:
+        return ""
+    given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+    key, _, value = fitted[-1].partition("=")
+    before = given.get(key) or preset("dataset", column.data)[key.partition(".")[2]]
+    return f"{column.data} {value} tokens in place of {before}"
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return f"[{','.join(map(str, numbers))}]"
 
 
 def scaled(column: Column, plan: Plan, model: Model) -> Column:
@@ -81,7 +129,7 @@ def point_overrides(columns: Sequence[Column], model: Model) -> list[str]:
     first = columns[0]
     prompts, batches = (sorted({getattr(column, key) for column in columns}) for key in ("prompt", "batch"))
     texts = [f"dataset={POINTS}", *first.options]
-    texts += [f"dataset.prompts=[{','.join(map(str, prompts))}]", f"dataset.batches=[{','.join(map(str, batches))}]"]
+    texts += [f"dataset.prompts={_list(prompts)}", f"dataset.batches={_list(batches)}"]
     texts += [f"dataset.new_tokens={first.new_tokens}", "dataset.repeats=1"]
     if first.memory_gb is not None:
         texts.append(f"runtime.memory_limit_gb={first.memory_gb:g}")

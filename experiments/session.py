@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
+from experiments.data import columns_of, shortened
 from experiments.draw.table import markdown
 from experiments.fold.cells import Folded
 from experiments.fold.grid import fold
@@ -78,11 +79,19 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
             "Data here: the bundled tasks of dataset=mini in place of the paper's data sets. The paper's numbers "
             "are of other data: they are shown only as the differences of its claims."
         )
-    replaced = [f"{row.name}: {row.small} in place of {row.setting}" for row in item.rows if row.small]
-    if replaced and plan.data != "paper":
-        notes.append(f"Settings here: {'; '.join(replaced)}.")
+    replaced = [row for row in item.rows if row.small and plan.data != "paper"]
+    if replaced and all("encoder=bm25" in row.small for row in replaced):
+        names = "" if len(replaced) == len(item.rows) else f" ({', '.join(row.name for row in replaced)})"
+        notes.append(f"Encoder here{names}: BM25, which needs no weights, in place of Contriever.")
+    elif replaced:
+        texts = [f"{row.name}: {row.small} in place of {row.setting}" for row in replaced]
+        notes.append(f"Settings here: {'; '.join(texts)}.")
     if plan.limit is not None:
         notes.append(f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}.")
+    columns, models = columns_of(item, plan), plan.models_of(item)
+    lengths = dict.fromkeys(shortened(column, plan, model) for model in models for column in columns)
+    if any(lengths):
+        notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
     if plan.max_new_tokens is not None:
         notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
     return notes

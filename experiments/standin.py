@@ -1,4 +1,4 @@
-"""Generated records in each benchmark's own layout, to try an item's format where the data is missing.
+"""Generated files in each benchmark's own layout, to try an item's format where the data is missing.
 
 Their texts mean nothing and neither do scores on them: tables of them are marked "format only".
 """
@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.item import Column
-from experiments.plan import Plan
-
-#: records of a file
-RECORDS = 4
-#: tokens that a word takes, about, with a small vocabulary
-TOKENS_PER_WORD = 2
+#: records of a test split; GSM8K's script of LogQuant shows training records up to number 94
+RECORDS, TRAINING = 4, 96
+#: words of a text for perplexity and for going on with
+LONG = 6000
 _WORDS = "the old river house stood near a quiet road where people walked home late in winter with their bread".split()
 
 
@@ -27,44 +24,122 @@ def text(rng: random.Random, words: int) -> str:
     return " ".join(f"{word}." if n % 12 == 11 else word for n, word in enumerate(picked))
 
 
-def longbench(task: str, rng: random.Random, words: int) -> Mapping[str, Any]:
-    """Return a record of LongBench (its README, section "Data format")."""
+def longbench(folder: Path, task: str, words: int) -> Path:
+    """Write ``<task>.jsonl`` with LongBench's fields."""
+    rng = random.Random(f"longbench {task}")
     classes = ["place", "person", "number"] if task in ("trec", "lsht") else None
-    answer = classes[0] if classes else text(rng, 4)
-    context = text(rng, words)
-    if task.startswith("passage_"):
-        context, answer = f"Paragraph 1: {context}", "Paragraph 1" if "retrieval" in task else "1"
-    return {
-        "input": text(rng, 8),
-        "context": context,
-        "answers": [answer],
-        "length": words,
-        "dataset": task,
-        "language": "en",
-        "all_classes": classes,
-        "_id": f"{rng.getrandbits(128):032x}",
-    }
+    records = []
+    for _ in range(RECORDS):
+        context, answer = text(rng, words), classes[0] if classes else text(rng, 4)
+        if task.startswith("passage_"):
+            context = f"Paragraph 1: {context}"
+            answer = "1" if task == "passage_count" else "段落1" if task.endswith("zh") else "Paragraph 1"
+        record = {"input": text(rng, 8), "context": context, "answers": [answer], "length": words, "dataset": task}
+        records.append(record | {"language": "en", "all_classes": classes, "_id": f"{rng.getrandbits(128):032x}"})
+    return _lines(folder / f"{task}.jsonl", records)
 
 
-#: choice of ``conf/dataset`` -> a record of its layout
-LAYOUTS: dict[str, Callable[[str, random.Random, int], Mapping[str, Any]]] = {
-    "longbench_cocktail": longbench,
-    "longbench_logquant": longbench,
-    "longbench_en": longbench,
+def gsm8k(folder: Path, task: str, words: int) -> Path:
+    """Write ``train.jsonl`` and ``test.jsonl`` with GSM8K's fields."""
+    rng = random.Random("gsm8k")
+    for split, count in (("train", TRAINING), ("test", RECORDS)):
+        sums = [(rng.randrange(2, 9), rng.randrange(2, 9)) for _ in range(count)]
+        records = [
+            {"question": f"{text(rng, 6)} What is {a} plus {b}?", "answer": f"It is {a} + {b} = {a + b}.\n#### {a + b}"}
+            for a, b in sums
+        ]
+        _lines(folder / f"{split}.jsonl", records)
+    return folder
+
+
+def openbookqa(folder: Path, task: str, words: int) -> Path:
+    """Write ``train.jsonl`` and ``test.jsonl`` with OpenBookQA's fields, as its authors' files have them."""
+    rng = random.Random("openbookqa")
+    for split in ("train", "test"):
+        records = []
+        for number in range(8):
+            choices = [{"text": text(rng, 2), "label": label} for label in "ABCD"]
+            question = {"stem": text(rng, 8), "choices": choices}
+            records.append({"id": str(number), "question": question, "answerKey": rng.choice("ABCD")})
+        _lines(folder / f"{split}.jsonl", records)
+    return folder
+
+
+def summaries(folder: Path, task: str, words: int) -> Path:
+    """Write records with ``sources`` and ``summary/short``, as Multi-LexSum has them."""
+    rng = random.Random("multi_lexsum")
+    records = [{"sources": [text(rng, LONG)], "summary/short": text(rng, 30)} for _ in range(RECORDS)]
+    return _lines(folder / "test.jsonl", records)
+
+
+def book_summaries(folder: Path, task: str, words: int) -> Path:
+    """Write records with ``context`` and ``answer``, as InfiniteBench has them."""
+    rng = random.Random("infinitebench_sum")
+    records = [{"id": n, "context": text(rng, LONG), "answer": [text(rng, 30)]} for n in range(RECORDS)]
+    return _lines(folder / "longbook_sum_eng.jsonl", records)
+
+
+def books(folder: Path, task: str, words: int) -> Path:
+    """Write a folder of books, one text file each."""
+    rng = random.Random("books")
+    for number in range(RECORDS):
+        _write(folder / f"book-{number}.txt", text(rng, 2 * LONG))
+    return folder
+
+
+def article(folder: Path, task: str, words: int) -> Path:
+    """Write one text of lines, as WikiText-2's raw test split has them."""
+    rng = random.Random("article")
+    return _write(folder / "test.txt", "\n".join(text(rng, 60) for _ in range(LONG // 60)) + "\n")
+
+
+def documents(folder: Path, task: str, words: int) -> Path:
+    """Write records with ``text``, as C4 has them."""
+    rng = random.Random("documents")
+    return _lines(folder / "documents.jsonl", [{"text": text(rng, LONG)} for _ in range(RECORDS)])
+
+
+def _lines(path: Path, records: Sequence[Mapping[str, Any]]) -> Path:
+    return _write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+
+
+def _write(path: Path, content: str) -> Path:
+    """Write a file unless it exists with this content; several processes may write it at once."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != content:
+        from kvbench.util import atomic
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, content.encode())
+    return path
+
+
+#: choice of ``conf/dataset`` -> the function that writes its files and returns the value of ``dataset.path``
+LAYOUTS: dict[str, Callable[[Path, str, int], Path]] = {
     "longbench": longbench,
+    "longbench_cocktail": longbench,
+    "longbench_en": longbench,
+    "longbench_logquant": longbench,
+    "gsm8k": gsm8k,
+    "gsm8k_logquant": gsm8k,
+    "openbookqa": openbookqa,
+    "multi_lexsum": summaries,
+    "infinitebench_sum": book_summaries,
+    "pg19": books,
+    "perplexity/pg19": books,
+    "perplexity/wikitext2": article,
+    "perplexity/c4": documents,
+    "perplexity/c4_new": documents,
 }
 
 
-def overrides(column: Column, plan: Plan, context: int) -> list[str]:
-    """Write a column's stand-in file unless it exists, and return the override that reads it."""
-    words = min(600, max(32, context // 4 // TOKENS_PER_WORD))
-    folder = plan.runs / "standin" / f"{column.data}-{words}"
-    path = folder / f"{column.task}.jsonl"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        make = LAYOUTS[column.data]
-        rows = [make(column.task, random.Random(f"{path.name} {n}"), words) for n in range(RECORDS)]
-        partial: Path = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        partial.replace(path)
-    return [f"dataset.path={path}"]
+def path(data: str, task: str, runs: Path, context: int) -> Path:
+    """Write the stand-in of a data set and return the value of ``dataset.path``.
+
+    Args:
+        data: choice of ``conf/dataset``; a key of :data:`LAYOUTS`.
+        task: its task, or empty.
+        runs: folder of the runs; the files go into its subfolder ``standin``.
+        context: tokens of the model's context; records of LongBench take a quarter of it.
+    """
+    words = min(1000, max(32, context // 16))
+    return LAYOUTS[data](runs / "standin" / f"{data.replace('/', '-')}-{words}", task, words)
