@@ -42,6 +42,7 @@ def _from_architecture(numbers: Architecture) -> Any:
     named = {name: value for name, value in vars(numbers).items() if value is not None}
     for name in ("model_type", "parameters", "rope"):
         named.pop(name, None)
+    named["sliding_window"] = numbers.sliding_window  # None too: MistralConfig's default is a window of 4096 tokens
     # Any ids inside the vocabulary would do.
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return AutoConfig.for_model(numbers.model_type, rope_parameters=dict(numbers.rope), **named, **ids)

@@ -23,6 +23,7 @@ from kvbench.models.load import load, resolve_device, shape_of
 from kvbench.models.locate import locate
 from kvbench.models.random_weights import byte_tokenizer, hf_config, random_model
 from kvbench.models.spec import ModelConfig, local_folder
+from kvbench.profiling.roofline import Shape
 from kvbench.util.confdir import options
 from kvbench.util.schema import build
 from tests.effort import effort
@@ -338,3 +339,11 @@ def test_the_tokenizers_own_end_ends_an_answer_too(named: Any, own: int | None, 
 
     model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=named))
     assert _eos_token_ids(model, SimpleNamespace(eos_token_id=own)) == ids
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_random_weights_attend_as_far_as_the_preset_says(name):
+    """Also where transformers' default is a window: MistralConfig's is one of 4096 tokens, and Mistral 0.2 has none."""
+    data = yaml.safe_load(options("model")[name].read_text(encoding="utf-8"))
+    model = build(ModelConfig, {**data, "weights": "random"}, "model")
+    assert Shape.of(hf_config(model)) == Shape.of(model.architecture)
