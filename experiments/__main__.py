@@ -20,8 +20,18 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
     add = top.add_argument
-    add("items", nargs="*", metavar="ITEM", help="ids of the list, papers, or all; none: the list")
-    add("--models", nargs="+", default=[], help="models in place of the paper's: tiny, a preset, OWNER/NAME, ./FOLDER")
+    add(
+        "items",
+        nargs="*",
+        metavar="ITEM",
+        help="ids of items, names of papers, or all; without an argument, all items are listed",
+    )
+    add(
+        "--models",
+        nargs="+",
+        default=[],
+        help="models to use instead of the paper's: tiny, a preset, OWNER/NAME or ./FOLDER",
+    )
     add(
         "--data",
         choices=("paper", "mini", "standin"),
@@ -33,18 +43,27 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="DATASET=FOLDER",
-        help="files of the paper's data on this machine, by choice of conf/dataset",
+        help="local files of the paper's data, by name of conf/dataset",
     )
-    add("--limit", type=int, metavar="N", help="samples per data set; with mini: per task")
-    add("--max-new-tokens", type=int, metavar="N", help="longest answer")
-    add("--lengths", type=int, nargs="+", default=[], metavar="N", help="prompt lengths in place of the item's")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    add("--launcher", choices=("local", "joblib"), default="local", help="joblib: runs in several processes")
-    add("--jobs", type=int, default=-1, metavar="N", help="processes of joblib (default: one per processor)")
-    add("--dry-run", action="store_true", help="print runs, expected time and memory, and downloads; run nothing")
-    add("--fold-only", action="store_true", help="make the tables of the runs that exist; run nothing")
+    add("--limit", type=int, metavar="N", help="samples per data set (with --data mini: per task)")
+    add("--max-new-tokens", type=int, metavar="N", help="maximum number of tokens of an answer")
+    add("--lengths", type=int, nargs="+", default=[], metavar="N", help="prompt lengths to use instead of the item's")
+    add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
+    add(
+        "--launcher",
+        choices=("local", "joblib"),
+        default="local",
+        help="how to start the runs; joblib: in several processes",
+    )
+    add("--jobs", type=int, default=-1, metavar="N", help="number of joblib's processes (default: one per processor)")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print the runs, their expected time and memory, and the downloads, without running anything",
+    )
+    add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
     add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
-    add("--out", type=Path, default=Path("results"), help="folder of tables and figures (default: results)")
+    add("--out", type=Path, default=Path("results"), help="folder for tables and figures (default: results)")
     return top
 
 
@@ -68,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: the same command again goes on where it stopped", file=sys.stderr)
+        print("interrupted; run the same command again to resume", file=sys.stderr)
         return 130
 
 

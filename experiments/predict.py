@@ -17,6 +17,6 @@ def predicted(items: Sequence[Item], plan: Plan) -> str:
         runs = item_runs(item, plan)
         fresh = [run for run in runs if run not in seen]
         seen |= set(fresh)
-        lines.append(f"{item.id}: {len(runs)} runs, {len(runs) - len(fresh)} of them shared with items above")
+        lines.append(f"{item.id}: {len(runs)} runs, {len(runs) - len(fresh)} of which are shared with items above")
         lines += [f"  {run.command}" for run in fresh]
     return "\n".join(lines)

@@ -24,7 +24,9 @@ def lines(name: str, folder: Path = FOLDER) -> tuple[Mapping[str, str], ...]:
         with path.open(encoding="utf-8", newline="") as handle:
             return tuple(csv.DictReader(handle))
     except FileNotFoundError:
-        raise DataError(f"{path} does not exist.\n  hint: the item's `published` names a file of {folder}") from None
+        raise DataError(
+            f"{path} does not exist.\n  hint: correct the item's `published`; it must name a file in {folder}"
+        ) from None
 
 
 def lookup(name: str, keys: Mapping[str, str], value: str, folder: Path = FOLDER) -> float | None:
@@ -36,11 +38,13 @@ def lookup(name: str, keys: Mapping[str, str], value: str, folder: Path = FOLDER
     table = lines(name, folder)
     missing = sorted({*keys, value} - set(table[0] if table else ()))
     if missing:
-        raise DataError(f"{name}.csv has no column {', '.join(missing)}; it has {', '.join(table[0] if table else ())}")
+        raise DataError(
+            f"{name}.csv does not have the columns {', '.join(missing)}; it has {', '.join(table[0] if table else ())}"
+        )
     matches = [line for line in table if all(line[key] == text for key, text in keys.items())]
     if len(matches) > 1:
         wanted = ", ".join(f"{key}={text}" for key, text in keys.items())
-        raise DataError(f"{name}.csv has {len(matches)} lines with {wanted}: one was expected")
+        raise DataError(f"{name}.csv has {len(matches)} lines with {wanted}, but exactly one was expected")
     return float(matches[0][value]) if matches and matches[0][value] != "" else None
 
 

@@ -27,7 +27,7 @@ def items() -> dict[str, Item]:
         for name in sorted(names, key=lambda text: (not text.startswith("table"), int(re.sub(r"\D", "", text)))):
             item = getattr(importlib.import_module(f"experiments.{paper}.{name}"), "ITEM", None)
             if not isinstance(item, Item) or item.id != f"{paper}/{name}":
-                raise TypeError(f"experiments/{paper}/{name}.py: ITEM must be an item with the id {paper}/{name}")
+                raise TypeError(f"experiments/{paper}/{name}.py: ITEM must be an item whose id is {paper}/{name}")
             by_id[item.id] = item
     return by_id
 

@@ -15,7 +15,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "//", "\\\\", "xx", "..", "--", "++", "oo")
 #: width of a picture in inches (a text column of two), and its letters in points
 WIDTH, LETTERS = 6.5, 9
-NO_MATPLOTLIB = "no picture: matplotlib is not installed. hint: pip install 'kvbench[plot]'"
+NO_MATPLOTLIB = "no figure, because matplotlib is not installed.\n  hint: run pip install 'kvbench[plot]'"
 
 
 def draw(item: Item, folded: Folded, folder: Path) -> str:
@@ -30,7 +30,7 @@ def draw(item: Item, folded: Folded, folder: Path) -> str:
     from matplotlib import pyplot
 
     if not any(cell.ours is not None for cell in folded.cells) and not folded.arrays:
-        return "no picture: no cell has a number"
+        return "no figure, because no cell has a number"
     settings = {"font.size": LETTERS, "svg.hashsalt": item.id, "svg.fonttype": "path", "hatch.linewidth": 0.5}
     with pyplot.rc_context(settings):
         figure = _DRAWERS[item.draw](item, folded, pyplot)

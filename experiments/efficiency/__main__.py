@@ -22,14 +22,19 @@ def main(argv: list[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     given, more = (given[: given.index("--")], given[given.index("--") + 1 :]) if "--" in given else (given, [])
     parser = argparse.ArgumentParser(prog="python -m experiments.efficiency", description=__doc__)
-    parser.add_argument("--run", choices=GRIDS, help="measure a grid first")
+    parser.add_argument("--run", choices=GRIDS, help="measure this grid first")
     parser.add_argument(
-        "--fold", nargs="+", type=Path, default=[], metavar="PLACE", help="files and folders with points"
+        "--fold",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="PLACE",
+        help="files and folders with measured points, to make tables and plots from",
     )
-    parser.add_argument("--out", type=Path, default=Path("results/efficiency"), help="folder of tables and plots")
+    parser.add_argument("--out", type=Path, default=Path("results/efficiency"), help="folder for tables and plots")
     args = parser.parse_args(given)
     if not args.run and not args.fold:
-        parser.error("nothing to do: --run or --fold")
+        parser.error("nothing to do; use --run or --fold")
     status, places = 0, list(args.fold)
     if args.run:
         from kvbench.bench.__main__ import main as bench
@@ -42,12 +47,15 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return status or 2
     if not found:
-        print(f"error: no points in {', '.join(map(str, places))}", file=sys.stderr)
+        print(f"error: there are no points in {', '.join(map(str, places))}", file=sys.stderr)
         return status or 2
     try:
         print(fold(found, args.out))
     except OSError as error:
-        print(f"error: {args.out} cannot be written: {error}\n  hint: --out FOLDER", file=sys.stderr)
+        print(
+            f"error: {args.out} cannot be written: {error}\n  hint: name another folder with --out FOLDER",
+            file=sys.stderr,
+        )
         return status or 2
     return status
 

@@ -25,7 +25,7 @@ def read(places: Sequence[Path]) -> list[Point]:
     points: dict[tuple[Any, ...], Point] = {}
     for place in places:
         if not place.exists():
-            raise FileNotFoundError(f"{place}: there is no such file or folder")
+            raise FileNotFoundError(f"{place} does not exist")
         files = sorted(place.glob("*.json")) if place.is_dir() else [place]
         for point in chain(run_points(place), *map(bench_points, files)):
             points[(*point.group, point.setting, point.batch)] = point

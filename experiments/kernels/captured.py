@@ -119,9 +119,11 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--kernels", default="cuda", choices=["cuda", "triton"], help="of both")
+    parser.add_argument(
+        "--kernels", default="cuda", choices=["cuda", "triton"], help="kernels of eager and captured steps"
+    )
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--compile", action="store_true", help="also with compiled layers")
+    parser.add_argument("--compile", action="store_true", help="compile the layers around attention in captured steps")
     parser.add_argument("--out", default="results/h200/captured.json")
     arguments = parser.parse_args()
     model, tokenizer = load(arguments.model, arguments.device)

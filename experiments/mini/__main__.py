@@ -69,20 +69,36 @@ def run_apart(setting: Setting, arguments: argparse.Namespace, given: Sequence[s
 def parse(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line, with the comparison's defaults."""
     parser = argparse.ArgumentParser(prog="python -m experiments.mini", description=__doc__)
-    parser.add_argument("--grid", choices=tuple(COMPARISONS), default="all", help="which comparison")
-    parser.add_argument("--limit", type=int, help="samples a task and length (default: 100; of the search 200)")
     parser.add_argument(
-        "--limit-for", nargs="+", default=[], metavar="NAME=N", help="other limits of single settings (slow ones)"
+        "--grid", choices=tuple(COMPARISONS), default="all", help="comparison to run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="samples per task and length (default: 100, or 200 with --grid search)"
+    )
+    parser.add_argument(
+        "--limit-for",
+        nargs="+",
+        default=[],
+        metavar="NAME=N",
+        help="different limits for single settings, such as slow ones",
     )
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096])
-    parser.add_argument("--tasks", nargs="*", help="tasks of mini (default: all; of the search those that tell)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N")
-    parser.add_argument("--batch", type=int, default=1, help="prompts a batch")
-    parser.add_argument("--jobs", type=int, default=1, help="settings that run side by side")
-    parser.add_argument("--only", nargs="*", default=[], help="names of settings (default: all)")
-    parser.add_argument("--runs", default="results/runs/mini", help="where the runs lie")
-    parser.add_argument("--out", help="where table, scores and plot go (default: results/mini, results/mini/search)")
-    parser.add_argument("--fold-only", action="store_true", help="make the tables of what has run")
+    parser.add_argument(
+        "--tasks",
+        nargs="*",
+        help="tasks of mini (default: all; with --grid search, those that distinguish the settings)",
+    )
+    parser.add_argument("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
+    parser.add_argument("--batch", type=int, default=1, help="prompts per batch")
+    parser.add_argument("--jobs", type=int, default=1, help="number of settings to run in parallel")
+    parser.add_argument("--only", nargs="*", default=[], help="names of the settings to run (default: all)")
+    parser.add_argument("--runs", default="results/runs/mini", help="folder of the runs (default: %(default)s)")
+    parser.add_argument(
+        "--out", help="folder for table, scores and plot (default: results/mini or results/mini/search)"
+    )
+    parser.add_argument(
+        "--fold-only", action="store_true", help="write the tables from existing runs, without running anything"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     grid = COMPARISONS[arguments.grid]

@@ -113,8 +113,8 @@ def markdown(results: Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]) 
 def main() -> int:
     """Measure all tasks with both ways to read a chunk's text."""
     parser = argparse.ArgumentParser(prog="python -m experiments.mini.chunks", description=__doc__)
-    parser.add_argument("--limit", type=int, default=200, help="samples a task")
-    parser.add_argument("--length", type=int, default=4096, help="tokens of a prompt")
+    parser.add_argument("--limit", type=int, default=200, help="samples per task")
+    parser.add_argument("--length", type=int, default=4096, help="prompt length in tokens")
     parser.add_argument("--tasks", nargs="+", choices=tuple(KEYS), default=tuple(KEYS))
     parser.add_argument("--encoder", default="bm25")
     parser.add_argument("--alpha", type=float, default=0.6)

@@ -43,7 +43,7 @@ def fold(
     kept = [row for row in found if len(row["samples"]) >= ENOUGH * most]
     shared = whole_tasks(set.intersection(*(set(row["samples"]) for row in kept)) if kept else set())
     if not shared:
-        return f"nothing that all settings have done lies in {runs}"
+        return f"{runs} does not contain a sample that all settings have done"
     base = next((row for row in kept if row["name"] == "fp16"), None)
     rows = [summarize(row, sorted(shared), base) for row in kept]
     by_name = {row["name"]: row for row in found}

@@ -77,10 +77,10 @@ def compared(results: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     """Measure, compare, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="a folder")
-    parser.add_argument("--processes", type=int, default=2, help="ranks of the tensor-parallel layout")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--processes", type=int, default=2, help="number of ranks of the tensor-parallel layout")
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=LAYOUTS)
-    parser.add_argument("--limit-s", type=float, default=75.0, help="seconds for each layout")
+    parser.add_argument("--limit-s", type=float, default=75.0, help="time limit per layout in seconds")
     args, rest = parser.parse_known_args()
     args.out.mkdir(parents=True, exist_ok=True)
     results = {layout: launch(layout, args.out, args.processes, rest, args.limit_s) for layout in args.layouts}

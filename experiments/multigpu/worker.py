@@ -195,12 +195,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", choices=LAYOUTS, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="of the bundled model; none: skip")
+    parser.add_argument(
+        "--dtypes",
+        nargs="*",
+        default=["float32", "bfloat16"],
+        help="data types of the bundled model (without a value: skip this part)",
+    )
     parser.add_argument("--methods", nargs="*", default=list(EQUAL)[:5], choices=list(EQUAL))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompts", type=int, default=2)
     parser.add_argument("--model", default="llama2-7b")
-    parser.add_argument("--context", type=int, default=131072, help="0: leave the long part out")
+    parser.add_argument(
+        "--context", type=int, default=131072, help="prompt length of the long part in tokens (0: skip this part)"
+    )
     parser.add_argument("--steps", type=int, default=32)
     args = parser.parse_args()
     record = Record(args.out)

@@ -121,18 +121,22 @@ def prompts_of(data: str, setup: Setup, length: int, count: int) -> list[Prompt]
 def main() -> int:
     """Run what is missing and fold."""
     parser = argparse.ArgumentParser(prog="python -m experiments.quantspec.acceptance", description=__doc__)
-    parser.add_argument("--model", default="tiny", help="a choice of conf/model")
+    parser.add_argument("--model", default="tiny", help="a preset of conf/model")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--data", nargs="+", default=["books", "mini"], choices=("books", "mini"))
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024], help="tokens of a prompt")
-    parser.add_argument("--prompts", type=int, default=16, help="prompts of each data set and length")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of each (QuantSpec: 90)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024], help="prompt lengths in tokens")
+    parser.add_argument("--prompts", type=int, default=16, help="number of prompts per data set and length")
+    parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt (QuantSpec: 90)")
     parser.add_argument("--gammas", type=int, nargs="+", default=[1, 2, 4, 6, 8])
-    parser.add_argument("--drafts", nargs="*", default=[], help="names of drafts, or their beginnings (default: all)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy, as in the paper")
-    parser.add_argument("--runs", default="results/runs/quantspec", help="folder of the answers")
-    parser.add_argument("--out", default="results/quantspec", help="folder of the tables")
+    parser.add_argument(
+        "--drafts", nargs="*", default=[], help="drafts to measure: names or beginnings of names (default: all)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="sampling temperature (0: greedy, as in the paper)"
+    )
+    parser.add_argument("--runs", default="results/runs/quantspec", help="folder for the answers")
+    parser.add_argument("--out", default="results/quantspec", help="folder for the tables")
     parser.add_argument("--fold-only", action="store_true")
     arguments = parser.parse_args()
     runs = Path(arguments.runs)

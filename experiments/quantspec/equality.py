@@ -140,13 +140,17 @@ def main() -> int:
     """Compare; 0 where nothing but ties differs."""
     parser = argparse.ArgumentParser(prog="python -m experiments.quantspec.equality", description=__doc__)
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=20, help="new tokens a prompt")
+    parser.add_argument("--tokens", type=int, default=20, help="new tokens per prompt")
     parser.add_argument("--gammas", type=int, nargs="+", default=list(range(1, 9)))
-    parser.add_argument("--group", type=int, default=128, help="G; half of the buffer")
-    parser.add_argument("--weights", default="int4_all", choices=("same", "int4", "int4_all"), help="of the draft")
+    parser.add_argument("--group", type=int, default=128, help="group size G, which is half of the buffer")
+    parser.add_argument(
+        "--weights", default="int4_all", choices=("same", "int4", "int4_all"), help="weights of the draft"
+    )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--runs", default="results/runs/quantspec", help="folder of equality.json, a record a run")
-    parser.add_argument("--out", default="results/quantspec", help="folder of equality.md")
+    parser.add_argument(
+        "--runs", default="results/runs/quantspec", help="folder for equality.json, which has one record per run"
+    )
+    parser.add_argument("--out", default="results/quantspec", help="folder for equality.md")
     arguments = parser.parse_args()
     setup = Setup(arguments.device, arguments.group, arguments.weights)
     wanted = lengths(arguments.group, arguments.prompts)

@@ -61,7 +61,9 @@ def books(tokenizer: Any, length: int, count: int, folder: str | None = None) ->
                 )
                 found.append(Prompt(f"{name or 'python'}@{length}/{turn}", whole, None, "", stop=False))
         if len(found) == before:
-            raise SystemExit(f"the texts hold {len(found)} prompts of {length} tokens, not {count}")
+            raise SystemExit(
+                f"the texts are long enough for {len(found)} prompts of {length} tokens, but {count} are needed"
+            )
         turn += 1
     return found
 

@@ -160,7 +160,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
-            raise ConfigError(override, None, "an override is written key.sub=value")
+            raise ConfigError(override, None, "is not an override of the form key.sub=value")
         *groups, last = key.split(".")
         place = data
         for group in groups:

@@ -34,7 +34,10 @@ def files(folder: Path) -> list[Path]:
     """
     found = sorted(p for p in folder.glob("*.txt*") if p.suffix in _OPEN) if folder.is_dir() else []
     if not found:
-        raise DataError(f"{folder}: no *.txt, *.txt.gz or *.txt.xz here; point corpus.path to a folder of text files")
+        raise DataError(
+            f"{folder} does not contain *.txt, *.txt.gz or *.txt.xz files.\n  hint: set corpus.path to "
+            "a folder of text files"
+        )
     return found
 
 

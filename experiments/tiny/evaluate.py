@@ -168,7 +168,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--generate", choices=("needed", "all", "none"), default="needed")
-    parser.add_argument("--books", nargs="*", type=Path, default=[], help="books for bits per character")
+    parser.add_argument(
+        "--books", nargs="*", type=Path, default=[], help="folder of books on which bits per character are measured"
+    )
     parser.add_argument("--book-tokens", type=int, default=16384)
     parser.add_argument("--device", default="cuda" if torch.cuda.device_count() else "cpu")
     parser.add_argument("--workers", type=int, default=2)

@@ -79,9 +79,11 @@ class Feed:
                 break
             except queue.Empty:
                 if not self._processes[worker].is_alive() and not any(p.is_alive() for p in self._processes):
-                    raise RuntimeError("the workers that make training rows have died; see their messages") from None
+                    raise RuntimeError(
+                        "the processes that make training rows have failed; see their messages"
+                    ) from None
                 if any(p.exitcode for p in self._processes):
-                    raise RuntimeError("a worker that makes training rows has died; see its message") from None
+                    raise RuntimeError("a process that makes training rows has failed; see its message") from None
         assert index == self._next
         self._next += 1
         return batch

@@ -92,8 +92,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True, help="folder of text files")
-    parser.add_argument("--code", nargs="*", default=["python*"], help="names of the files that hold code")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with text files")
+    parser.add_argument("--code", nargs="*", default=["python*"], help="names of the files that contain code")
     parser.add_argument("--out", type=Path, default=Path("kvbench/models/tiny"))
     parser.add_argument("--size", type=int, default=4096)
     args = parser.parse_args()

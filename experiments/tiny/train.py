@@ -120,7 +120,7 @@ class Trainer:
         """Resume from a checkpoint of the same model."""
         state = torch.load(path, map_location=self.device, weights_only=True)
         if state["model"] != dataclasses.asdict(self.config.model):
-            raise ValueError(f"{path} holds a model of another shape; give another run.dir")
+            raise ValueError(f"{path} contains a model of another shape.\n  hint: set run.dir to another folder")
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds, self.tokens = state["step"], state["seconds"], state["tokens"]

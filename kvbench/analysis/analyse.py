@@ -82,7 +82,7 @@ def analyse(
     """
     options = options or Options()
     if not prompts:
-        raise ConfigError("samples", None, "there is no prompt to analyse", hint="dataset.limit=4")
+        raise ConfigError("samples", None, "does not provide a prompt to analyse", hint="dataset.limit=4")
     shape = loaded.architecture
     outcome = Outcome(loaded.name, Shape(shape.layers, shape.heads), options.bins, tuple(methods))
     for text in prompts:
@@ -144,7 +144,7 @@ def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[s
             layer = int(np.argwhere(~np.isfinite(parts[broken[0]]))[0, 0])
             raise NonFiniteError(
                 f"{text.id}: the {broken[0]} of {name} is NaN or infinite in layer {layer}: the model's queries, keys "
-                "or values there are.\n  hint: model.dtype=float32 tells whether the dtype is too narrow"
+                "or values there are.\n  hint: set model.dtype=float32; if the error remains, the weights are damaged"
             )
     positions = {
         name: [x.cpu().numpy() for x in getattr(observation, name)]

@@ -49,7 +49,10 @@ class Bins:
             ValueError: no bin ends there.
         """
         if count not in self.edges[1:]:
-            raise ValueError(f"{count} tokens do not fill whole bins; allowed: {', '.join(map(str, self.edges[1:]))}")
+            raise ValueError(
+                f"{count} tokens do not fill whole bins; allowed numbers of tokens: "
+                f"{', '.join(map(str, self.edges[1:]))}"
+            )
         return slice(self.sinks, self.sinks + self.edges.index(count))
 
     def one_hot(self, columns: Tensor, queries: Tensor) -> Tensor:

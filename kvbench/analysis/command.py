@@ -31,20 +31,22 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     top = argparse.ArgumentParser(
         prog="python -m kvbench.analysis",
-        description="Compares the attention of methods with exact attention on a data set's prompts, without labels.",
+        description=(
+            "Compare the attention of methods with exact attention on the prompts of a data set; labels are not needed."
+        ),
     )
     top.add_argument(
         "words",
         nargs="*",
         metavar="KEY=VALUE",
-        help="as for python -m kvbench: model=tiny dataset=mini dataset.limit=4 runtime.device=cuda",
+        help="overrides as for python -m kvbench, such as model=tiny dataset=mini dataset.limit=4 runtime.device=cuda",
     )
     top.add_argument("--settings", nargs="+", default=list(TABLE_4), metavar="SETTING", help=SYNTAX)
-    top.add_argument("--steps", type=int, default=16, help="decode steps of each prompt (default: %(default)s)")
+    top.add_argument("--steps", type=int, default=16, help="number of decode steps per prompt (default: %(default)s)")
     top.add_argument(
-        "--prompt-queries", type=int, default=0, metavar="N", help="profile the prompt's last N queries; -1: all"
+        "--prompt-queries", type=int, default=0, metavar="N", help="profile the last N queries of each prompt (-1: all)"
     )
-    top.add_argument("--positions", action="store_true", help="keep the probability of each position and step")
+    top.add_argument("--positions", action="store_true", help="also store the probability of each position and step")
     top.add_argument("--out", type=Path, help="folder for rows.jsonl, arrays.npz, about.json and table.md")
     return top
 
@@ -137,9 +139,9 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 word,
                 None,
-                "is not a choice or a key of the analysis",
+                "is neither a choice nor a key of the analysis",
                 allowed="model=NAME, dataset=NAME, model.KEY=VALUE, dataset.KEY=VALUE, runtime.KEY=VALUE",
-                hint="methods come after --settings",
+                hint="name methods after --settings: --settings kivi:int4",
             )
         if dot:
             changes[group][name] = typed(text)
@@ -174,7 +176,7 @@ def samples(task: Task, tokenizer: Any) -> list[Sample]:
         raise ConfigError(
             "dataset",
             drawn[0].task,
-            f"asks for {other}, and the analysis needs prompts that are answered",
+            f"asks for {other}, but the analysis needs prompts with answers",
             hint="dataset=mini, dataset=gsm8k_logquant, dataset=longbench, ...",
         )
     return drawn

@@ -114,7 +114,7 @@ class Observation:
         before, layer = pre_rope.take(module), key.layer
         keys, values = key.claim()
         if layer.batch != 1:
-            raise CacheError(f"attention is analysed one text at a time, and the batch has {layer.batch} rows")
+            raise CacheError(f"attention is analysed one text at a time, but the batch has {layer.batch} rows")
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         logits = logits_of(module, query, kwargs)
         first = layer.seen - query.shape[2]
@@ -123,14 +123,18 @@ class Observation:
         if not layer.sealed:
             see_padding(layer, attention_mask, query.shape[2])
             if layer.start(0):
-                raise CacheError(f"attention is analysed without padding, and the prompt begins with {layer.start(0)}")
+                raise CacheError(
+                    f"attention is analysed without padding, but the prompt begins with {layer.start(0)} padding tokens"
+                )
             out = prompt(module, layer, query, keys, keys, values, attention_mask, scaling, kwargs)
             for cache in self.candidates.values():
                 call.place(cache.layers[layer.index])
             self._profile_prompt(queries, Exact(keys[0], values[0]))
             return out, None
         if query.shape[2] != 1:
-            raise CacheError(f"attention is analysed token by token, and {query.shape[2]} came after the prompt")
+            raise CacheError(
+                f"attention is analysed token by token, but {query.shape[2]} tokens arrived at once after the prompt"
+            )
         out = step(module, layer, query, keys, values, attention_mask, scaling, logits)
         self._observe_step(layer, queries, call)
         return out, None

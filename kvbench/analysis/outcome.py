@@ -148,7 +148,8 @@ class Outcome:
         for name in (ABOUT, ROWS, ARRAYS):
             if not (folder / name).is_file():
                 raise DataError(
-                    f"{folder} has no {name}.\n  hint: python -m kvbench.analysis --out {folder} writes an analysis"
+                    f"{folder} does not contain {name}.\n  hint: write an analysis with python -m "
+                    f"kvbench.analysis --out {folder}"
                 )
         facts = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         outcome = cls(facts["model"], Shape(**facts["shape"]), Bins(**facts["bins"]), tuple(facts["settings"]))

@@ -83,7 +83,7 @@ def findings(outcome: Outcome) -> str:
         f"n = {count} prompts. {len(pairs) - len(alike)} of {len(pairs)} pairs of methods differ by more than "
         f"{SIGNIFICANT:g} standard errors of their paired difference in at least one of {', '.join(ERRORS)}."
     )
-    return line + (f" Not told apart: {'; '.join(alike)}." if alike else "")
+    return line + (f" Pairs without such a difference: {'; '.join(alike)}." if alike else "")
 
 
 def _cell(name: str, average: float, error: float) -> str:

@@ -43,7 +43,7 @@ def ask(repository: Repository, name: str) -> Answer:
     if answer.problem:
         return Answer(problem=f"{constants.ENDPOINT} cannot be reached ({answer.problem})")
     if answer.status is not None and answer.status >= 500:
-        return Answer(problem=f"{constants.ENDPOINT} answers with error {answer.status}")
+        return Answer(problem=f"{constants.ENDPOINT} responded with status {answer.status}")
     return answer
 
 
@@ -59,7 +59,7 @@ def demand(repository: Repository, name: str) -> Answer:
     if answer.status in (401, 403):
         raise refused(repository, answer.status)
     if answer.status == 404:
-        raise HubError(f"the hub has no such file at revision {repository.asked} (404)", absent=True)
+        raise HubError(f"the hub does not have this file at revision {repository.asked} (404)", absent=True)
     return answer
 
 
@@ -67,8 +67,8 @@ def refused(repository: Repository, status: int) -> HubError:
     """Return the error for a repository that the hub does not give to this account."""
     page = "datasets/" * (repository.kind == "dataset") + repository.hub_id
     return HubError(
-        f"the hub refused this account ({status}): the repository is gated or private, or does not exist",
-        f"ask for access at https://huggingface.co/{page}, then `hf auth login` (or HF_TOKEN=...)",
+        f"the hub denied access to this account ({status}): the repository is gated or private, or does not exist",
+        f"ask for access at https://huggingface.co/{page}, then run `hf auth login` or set HF_TOKEN",
         absent=True,
     )
 

@@ -49,10 +49,12 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
         _update(repository, {"commit": commit, "fetched": datetime.date.today().isoformat(), "files": {}})
     elif first["commit"] != commit:
         raise HubError(
-            f"revision {repository.asked} of {repository.hub_id} has moved: {first['commit']} when it was first "
-            f"fetched ({first.get('fetched')}), {commit} now in {place}; nothing was downloaded or changed",
-            f"fetch with {repository.key}={first['commit']} to complete the first one (runs without it then go on), or "
-            f"run with {repository.key}={commit} for the new one, under run ids of its own",
+            f"revision {repository.asked} of {repository.hub_id} has moved: it was commit "
+            f"{first['commit']} when it was first "
+            f"fetched ({first.get('fetched')}), but {place} now has {commit}. Nothing was downloaded or changed",
+            f"fetch with {repository.key}={first['commit']} to complete the first commit (runs without "
+            "that key then continue), or "
+            f"run with {repository.key}={commit} to use the new one, which gives new run ids",
         )
 
 
@@ -112,8 +114,8 @@ def verify(file: Path) -> None:
         blob.unlink(missing_ok=True)
         raise HubError(
             f"the content of {file.name} does not have the checksum that the hub lists ({content[:12]}..., expected "
-            f"{expected[:12]}...); the file was removed, others stay",
-            "run the same command again; if it happens again, a proxy on the way changes the file",
+            f"{expected[:12]}...); the file was removed",
+            "run the same command again; if the error remains, a proxy is probably changing the file",
         )
 
 

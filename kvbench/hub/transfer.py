@@ -14,7 +14,7 @@ from kvbench.hub.record import note, settle, verify
 from kvbench.hub.repository import HubError, Repository, commit_of
 
 #: remedy after a download that ended early
-AGAIN = "run the same command again; files that are complete stay, the others are fetched"
+AGAIN = "run the same command again; it downloads only the files that are not complete"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ def fetch(repository: Repository, files: Plan) -> Path:
             lists. Files that were complete stay.
     """
     if not files.files:
-        raise HubError(f"{repository.hub_id} has none of the files that are needed", "another repository")
+        raise HubError(
+            f"{repository.hub_id} does not contain any of the files that are needed", "choose another repository"
+        )
     check_space(repository, files.missing_bytes)
     with _translated(repository):
         from huggingface_hub import snapshot_download
@@ -110,7 +112,7 @@ def check_space(repository: Repository, size: int) -> None:
     place = next(folder for folder in (repository.folder, *repository.folder.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if size > free:
-        raise _full(repository, f"needs {amount(size)}, and the disk has {amount(free)} free; nothing was downloaded")
+        raise _full(repository, f"needs {amount(size)}, but only {amount(free)} are free; nothing was downloaded")
 
 
 def amount(size: float) -> str:
@@ -124,8 +126,8 @@ def amount(size: float) -> str:
 
 def _full(repository: Repository, problem: str) -> HubError:
     return HubError(
-        f"there is no room for {repository.hub_id} in {repository.folder.parent}: it {problem}",
-        "free some space there, or HF_HOME=FOLDER on a larger disk, for this command and the runs",
+        f"{repository.hub_id} does not fit into {repository.folder.parent}: it {problem}",
+        "free some space there, or set HF_HOME=FOLDER on a larger disk for this command and for the runs",
     )
 
 
@@ -141,10 +143,10 @@ def _translated(repository: Repository) -> Iterator[None]:
         while root is not None and not (isinstance(root, OSError) and root.errno in (errno.ENOSPC, errno.EDQUOT)):
             root = root.__cause__ or root.__context__
         if root is not None:
-            raise _full(repository, "filled the disk; files that are complete stay") from error
+            raise _full(repository, "filled the disk; complete files are kept") from error
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403):
             raise refused(repository, status) from error
         lines = str(error).strip().splitlines()
         reason = ": ".join([type(error).__name__, *(line.rstrip(".") for line in lines[:1])])
-        raise HubError(f"the download of {repository.hub_id} ended early ({reason})", AGAIN) from error
+        raise HubError(f"the download of {repository.hub_id} stopped early ({reason})", AGAIN) from error

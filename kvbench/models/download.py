@@ -62,5 +62,5 @@ def fetched(model: ModelConfig) -> Source:
 def announcement(what: str, files: Plan) -> str:
     """Return a line about the size of a download, to be shown before it."""
     count, here = len(files.missing), len(files.files) - len(files.missing)
-    already = f" ({here} of {len(files.files)} files are here)" if here else ""
+    already = f" ({here} of {len(files.files)} files are already on this machine)" if here else ""
     return f"{what}: {count} file{'s' * (count != 1)}, {amount(files.missing_bytes)} to download{already}"

@@ -62,7 +62,7 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
     """
     repository = _repository(source)
     if repository is None:
-        raise DataError(f"{what}: no file is named.\n  hint: dataset.path=FILE_OR_FOLDER")
+        raise DataError(f"{what}: no file is given.\n  hint: set dataset.path=FILE_OR_FOLDER")
     try:
         if "*" not in name:
             return [fetch_file(repository, name)]
@@ -114,5 +114,5 @@ def _repository(source: HubSource) -> Repository | None:
 def _matching(names: Sequence[str], pattern: str, what: str, repository: Repository) -> list[str]:
     matches = fnmatch.filter(names, pattern)
     if not matches:
-        raise HubError(f"the hub has no such file at revision {repository.asked}", absent=True)
+        raise HubError(f"the hub does not have this file at revision {repository.asked}", absent=True)
     return whole_split(matches, pattern, what, repository.hub_id)

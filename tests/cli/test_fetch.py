@@ -54,7 +54,7 @@ def test_a_file_is_fetched_by_name_and_revision_and_then_read_from_the_cache(hub
     assert data.find(source("data/a.txt"), "a", None, "toy").path == found.path
     assert not hub.asked
     assert data.find(source("data/a.txt", None), "a", None, "toy").path == found.path  # main is the same commit
-    with pytest.raises(DataError, match=r"toy: no file is named.\n  hint: dataset.path="):
+    with pytest.raises(DataError, match=r"toy: no file is given.\n  hint: set dataset.path="):
         data.find(HubSource(), "test", None, "toy")
 
 
@@ -63,7 +63,7 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
     shards = {f"test-0000{shard}-of-00002.parquet": rows(shard, shard + 10) for shard in range(2)}
     hub.add("datasets/o/n", {"README.md": b"#", **shards})
     hub.faults.gone = {"test-00001-of-00002.parquet": 500}
-    with pytest.raises(DataError, match="toy: the download of o/n ended early"):
+    with pytest.raises(DataError, match="toy: the download of o/n stopped early"):
         data.find(source("test-*.parquet", None), "test", None, "toy")
     hub.faults.gone = {}
     found = data.find(source("test-*.parquet", None), "test", None, "toy")  # one of two does not pass for the split
@@ -83,7 +83,7 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
         (401, "denied access to this account (401)"),
         (403, "denied access to this account (403)"),
         (404, "no such file at revision main (404)"),
-        (500, "answers with error 500"),
+        (500, "responded with status 500"),
     ],
 )
 def test_what_the_hub_answers_is_said(
@@ -115,8 +115,8 @@ def test_a_data_set_that_moved_is_refused_and_what_was_fetched_stays(hub: Hub) -
     with pytest.raises(DataError) as caught:
         data.find(question, "test", None, "dataset toy")
     message = str(caught.value)
-    assert message.startswith(f"dataset toy: revision main of o/q has moved: {first} when it was first fetched (")
-    assert f"dataset.source.revision={first} to complete the first one" in message and second in message
+    assert message.startswith(f"dataset toy: revision main of o/q has moved: it was commit {first} when it was first fetched (")
+    assert f"dataset.source.revision={first} to complete the first commit" in message and second in message
     pinned = HubSource(hub_id="o/q", file="{task}.jsonl", revision=first)
     assert data.read_records(data.find(pinned, "test", None, "toy")) == [{"n": 2}]
     assert data.read_records(data.find(question, "test", None, "toy")) == [{"n": 2}]  # the remedy: runs go on

@@ -118,7 +118,7 @@ def test_a_folder_that_takes_no_files_is_named(file, capsys):
 
 def test_nothing_to_fold_is_said(tmp_path, capsys):
     assert main(["--fold", str(tmp_path / "none.json")]) == 2
-    assert "no such file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert main(["--fold", str(tmp_path)]) == 2
     assert "no points" in capsys.readouterr().err
     with pytest.raises(SystemExit):

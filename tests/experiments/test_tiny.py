@@ -88,7 +88,7 @@ def test_corpus_tokens_are_those_of_the_whole_documents(folder, library):
 
 
 def test_an_empty_folder_is_an_error(tmp_path):
-    with pytest.raises(DataError, match=r"point corpus\.path"):
+    with pytest.raises(DataError, match=r"set corpus\.path"):
         corpus.files(tmp_path)
 
 

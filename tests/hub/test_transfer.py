@@ -82,8 +82,8 @@ def test_a_cut_download_goes_on_at_its_byte(hub: Hub, monkeypatch: pytest.Monkey
 def test_after_a_failure_only_what_is_missing_is_fetched(hub: Hub) -> None:
     hub.faults.gone = {"model-00002-of-00002.safetensors": 500}
     error = fails()
-    assert error.reason.startswith("the download of me/model ended early (HfHubHTTPError: ")
-    assert error.remedy == "run the same command again; files that are complete stay, the others are fetched"
+    assert error.reason.startswith("the download of me/model stopped early (HfHubHTTPError: ")
+    assert error.remedy == "run the same command again; it downloads only the files that are not complete"
     first = MODEL.cached("model-00001-of-00002.safetensors")
     assert first is not None and first.read_bytes() == WEIGHTS
     hub.faults.gone, hub.asked[:] = {}, []
@@ -96,14 +96,14 @@ def test_after_a_failure_only_what_is_missing_is_fetched(hub: Hub) -> None:
 def test_a_connection_that_ends_again_and_again_is_given_up(hub: Hub) -> None:
     hub.faults.cut = {"model-00001-of-00002.safetensors": 1000}
     error = fails()
-    assert "the download of me/model ended early (" in error.reason and error.remedy == transfer.AGAIN
+    assert "the download of me/model stopped early (" in error.reason and error.remedy == transfer.AGAIN
     assert MODEL.cached("config.json") is not None and MODEL.cached("model-00001-of-00002.safetensors") is None
 
 
 def test_a_server_that_stops_sending_is_given_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.02)
     hub.faults.slow = {"model-00002-of-00002.safetensors": 0.2}
-    assert "the download of me/model ended early (ReadTimeout" in fails().reason
+    assert "the download of me/model stopped early (ReadTimeout" in fails().reason
     hub.faults.slow = {}
     transfer.fetch(MODEL, everything())
 
@@ -136,8 +136,8 @@ def test_a_branch_that_moved_is_refused_and_both_commits_are_named(hub: Hub) -> 
     hub.asked.clear()
     with pytest.raises(HubError) as caught:
         everything()
-    assert f"revision main of me/model has moved: {first} when it was first fetched (" in caught.value.reason
-    assert f"{second} now in the hub; nothing was downloaded or changed" in caught.value.reason
+    assert f"revision main of me/model has moved: it was commit {first} when it was first fetched (" in caught.value.reason
+    assert f"the hub now has {second}. Nothing was downloaded or changed" in caught.value.reason
     assert f"model.revision={first}" in str(caught.value.remedy)
     assert f"model.revision={second}" in str(caught.value.remedy)
     assert not hub.downloads() and MODEL.commit() == first
@@ -154,7 +154,7 @@ def test_a_disk_without_room_is_found_before_the_download(hub: Hub, monkeypatch:
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1_500_000))
     error = fails()
-    assert "it needs 2.1 MB, and the disk has 1.5 MB free; nothing was downloaded" in error.reason
+    assert "it needs 2.1 MB, but only 1.5 MB are free; nothing was downloaded" in error.reason
     assert "HF_HOME=FOLDER on a larger disk" in str(error.remedy)
     assert not hub.downloads()
 
@@ -172,7 +172,7 @@ def test_a_disk_that_fills_meanwhile_keeps_what_was_complete(hub: Hub, monkeypat
 
     monkeypatch.setattr(file_download, "http_get", full)
     error = fails()
-    assert "filled the disk; files that are complete stay" in error.reason
+    assert "filled the disk; complete files are kept" in error.reason
     assert MODEL.cached("model-00001-of-00002.safetensors") is not None
     assert not list(MODEL.folder.rglob("*.incomplete"))
 
@@ -182,13 +182,13 @@ def test_a_gated_repository_says_where_to_ask(hub: Hub, status: int) -> None:
     hub.add("datasets/me/data", {"a.jsonl": b"{}"}, refuses=status)
     with pytest.raises(HubError) as caught:
         transfer.fetch_file(Repository("me/data", "dataset"), "a.jsonl")
-    assert caught.value.reason.startswith(f"the hub refused this account ({status}): the repository is gated")
-    assert "https://huggingface.co/datasets/me/data, then `hf auth login`" in str(caught.value.remedy)
+    assert caught.value.reason.startswith(f"the hub denied access to this account ({status}): the repository is gated")
+    assert "https://huggingface.co/datasets/me/data, then run `hf auth login`" in str(caught.value.remedy)
 
 
 def test_weights_that_are_gated_behind_an_open_config_say_so_too(hub: Hub) -> None:
     hub.faults.gone = {name: 403 for name in FILES if name.endswith(".safetensors")}
-    assert fails().reason.startswith("the hub refused this account (403)")
+    assert fails().reason.startswith("the hub denied access to this account (403)")
 
 
 def test_what_the_hub_does_not_have(hub: Hub) -> None:
