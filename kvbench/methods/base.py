@@ -311,12 +311,28 @@ class Method(Traits):
         shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
         return FullSegment(*shape, layer.dtype, layer.device, capacity=capacity, slack=slack)
 
-    def packed(self, layer: KVLayer, side: Side, quantizer: AffineQuantizer, capacity: int = 0) -> Segment:
-        """Return an empty packed segment for the keys or the values of `layer`, allocated for `capacity` tokens."""
+    def packed(
+        self,
+        layer: KVLayer,
+        side: Side,
+        quantizer: AffineQuantizer,
+        capacity: int = 0,
+        *,
+        whole_tiles: bool = False,
+    ) -> Segment:
+        """Return an empty packed segment for the keys or the values of `layer`.
+
+        Args:
+            quantizer: encodes and decodes the tokens.
+            capacity: tokens to allocate for.
+            whole_tiles: the bill counts the rest of the last tile of 128 tokens too, for segments so short that it
+                matters.
+        """
         from kvbench.cache.segments.packed import PackedSegment
 
         shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
-        return PackedSegment(*shape, layer.dtype, layer.device, quantizer=quantizer, side=side, capacity=capacity)
+        room = {"capacity": capacity, "whole_tiles": whole_tiles}
+        return PackedSegment(*shape, layer.dtype, layer.device, quantizer=quantizer, side=side, **room)
 
 
 def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:

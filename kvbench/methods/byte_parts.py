@@ -46,6 +46,7 @@ class Setting:
         layer: index of the layer.
         view: which bytes to count (:data:`View`).
         chunks: numbers of Cocktail's INT2 and INT4 chunks; None: from its `split`.
+        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: from `chunks`.
         window: the layer's sliding window, in tokens; None: every token sees all before it.
     """
 
@@ -59,6 +60,7 @@ class Setting:
     view: View = "all"
     chunks: tuple[int, int] | None = None
     window: int | None = None
+    widths: tuple[int, ...] | None = None
 
     @property
     def hidden(self) -> int:

@@ -1,11 +1,12 @@
 """Bytes of a method's cache, computed from its hyper-parameters and token counts only: no model, no torch.
 
 A method states its formula next to its rule, as :meth:`~kvbench.methods.base.Method.layer_bytes`. What a cache really
-holds is its bill (:meth:`kvbench.cache.KVCache.bill`); tests check that both agree to the byte. Three things depend on
+holds is its bill (:meth:`kvbench.cache.KVCache.bill`); tests check that both agree to the byte. Four things depend on
 the text, and the formulas assume:
 
 - KVQuant: as many elements of the keys exceed the thresholds as during calibration.
 - Cocktail on layers with a sliding window: the chunks in the window have the same mix of bit widths as the prompt.
+- Cocktail with ``reorder=False``: chunks of the given numbers are at random places, unless the width of each is given.
 - Methods that keep tokens by score, on such layers: no kept token is hidden, up to as many as the window shows.
 """
 
@@ -32,6 +33,7 @@ def kv_bytes(
     view: View = "all",
     chunks: tuple[int, int] | None = None,
     windows: Sequence[int | None] | None = None,
+    widths: Sequence[int] | None = None,
 ) -> KVBytes:
     """Return the bytes of one sequence's keys and values in all layers, after `tokens` tokens.
 
@@ -47,12 +49,14 @@ def kv_bytes(
         view: ``all``: everything that the cache holds (the bill); ``draft``: what QuantSpec's draft reads (the upper
             nibbles, or its own cache); ``target``: what the verification reads.
         chunks: numbers of Cocktail's INT2 and INT4 chunks; None: from its `split`, over the whole prompt.
+        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: from `chunks`.
         windows: sliding window of each layer, in tokens (None: the layer has none); None: no layer has one.
 
     Raises:
         ConfigError: the method has no formula, or it is Cocktail with neither `chunks` nor a `split`.
     """
     at = Setting(tokens, tokens if prompt is None else prompt, query_heads, heads, channels, width, 0, view, chunks)
+    at = replace(at, widths=None if widths is None else tuple(widths))
     # layers differ only in their windows, and in whether the method keeps them exact (the first few)
     first = min(method.exact_layers, layers - 1)
     kinds = Counter((min(layer, first), windows[layer] if windows else None) for layer in range(layers))

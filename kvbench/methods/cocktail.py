@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from kvbench.errors import CacheError, CombinationError, ConfigError
+from kvbench.methods import cocktail_in_place as in_place
 from kvbench.methods.base import Method, Reach, Side
 from kvbench.methods.byte_parts import KVBytes, Setting
+from kvbench.methods.cocktail_plan import ChunkPlan, Plans, aligned
 from kvbench.methods.sliding import CHUNK, whole
-from kvbench.methods.state import CacheState
 from kvbench.quantizers.spec import FormatSpec, fitting
 from kvbench.util.lazy import lazy
 from kvbench.util.requirements import Package
@@ -30,83 +31,8 @@ if TYPE_CHECKING:
     from kvbench.cache.layer import KVLayer
     from kvbench.cache.segments.base import Segment
     from kvbench.quantizers.affine import AffineQuantizer
-    from kvbench.retrieval.chunks import Chunked
-    from kvbench.retrieval.search import Widths
 else:
     torch = lazy("torch")
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkPlan:
-    """Chunks of one prompt and the width of each; compared by identity.
-
-    Args:
-        chunks: spans of the context.
-        widths: bits of each chunk.
-        last_layer: the layer that is placed last, after which indices are freed; None: they are never freed.
-    """
-
-    chunks: Chunked
-    widths: Widths
-    last_layer: int | None = None
-    _orders: dict[tuple[int, int], tuple[list[int], list[int], list[int]]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _indices: dict[tuple[int, int, torch.device], list[torch.Tensor]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-
-    def tokens(self, bits: int) -> list[int]:
-        """Return the tokens of all chunks of one width, in their order."""
-        spans = zip(self.chunks.spans, self.widths.bits, strict=True)
-        return [token for (first, last), width in spans if width == bits for token in range(first, last)]
-
-    def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
-        """Return a prompt's tokens by segment: INT2 chunks, INT4 chunks, and everything that stays exact.
-
-        Args:
-            length: tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window has passed; chunks and exact tokens among them are
-                left out.
-        """
-        if (length, hidden) not in self._orders:  # cached: the same for every layer
-            two, four = self.tokens(2), self.tokens(4)
-            packed = {*two, *four}
-            exact = [token for token in range(hidden, length) if token not in packed]
-            last = {token: stop for start, stop in self.chunks.spans for token in range(start, stop)}
-            two, four = ([token for token in part if last[token] > hidden] for part in (two, four))
-            self._orders[length, hidden] = two, four, exact
-        return self._orders[length, hidden]
-
-    def indices(self, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
-        """Return :meth:`order` as indices (int32) on `device`, cached for all layers."""
-        key = (length, hidden, device)
-        if key not in self._indices:
-            with torch.inference_mode(False):
-                self._indices[key] = [
-                    torch.tensor(part, dtype=torch.int32, device=device) for part in self.order(length, hidden)
-                ]
-        return self._indices[key]
-
-    def placed(self, layer: int) -> None:
-        """Free the indices if `layer`, which has been placed, is the last one."""
-        if layer == self.last_layer:
-            self._indices.clear()
-
-
-@dataclass
-class Plans(CacheState):
-    """The plans of a batch, row by row."""
-
-    rows: list[ChunkPlan]
-
-    def select(self, order: Sequence[int]) -> None:
-        """Make the rows `order` the batch."""
-        self.rows = [self.rows[row] for row in order]
-
-    def clone(self) -> Plans:
-        """Return a copy with a list of its own."""
-        return Plans(list(self.rows))
 
 
 #: default number of channels in a value group
@@ -131,8 +57,8 @@ class Cocktail(Method):
             same); None: as the encoder needs it: True for ``bm25``, which compares whole words, False for embeddings,
             which take the decoded text of the chunk's tokens.
         search: ``similarity``, or ``none``: as many chunks of each width, drawn at random (Table V, without module I).
-        reorder: False leaves module II out (Table V): attention reads the chunks one by one, in the order of the text,
-            instead of contiguous runs of one width.
+        reorder: False leaves module II out (Table V): chunks are stored and read where they are in the text
+            (:mod:`kvbench.methods.cocktail_in_place`).
         split: shares of FP16, INT4 and INT2 chunks, by rank instead of thresholds (for comparisons at equal bytes).
         key_axis: ``channel`` or ``token`` (ablation).
         group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
@@ -225,7 +151,13 @@ class Cocktail(Method):
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
-        """Return the encoder's identity: BM25's version, a folder's content, or the endpoint of another server."""
+        """Return the encoder's identity and how chunks are stored without module II.
+
+        The encoder's is BM25's version, a folder's content, or the endpoint of another server.
+        """
+        return self._encoder_identity() | ({} if self.reorder else {"reorder": "false: runs in place"})
+
+    def _encoder_identity(self) -> dict[str, Any]:
         from kvbench.retrieval.encoders import BM25, NAMED, OPENAI_MODEL, OPENAI_URL, openai_endpoint
         from kvbench.util.fingerprint import SUFFIXES, fingerprint
 
@@ -329,8 +261,23 @@ class Cocktail(Method):
         return AffineQuantizer(bits, self.value_group(channels), "token")
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return segments for INT2 chunks, INT4 chunks, and the exact rest followed by the answer (Algorithm 1)."""
+        """Return segments for INT2 chunks, INT4 chunks, and the exact rest followed by the answer (Algorithm 1).
+
+        Without module II there is one for each run of chunks of one width.
+        """
         channels = layer.key_dim if side == "key" else layer.value_dim
+        if not self.reorder:
+            runs = in_place.runs(layer, self.plans(layer))
+            room = max(of_row[-1].stop - of_row[-1].first for of_row in runs)
+            return [
+                *(
+                    self.full(layer, side, count)
+                    if bits == 16
+                    else self.packed(layer, side, self.make_quantizer(side, bits, channels), count, whole_tiles=True)
+                    for bits, count in aligned(runs)[0]
+                ),
+                self.full(layer, side, capacity=min(room + layer.coming(), layer.expected_length())),
+            ]
         counts = [
             plan.order(layer.real_tokens(row), whole(layer.hidden(row), CHUNK))
             for row, plan in enumerate(self.plans(layer))
@@ -345,7 +292,9 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store each row by its own plan: chunks of one width become contiguous."""
+        """Store each row by its own plan: chunks of one width become contiguous (with module II)."""
+        if not self.reorder:
+            return in_place.place(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]
         for row in range(*rows.indices(layer.batch)):
             plan = self.plans(layer)[row]
@@ -362,6 +311,8 @@ class Cocktail(Method):
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
         """Drop chunks that are hidden as a whole, and hidden exact tokens."""
+        if not self.reorder:
+            return in_place.forget(layer, rows, hidden, self.plans(layer))
         first_seen = whole(hidden, CHUNK)
         for row in range(*rows.indices(layer.batch)):
             order, one, remaining, begin = layer.positions(row), slice(row, row + 1), [], 0
@@ -377,22 +328,8 @@ class Cocktail(Method):
                 layer.order[row] = torch.cat(remaining)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slots chunk by chunk in the order of the text, then the exact rest; None with module II."""
-        if self.reorder:
-            return None
-        plan, size = self.plans(layer)[rows.indices(layer.batch)[0]], self.chunk_size
-        slots, segments = layer.length(rows), layer.stores()[0].segments
-        next_slot = {2: 0, 4: segments[0].length(rows)}
-        # chunks that a sliding window has passed come first, and have been dropped
-        passed = {bits: plan.widths.count(bits) - segments[i].length(rows) // size for i, bits in enumerate((2, 4))}
-        visited = []
-        for bits in plan.widths.bits:
-            if passed.get(bits):
-                passed[bits] -= 1
-            elif bits in next_slot:
-                visited.append((next_slot[bits], next_slot[bits] + size))
-                next_slot[bits] += size
-        return [*visited, (next_slot[4], slots)]
+        """Return the slots run by run in the order of the text; None with module II."""
+        return None if self.reorder else in_place.reading_order(layer, rows)
 
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
@@ -404,33 +341,47 @@ class Cocktail(Method):
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Return the bytes of chunks of each width, and of the exact rest.
 
-        On layers with a sliding window the chunks that are seen are assumed to have the prompt's mix of widths.
+        On layers with a sliding window the chunks that are seen are assumed to have the prompt's mix of widths. Without
+        module II bytes depend on where the chunks are: without ``at.widths`` they are drawn at random.
         """
         total, gone = KVBytes(), whole(at.hidden, CHUNK)
         share = max(at.prompt - gone, 0) / at.prompt  # of the prompt that is still seen
         rest = at.tokens - gone
-        for bits, chunks in zip((2, 4), self.chunk_counts(at), strict=True):
-            count = (round(chunks * share) if gone else chunks) * self.chunk_size
+        widths = self.chunk_widths(at)
+        seen = widths[len(widths) - round(len(widths) * share) :] if gone else widths
+        for bits in (2, 4):
+            chunks = widths.count(bits)
+            count = (round(chunks * share) if gone and self.reorder else seen.count(bits)) * self.chunk_size
             value = FormatSpec(bits=bits, group_size=self.value_group(at.channels), axis="token")
             key = FormatSpec(bits=bits, group_size=self.key_group, axis="channel")
-            total += at.packed(count, key if self.key_axis == "channel" else value) + at.packed(count, value)
+            key = key if self.key_axis == "channel" else value
+            for form in (key, value):
+                group = self.key_group if form.axis == "channel" else 1
+                parts = [count] if self.reorder else in_place.billed(seen, bits, self.chunk_size, group)
+                total += at.packed(sum(parts), form)
             rest -= count
         if rest < 0:
             raise ConfigError("chunks", at.chunks, f"contain more than {at.tokens} tokens")
         return total + at.both(rest)
 
-    def chunk_counts(self, at: Setting) -> tuple[int, int]:
-        """Return INT2 and INT4 chunks: given, or by the shares of ``split`` over the chunks of the whole prompt."""
-        if at.chunks is not None:
-            return at.chunks
-        if self.split is None:
+    def chunk_widths(self, at: Setting) -> tuple[int, ...]:
+        """Return the bits of the chunks of the whole prompt: given, or by given counts or the shares of ``split``."""
+        if at.widths is not None:
+            return at.widths
+        if at.chunks is None and self.split is None:
             raise ConfigError(
                 "method.split",
                 None,
                 "must be set to compute bytes: otherwise bit widths depend on a search in an actual text",
                 hint="set the shares of FP16, INT4 and INT2: split=[10,30,60]",
             )
-        from kvbench.retrieval.search import by_rank
+        from kvbench.retrieval.search import Widths, by_rank, shuffled
 
-        widths = by_rank([0.0] * (at.prompt // self.chunk_size), self.split)
-        return widths.count(2), widths.count(4)
+        total = at.prompt // self.chunk_size
+        if at.chunks is None:
+            assert self.split is not None
+            widths = by_rank([0.0] * total, self.split)
+        else:
+            two, four = at.chunks
+            widths = Widths((2,) * two + (4,) * four + (16,) * (total - two - four), None, None)
+        return (widths if self.reorder else shuffled(widths, str(self.seed))).bits

@@ -18,8 +18,8 @@ from tests import zoo
 from tests.zoo import feed, model, new_layer, padded_batch, random_kv
 
 
-def test_without_reorder_attention_visits_chunk_by_chunk(monkeypatch):
-    """``reorder=false`` is an ablation of what attention does, not of what the row says."""
+def test_without_reorder_attention_visits_run_by_run(monkeypatch):
+    """``reorder=false`` is an ablation of what is stored where and of what attention does."""
     llama, (ids, _) = model("llama"), padded_batch([200])
     visits = {}
     for reorder in (True, False):
@@ -32,8 +32,8 @@ def test_without_reorder_attention_visits_chunk_by_chunk(monkeypatch):
         keys = seen[: len(seen) // len(cache.layers)][::2]  # of the first layer; values in between
         if not reorder:
             layer, row = cache.layers[0], slice(0, 1)
-            packed = [(first, last) for first, last in method.reading_order(layer, row) if last - first == 8]
-            assert len(packed) > 10 and keys[: len(packed)] == packed
+            runs = cache.progress.method_state.rows[0].runs(200)
+            assert len(runs) > 10 and keys[:-1] == [(run.first, run.stop) for run in runs[:-1]]
             assert reference.blocks(layer, row) == keys
         visits[reorder] = keys
     assert len(visits[True]) < 5 < len(visits[False])

@@ -9,6 +9,7 @@ from kvbench.attention import reference
 from kvbench.cache import Prompts
 from kvbench.errors import CacheError, ConfigError
 from kvbench.methods import load_method
+from kvbench.methods.bytes import kv_bytes
 from kvbench.methods.cocktail import ChunkPlan, Plans
 from kvbench.retrieval.chunks import Chunked
 from kvbench.retrieval.search import Widths
@@ -61,9 +62,14 @@ def test_attention_equals_a_slow_whole_tensor_statement_for_every_chunk_size(siz
     got = reference.attend(None, layer, query, None, 0.15)
     held = slow_cocktail(keys, values, bits, size, first, min(32, size), 64)
     torch.testing.assert_close(got, slow.attention(query, *held, 0.15), rtol=1e-4, atol=1e-5)
-    two, four, exact = (store_segment.length(ALL) for store_segment in layer.stores()[0].segments)
+    two, four = (
+        sum(s.length(ALL) for s in layer.stores()[0].segments if s.packed and s.quantizer.bits == width)
+        for width in (2, 4)
+    )
     assert (two, four) == (bits.count(2) * size, bits.count(4) * size)
+    exact = sum(segment.length(ALL) for segment in layer.stores()[0].segments if not segment.packed)
     assert exact == count - two - four  # the remainder, the text around it and the answer
+    assert len(layer.stores()[0].segments) == (3 if reorder else 1 + len(planned(bits, size, first).runs(count)) - 1)
 
 
 def test_chunk_permutation_changes_nothing():
@@ -103,6 +109,68 @@ def test_the_bill_is_the_formula_to_the_byte(size):
         expected["codes"] += 2 * heads * n * channels * width // 8
         expected["scales"] += 4 * heads * channels * n // group + 4 * heads * n * channels // value_group
     assert used == expected
+
+
+@pytest.mark.parametrize("axis", ["channel", "token"])
+@pytest.mark.parametrize(("size", "tiles"), [(8, 5), (32, 5), (96, 6), (256, 12)])
+def test_in_place_each_run_pays_for_its_last_tile(size, tiles, axis):
+    """Five runs of chunks; of 96 tokens the run of two chunks needs two tiles, of 256 four."""
+    heads, channels, bits = 2, 64, [2, 2, 4, 16, 2, 4, 16, 16, 2]
+    method = load_method("cocktail", encoder="bm25", chunk_size=size, reorder=False, key_axis=axis)
+    count = len(bits) * size + 30
+    keys, values = (x.bfloat16() for x in random_kv(count, channels=channels))
+    layer = filled(method, keys, values, planned(bits, size, 5))
+    runs = [(5, 16), (2 * size, 2), (size, 4), (size, 16), (size, 2), (size, 4), (2 * size, 16), (size, 2), (25, 16)]
+    assert layer.order == [None]
+    used = {"codes": 0, "scales": 0, "window": 0}
+    for store in layer.stores():
+        assert [segment.length(ALL) for segment in store.segments] == [length for length, _ in runs]
+        assert [s.quantizer.bits if s.packed else 16 for s in store.segments] == [width for _, width in runs]
+        assert sum(segment.tiles for segment in store.segments if segment.packed) == tiles
+        for segment in store.segments:
+            reserved = {"codes": 0, "scales": 0, "window": 0}
+            for part, buffer in segment.buffers():
+                reserved[part] += buffer.untyped_storage().nbytes()
+            for part, bytes_ in segment.used(0).items():
+                used[part] += bytes_
+                assert segment is store.tail or bytes_ == reserved[part]
+    shape = {"layers": 1, "query_heads": heads, "heads": heads, "channels": channels}
+    assert vars(kv_bytes(method, count, widths=bits, **shape)) == used | {"index": 0}
+    together = load_method("cocktail", encoder="bm25", chunk_size=size, key_axis=axis)
+    padding = sum(used.values()) - kv_bytes(together, count, widths=bits, **shape).total
+    assert padding > 0 if size % 128 else padding == 0
+
+
+def test_rows_of_a_batch_share_segments_and_each_pays_for_its_own():
+    rows = [[2, 4, 2], [4, 2, 2], [16, 16, 16]]
+    method = load_method("cocktail", encoder="bm25", chunk_size=32, reorder=False)
+    keys, values = random_kv(120, batch=3, channels=64)
+    layer = new_layer(method)
+    layer.progress.method_state = Plans([planned(bits, 32, 4) for bits in rows])
+    feed(layer, keys, values)
+    segments = layer.stores()[0].segments
+    assert len({tuple(segment.lengths) for segment in segments}) > 3
+    query = torch.randn(3, 4, 1, 64, generator=torch.Generator().manual_seed(2))
+    together = reference.attend(None, layer, query, None, 0.15)
+    for row, bits in enumerate(rows):
+        one = slice(row, row + 1)
+        alone = filled(method, keys[one], values[one], planned(bits, 32, 4))
+        torch.testing.assert_close(reference.attend(None, alone, query[one], None, 0.15), together[one])
+        mine = [segment.used(0) for segment in alone.segments() if segment.lengths[0]]
+        assert mine == [segment.used(row) for segment in layer.segments() if segment.lengths[row]]
+    assert segments[-1].lengths == [20, 20, 120]  # the last row has no packed chunk
+
+
+def test_bytes_in_place_without_a_text_take_places_at_random():
+    method = load_method("cocktail", split=(10, 30, 60), reorder=False)
+    shape = {"layers": 2, "query_heads": 4, "heads": 2, "channels": 64}
+    reordered = kv_bytes(load_method("cocktail", split=(10, 30, 60)), 3200, **shape)
+    spread = kv_bytes(method, 3200, **shape)
+    apart = kv_bytes(method, 3200, widths=[2] * 60 + [4] * 30 + [16] * 10, **shape)
+    assert spread.window == apart.window == reordered.window
+    assert apart.codes == reordered.codes + 2 * 2 * 2 * 64 * (64 * 4) // 8  # 30 chunks of INT4 end within a tile
+    assert spread.total > 1.3 * apart.total
+    assert spread == kv_bytes(method, 3200, chunks=(60, 30), **shape)
 
 
 def prompts(ids, context=None, query="", mask=None):
@@ -217,6 +285,11 @@ def test_wrong_settings_are_refused(overrides, message):
 def test_what_bm25_takes_for_words_is_part_of_the_identity():
     assert load_method("cocktail", encoder="bm25").identity() == {"encoder": "bm25 2"}
     assert load_method("cocktail").identity() == {}
+
+
+def test_runs_in_place_are_not_mixed_with_those_of_chunks_that_were_only_read_in_place():
+    own = load_method("cocktail", encoder="bm25", reorder=False).identity()
+    assert own == {"encoder": "bm25 2", "reorder": "false: runs in place"}
 
 
 def test_a_cache_without_prompts_says_what_to_pass():

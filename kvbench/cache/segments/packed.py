@@ -47,6 +47,7 @@ class PackedSegment(Segment):
         quantizer: encodes and decodes the tokens (:class:`kvbench.quantizers.AffineQuantizer` or a similar one).
         side: ``key`` or ``value``; decides the order of the words.
         capacity: number of tokens to allocate for; buffers grow when it is exceeded.
+        whole_tiles: :meth:`used` counts whole tiles, for segments so short that the rest of the last one matters.
     """
 
     packed = True
@@ -62,9 +63,10 @@ class PackedSegment(Segment):
         quantizer: AffineQuantizer,
         side: Side,
         capacity: int = 0,
+        whole_tiles: bool = False,
     ) -> None:
         super().__init__(batch, heads, channels, dtype, device)
-        self.quantizer, self.side = quantizer, side
+        self.quantizer, self.side, self.whole_tiles = quantizer, side, whole_tiles
         #: record in which kernels note NaN and Inf, and the tag of this segment; None: checked after each call instead
         self.watch: tuple[Watch, int] | None = None
         #: the cache's queue of deferred packing, which shares launches; None if the segment belongs to no cache
@@ -79,11 +81,17 @@ class PackedSegment(Segment):
         """Number of tokens that the buffers have room for."""
         return self.tiles * TILE
 
+    @property
+    def _unit(self) -> int:
+        """Tiles that are allocated together.
+
+        Blocks of several tiles (W = 256) stay whole: kernels find a tile's parameters by the tile's number.
+        """
+        return max(self.quantizer.block_tokens // TILE, 1) if self.quantizer.block_tokens % TILE == 0 else 1
+
     def _allocate(self, batch: int, tiles: int) -> None:
         """Allocate buffers of at least `tiles` tiles and copy the contents of the present ones."""
-        # Blocks of several tiles (W = 256) stay whole: kernels find a tile's parameters by the tile's number.
-        unit = max(self.quantizer.block_tokens // TILE, 1) if self.quantizer.block_tokens % TILE == 0 else 1
-        tiles = -(-tiles // unit) * unit
+        tiles = -(-tiles // self._unit) * self._unit
         old_words, old_params, self.tiles = self.words, self.params, tiles
         self.words = [
             allocate((batch, self.heads, *layout.shape(tiles, self.channels)), torch.int16, self.device).zero_()
@@ -218,6 +226,8 @@ class PackedSegment(Segment):
     def used(self, row: int) -> dict[str, int]:
         """Return the bytes of the codes and parameters of the tokens of `row`; free room does not count."""
         count = self.lengths[row]
+        if self.whole_tiles:
+            count = -(-count // (self._unit * TILE)) * self._unit * TILE
         groups, width = self.quantizer.param_shape(count, self.channels)
         scales = sum(self.heads * groups * width * param.element_size() for param in self.params)
         return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
