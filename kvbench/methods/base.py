@@ -323,6 +323,8 @@ class Method(Traits):
         """Return an empty packed segment for the keys or the values of `layer`.
 
         Args:
+            layer: the layer that will hold it.
+            side: ``key`` or ``value``.
             quantizer: encodes and decodes the tokens.
             capacity: tokens to allocate for.
             whole_tiles: the bill counts the rest of the last tile of 128 tokens too, for segments so short that it

@@ -380,8 +380,9 @@ class Cocktail(Method):
         total = at.prompt // self.chunk_size
         if at.chunks is None:
             assert self.split is not None
-            widths = by_rank([0.0] * total, self.split)
+            shares = by_rank([0.0] * total, self.split)
+            two, four = shares.count(2), shares.count(4)
         else:
             two, four = at.chunks
-            widths = Widths((2,) * two + (4,) * four + (16,) * (total - two - four), None, None)
+        widths = Widths((2,) * two + (4,) * four + (16,) * (total - two - four), None, None)
         return (widths if self.reorder else shuffled(widths, str(self.seed))).bits

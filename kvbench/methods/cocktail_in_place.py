@@ -58,6 +58,7 @@ def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) ->
     Args:
         widths: bits of the chunks, in the order of the text.
         bits: the width to count.
+        chunk_size: tokens of a chunk.
         key_group: tokens of a key group; several tiles stay together if a group spans them.
     """
     unit = key_group if key_group % TILE == 0 else TILE
