@@ -115,7 +115,8 @@ def test_a_data_set_that_moved_is_refused_and_what_was_fetched_stays(hub: Hub) -
     with pytest.raises(DataError) as caught:
         data.find(question, "test", None, "dataset toy")
     message = str(caught.value)
-    assert message.startswith(f"dataset toy: revision main of o/q has moved: it was commit {first} when it was first fetched (")
+    moved = f"revision main of o/q has moved: it was commit {first} when it was first fetched ("
+    assert message.startswith(f"dataset toy: {moved}")
     assert f"dataset.source.revision={first} to complete the first commit" in message and second in message
     pinned = HubSource(hub_id="o/q", file="{task}.jsonl", revision=first)
     assert data.read_records(data.find(pinned, "test", None, "toy")) == [{"n": 2}]
