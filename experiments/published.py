@@ -57,5 +57,5 @@ def claim(paper: str, text: str, folder: Path = FOLDER) -> float:
     sign, name = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
     number = lookup(f"{paper}_claims", {"claim": name}, "value", folder)
     if number is None:
-        raise DataError(f"{paper}_claims.csv has no claim {name!r}")
+        raise DataError(f"{paper}_claims.csv does not contain the claim {name!r}")
     return sign * number

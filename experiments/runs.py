@@ -110,7 +110,7 @@ def identify(run: Run) -> tuple[str, str]:
 
 
 #: reason why a point of a large model has no run on a machine without a GPU
-NO_GPU = "measured on a GPU only: this machine has none, and results/h200/papers has no such point"
+NO_GPU = "measured only on a GPU, but this machine has none, and results/h200/papers does not contain this point"
 
 
 def has_gpu() -> bool:

@@ -129,7 +129,7 @@ def summary(records: Sequence[dict[str, Any]]) -> list[str]:
         )
     ties = sorted({(r["prompt"], i, gap) for r in records for i, gap in r["ties"]})
     refused = sum(r["drafted"] - r["accepted"] for r in records)
-    lines += ["", f"{len(records)} runs, {refused} drafts refused in them."]
+    lines += ["", f"{len(records)} runs; {refused} drafts were rejected in total."]
     lines += ["", f"Smallest gap between the two best logits: {min(r['smallest_gap'] for r in records):.2e}."]
     lines += [f"Near-ties (below {TIE:g}) of the target alone: {len(ties)}."]
     lines += [f"- {prompt}, token {place}: {gap:.2e}" for prompt, place, gap in ties]

@@ -44,8 +44,8 @@ def fold(path: Path, out: Path, drafts: Sequence[str], where: str) -> str:
 
 
 HEAD = (
-    "Accepted drafts over drafted ones, all prompts together, ± the standard error with prompts as clusters; below it "
-    "tokens a round. Sparse drafts hold a quarter of the context (MagicDec's settings) and, like the other methods, "
+    "Share of drafted tokens that were accepted, over all prompts, ± standard error clustered by prompt; below it, the "
+    "tokens per round. Sparse drafts keep a quarter of the context (MagicDec's settings) and, like the other methods, "
     "draft for a target in full precision; QuantSpec drafts for its own 8 bits."
 )
 
@@ -99,7 +99,7 @@ def differences(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lead of the first draft's rate over each other's, prompt by prompt, in points."""
     first = cells[0]["draft"]
     gammas = sorted({cell["gamma"] for cell in cells})
-    lines = [f"{first}, less the draft of the row (mean over prompts of the difference of their rates, in points):", ""]
+    lines = [f"Acceptance rate of {first} minus that of the draft in each row (mean over prompts, in points):", ""]
     lines += ["| draft | " + " | ".join(f"γ = {g}" for g in gammas) + " |", "|:--|" + "--:|" * len(gammas)]
     for draft in dict.fromkeys(cell["draft"] for cell in cells if cell["draft"] != first):
         row = {cell["gamma"]: cell for cell in cells if cell["draft"] == draft}

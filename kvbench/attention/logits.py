@@ -83,7 +83,7 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
         if len(sinks) != query.shape[1]:
             raise CacheError(
                 f"{type(module).__name__} has {len(sinks)} attention sinks for {query.shape[1]} query heads: "
-                "one for each head can be served"
+                "kvbench supports only one sink per query head"
             )
     return Logits(None if softcap is None else float(softcap), sinks)
 

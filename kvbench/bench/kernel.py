@@ -245,7 +245,10 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
             )
     if skipped:
         print(f"{skipped} rows were not measured, because --quick limits the time")
-    print("us: median of graph replays; +-%: half of p10 to p90; floor: time to just read the same number of bytes")
+    print(
+        "us: median over graph replays; +-%: half the range from p10 to p90; floor: time of a plain "
+        "read of the same bytes"
+    )
     print(f"{path} ({seconds:.0f} s)")
 
 

@@ -384,7 +384,7 @@ def shown(found: list[Row], args: argparse.Namespace) -> str:
         lines.append((*name, *time, row.bound, 100 * row.kv_share, *sizes))
     groups = ", all prompts read together" if args.prefill_rows is None else ", prompts read in groups"
     notes = [
-        "The times are lower bounds from a roofline. expected: plus the time that the kernels of a "
+        "The times are lower bounds from a roofline. expected: this bound plus the time that the kernels of a "
         "compiled step take in addition to"
         f" their bytes, {KERNELS} per layer."
     ]

@@ -66,8 +66,8 @@ class Handle:
 
     def __getattr__(self, name: str) -> Any:
         raise CacheError(
-            f"a kvbench cache was read as a tensor ('.{name}'): the model does not run kvbench's attention. "
-            "Make the cache with method.new_cache(model), which switches the model to it, and do not change "
+            f"a kvbench cache was read as a tensor ('.{name}'), so the model does not use kvbench's attention. "
+            "Create the cache with method.new_cache(model), which switches the model to it, and do not change "
             "attn_implementation afterwards"
         )
 

@@ -102,8 +102,8 @@ class Prefill:
             return not self.open
         if seen > self.width:
             raise CacheError(
-                f"{seen} prompt tokens arrived but the cache was made for a prompt of {self.width}: "
-                "make a new cache for each prompt (method.new_cache)"
+                f"{seen} prompt tokens arrived, but the cache was made for a prompt of {self.width} tokens: "
+                "create a new cache for each prompt with method.new_cache"
             )
         return seen == self.width
 

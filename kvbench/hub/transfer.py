@@ -69,7 +69,7 @@ def fetch(repository: Repository, files: Plan) -> Path:
     """
     if not files.files:
         raise HubError(
-            f"{repository.hub_id} does not contain any of the files that are needed", "choose another repository"
+            f"{repository.hub_id} does not contain any of the files that are needed", "choose a different repository"
         )
     check_space(repository, files.missing_bytes)
     with _translated(repository):

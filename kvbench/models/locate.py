@@ -132,9 +132,9 @@ def _ask_hub(model: ModelConfig) -> None:
     if answer.problem:
         raise refusal(model, HubError(answer.problem, absent=True))
     if answer.status in (401, 403):
-        access = model.gated or f"ask for access at https://huggingface.co/{model.hub_id}, then `hf auth login`"
+        access = model.gated or f"ask for access at https://huggingface.co/{model.hub_id}, then run `hf auth login`"
         raise ModelError(
-            f"model {model.name}: {model.hub_id} is gated or private, and the hub refused this account "
+            f"model {model.name}: {model.hub_id} is gated or private, and the hub denied access to this account "
             f"({answer.status}).\n  to get access: {access}\n  hint: {remedies()}"
         )
     if answer.status == 404:

@@ -54,9 +54,9 @@ class DiskError(KvbenchError):
         problem = "no space left on the disk" if full else (error.strerror or str(error))
         hint = f"free some space (or set runtime.results_dir=DIR) and {_AGAIN}"
         if error.errno in _FORBIDDEN:
-            hint = f"make it writable (or set runtime.results_dir=DIR) and {_AGAIN}"
+            hint = f"make the file writable (or set runtime.results_dir=DIR) and {_AGAIN}"
         elif not full:
-            hint = f"move it out of the way (or set runtime.results_dir=DIR) and {_AGAIN}"
+            hint = f"move the file away (or set runtime.results_dir=DIR) and {_AGAIN}"
         super().__init__(
             f"{path}: cannot be written: {problem}.\n"
             "  Earlier results are still on disk; only the unfinished sample is lost.\n"
@@ -75,7 +75,7 @@ class UnreadableError(KvbenchError):
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
             f"{path}: cannot be read: {error.strerror or error}.\n"
-            f"  hint: move it out of the way (or set runtime.results_dir=DIR) and {_AGAIN}"
+            f"  hint: move the file away (or set runtime.results_dir=DIR) and {_AGAIN}"
         )
 
 

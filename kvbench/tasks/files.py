@@ -75,7 +75,7 @@ class Found:
             if self.path.stat().st_size > limit(MAX_FILE):
                 raise too_large(self)
         except OSError as error:
-            raise DataError(f"{self} cannot be read: {error}.\n  hint: fetch it again") from error
+            raise DataError(f"{self} cannot be read: {error}.\n  hint: download the file again") from error
 
     def content(self) -> bytes:
         """Return the unpacked bytes.

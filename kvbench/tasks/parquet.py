@@ -54,7 +54,7 @@ def parquet_records(found: Found) -> Iterator[Record]:
         if isinstance(error, MemoryError):
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{found} cannot be read: {reason}.\n  hint: fetch it again") from error
+        raise DataError(f"{found} cannot be read: {reason}.\n  hint: download the file again") from error
 
 
 @contextmanager

@@ -25,4 +25,4 @@ class HubSource:
     def check(self, key: str = "dataset.source") -> None:
         """Raise ConfigError if the repository's name is not ``OWNER/NAME``; `key` is the option's name in messages."""
         if self.hub_id is not None and self.hub_id.count("/") != 1:
-            raise ConfigError(f"{key}.hub_id", self.hub_id, "is not the name of a repository", hint="OWNER/NAME")
+            raise ConfigError(f"{key}.hub_id", self.hub_id, "is not a valid repository name", hint="write OWNER/NAME")

@@ -81,7 +81,7 @@ def _digests(files: list[Path], folder: Path, say: Say) -> dict[Path, str]:
     total = sum(file.stat().st_size for file in left)
     if total > SLOW:
         say(
-            f"{folder}: reading {in_words(total)} of weights to compute the checkpoint's fingerprint; "
+            f"{folder}: reading {in_words(total)} of weights to compute the checkpoint's checksum; "
             "this happens only once"
         )
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:  # hashing lets other threads run

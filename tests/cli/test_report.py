@@ -151,5 +151,5 @@ def test_samples_that_cannot_be_read_cost_no_other_run(runs, tmp_path, capsys, k
     assert str(path) in said.err and ids[0] in said.out and ids[1] in said.out
     assert report.main(["--results", str(tmp_path), "--compare", *ids]) == 1
     assert "cannot be read" in capsys.readouterr().err
-    with pytest.raises(UnreadableError, match="move it out of the way"):
+    with pytest.raises(UnreadableError, match="move the file away"):
         RunStore(tmp_path, ids[0]).recover()

@@ -130,7 +130,7 @@ def test_a_folder_that_was_removed_needs_no_space(tmp_path):
         store.append([{}])
     assert "was removed" in str(error.value) and "space" not in str(error.value)
     assert "free some space" in str(DiskError(tmp_path, OSError(errno.ENOSPC, "full")))
-    assert "make it writable" in str(DiskError(tmp_path, PermissionError(errno.EACCES, "no")))
+    assert "make the file writable" in str(DiskError(tmp_path, PermissionError(errno.EACCES, "no")))
 
 
 def test_runs_are_listed_by_the_time_they_were_touched(tmp_path):
