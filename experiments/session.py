@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 
-from experiments.data import columns_of, shortened
+from experiments.data import POINTS, columns_of, shortened
 from experiments.draw.table import markdown
 from experiments.fold.cells import Folded
 from experiments.fold.grid import fold
@@ -38,6 +38,8 @@ def make(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_
         if outcome.status in ("failed", "error"):
             print(outcome.reason, file=sys.stderr)
             good = False
+        elif outcome.reason:
+            print(f"  {outcome.reason.splitlines()[0]}", file=sys.stderr)
         good &= _finish([item for item in left if waiting[item.id] <= outcomes.keys()], left, plan, outcomes)
     return 0 if good else 1
 
@@ -74,25 +76,26 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
     notes = []
     if plan.models:
         notes.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
-    if plan.data == "mini":
+    answers = any(column.data != POINTS for column in item.columns)
+    if plan.data == "mini" and answers:
         notes.append(
             "Data here: the bundled tasks of dataset=mini in place of the paper's data sets. The paper's numbers "
             "are of other data: they are shown only as the differences of its claims."
         )
     replaced = [row for row in item.rows if row.small and plan.data != "paper"]
-    if replaced and all("encoder=bm25" in row.small for row in replaced):
+    if replaced and answers and all("encoder=bm25" in row.small for row in replaced):
         names = "" if len(replaced) == len(item.rows) else f" ({', '.join(row.name for row in replaced)})"
         notes.append(f"Encoder here{names}: BM25, which needs no weights, in place of Contriever.")
-    elif replaced:
+    elif replaced and answers:
         texts = [f"{row.name}: {row.small} in place of {row.setting}" for row in replaced]
         notes.append(f"Settings here: {'; '.join(texts)}.")
-    if plan.limit is not None:
+    if plan.limit is not None and answers:
         notes.append(f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}.")
     columns, models = columns_of(item, plan), plan.models_of(item)
     lengths = dict.fromkeys(shortened(column, plan, model) for model in models for column in columns)
     if any(lengths):
         notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
-    if plan.max_new_tokens is not None:
+    if plan.max_new_tokens is not None and answers:
         notes.append(f"Answers end after {plan.max_new_tokens} tokens.")
     return notes
 

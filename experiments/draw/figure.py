@@ -59,7 +59,7 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
         positions = [h.x for h in folded.headings if h.x is not None]
         if positions and min(positions) > 0 and max(positions) / min(positions) >= 16:
             axes.set_xscale("log", base=2)
-        axes.set(xlabel=item.x, ylabel=item.y, title=model)
+        axes.set(xlabel=item.x, ylabel=_label(item, folded), title=model)
         axes.grid(alpha=0.3)
     _legend(figure, panels)
     return figure
@@ -89,7 +89,7 @@ def _sweep(item: Item, folded: Folded, pyplot: Any) -> Any:
             axes.errorbar(
                 [x for x, _ in points], ys, yerr=_errors([c for _, c in points]), capsize=2, label=label, **style
             )
-        axes.set(xlabel=item.x if item.along else name, ylabel=item.y)
+        axes.set(xlabel=item.x if item.along else name, ylabel=_label(item, folded))
         axes.grid(alpha=0.3)
     if item.along or len(folded.models) > 1:
         _legend(figure, panels)
@@ -115,7 +115,7 @@ def _bars(item: Item, folded: Folded, pyplot: Any) -> Any:
         name if len(folded.models) == 1 else model if len(names) == 1 else f"{model}\n{name}" for model, name in along
     ]
     axes.set_xticks(range(len(along)), labels)
-    axes.set(xlabel=item.x, ylabel=item.y)
+    axes.set(xlabel=item.x, ylabel=_label(item, folded))
     axes.grid(axis="y", alpha=0.3)
     _legend(figure, [axes])
     return figure
@@ -127,7 +127,7 @@ def _heat(item: Item, folded: Folded, pyplot: Any) -> Any:
     figure, axes = pyplot.subplots(figsize=(WIDTH, 0.9 + 0.24 * len(heat)), constrained_layout=True)
     picture = axes.imshow(heat, aspect="auto", cmap="cividis", interpolation="nearest")
     axes.set_yticks(range(len(heat)), folded.arrays.get("rows") or [str(n + 1) for n in range(len(heat))])
-    axes.set(xlabel=item.x, ylabel=item.y)
+    axes.set(xlabel=item.x, ylabel=_label(item, folded))
     figure.colorbar(picture, ax=axes, label=str(folded.arrays.get("label", "")))
     return figure
 
@@ -137,9 +137,15 @@ def _boxes(item: Item, folded: Folded, pyplot: Any) -> Any:
     boxes = folded.arrays["boxes"]
     figure, axes = pyplot.subplots(figsize=(WIDTH, 3.2), constrained_layout=True)
     axes.boxplot(list(boxes.values()), tick_labels=list(boxes), showfliers=False)
-    axes.set(xlabel=item.x, ylabel=item.y)
+    axes.set(xlabel=item.x, ylabel=_label(item, folded))
     axes.grid(axis="y", alpha=0.3)
     return figure
+
+
+def _label(item: Item, folded: Folded) -> str:
+    """Return the label of the vertical axis; with tiny, memory is in MiB."""
+    small = any(heading.unit == "MiB" for heading in folded.headings)
+    return item.y.replace("GiB", "MiB") if small else item.y
 
 
 def _panels(models: Sequence[str], pyplot: Any) -> tuple[Any, list[Any]]:

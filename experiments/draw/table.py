@@ -38,7 +38,7 @@ def _model(folded: Folded, model: str) -> list[str]:
     for row in folded.rows:
         own = [(cells.get((row, h.name)), h) for h in folded.headings]
         label = row
-        for name, texts in _lines(own, bool(folded.marks)):
+        for name, texts in _lines(own, bool(folded.marks), folded.base):
             if any(texts):
                 lines.append(f"| {label} | {name} | " + " | ".join(texts) + " |")
                 label = ""
@@ -53,9 +53,9 @@ def _heading(heading: Heading, counts: Sequence[int]) -> str:
     return f"{heading.name}{unit}" + (f" (n = {shown})" if counts and counts != [1] else "")
 
 
-def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool) -> list[tuple[str, list[str]]]:
+def _lines(own: Sequence[tuple[Cell | None, Heading]], bare: bool, base: str) -> list[tuple[str, list[str]]]:
     """Return the lines of one setting: name and texts, empty where no cell has that figure."""
-    names = ["paper", "ours", "ours - paper", "ours - base (paired)"]
+    names = ["paper", "ours", "ours - paper", f"ours - {base}" if base else "ours - base"]
     lines: list[tuple[str, list[str]]] = [(name, []) for name in names]
     for cell, heading in own:
         digits = heading.digits

@@ -99,6 +99,7 @@ class Folded:
         rows: names of the rows, in order.
         models: names of the models, in order.
         cells: all cells.
+        base: name of the row that paired differences are taken to; empty: none.
         verdicts: what the cells say to the claims.
         notes: remarks below the table (versions, devices, lengths that were shortened).
         marks: words at the head of the table, for example "format only".
@@ -109,6 +110,7 @@ class Folded:
     rows: Sequence[str]
     models: Sequence[str]
     cells: Sequence[Cell]
+    base: str = ""
     verdicts: Sequence[Verdict] = ()
     notes: Sequence[str] = ()
     marks: Sequence[str] = ()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from experiments import published
-from experiments.data import columns_of, scaled
+from experiments.data import POINTS, columns_of, scaled
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
 from experiments.fold.figures import FIGURES, Row, Statistic, paired
@@ -69,6 +69,7 @@ def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) ->
         rows=[row.name for row in item.rows],
         models=[model.title for model in plan.models_of(item)],
         cells=cells,
+        base=item.base,
         verdicts=verdicts,
         notes=notes,
         marks=["format only: generated records, no result"] if plan.data == "standin" else [],
@@ -185,7 +186,10 @@ class _Table:
         models = [self.model] if self.plan.compares(self.item, self.model) else self.item.models
         values = [printed(self.item, rows[name], claim.column, models) for name in (claim.first, claim.second)]
         column = members[0]
-        return judge(claim, self.item.paper, self.model.title, column, cell, difference, values)
+        verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values)
+        if column.data == POINTS and self.model not in self.item.models and verdict.ours is not None:
+            return replace(verdict, verdict="cannot be seen")  # shares of time and memory depend on the model's size
+        return verdict
 
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.item.groups if g.name == name), None)
