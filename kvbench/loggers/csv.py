@@ -103,6 +103,7 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
         ("scores", {key: _score(entry) for key, entry in metrics["scores"].items()}),
         ("mean", _score(metrics["mean"])),
         *((name, metrics[name]) for name in ("samples", "kv_bytes", "peak_bytes", "ttft_s", "tpot_s", "attention")),
+        ("inter_token", metrics.get("inter_token") or {}),
         ("oom", {"bytes_asked": metrics["oom"]["bytes_asked"]} if metrics["oom"] else {}),
     ):
         row.update(flatten(part, prefix))

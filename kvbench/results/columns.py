@@ -262,5 +262,5 @@ COLUMNS: list[Column[RunLine]] = [
         {"speedup": lambda line: line.run.speculation and line.run.speculation.speedup},
         present=_drafted,
     ),
-    Column("code", cell=lambda line: Cell(_code(line.run)), places=(LIST,)),
+    Column("code", cell=lambda line: Cell(_code(line.run)), places=(LIST,), wraps=True),
 ]

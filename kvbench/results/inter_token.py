@@ -46,6 +46,16 @@ def break_even(line: Line, fp16: Line) -> float | None:
     return max(0.0, (line.intercept - fp16.intercept) / (fp16.slope - line.slope))
 
 
+def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the key ``inter_token`` of `metrics.json`: batch size -> ``slope_s``, ``intercept_s`` and ``lengths``.
+
+    Args:
+        metrics: content of `metrics.json`, of which only ``scores`` is read.
+    """
+    fits = {batch: fit(points) for batch, points in sorted(_points(metrics).items())}
+    return {str(batch): _keys(line) for batch, line in fits.items() if line is not None}
+
+
 def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Return the fitted line for each batch size at which a run has points of at least two lengths.
 
@@ -56,27 +66,35 @@ def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         Batch size -> ``slope_s``, ``intercept_s``, ``lengths`` and, if fp16 was measured at two or more of these
         lengths, ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (tokens; None: never faster).
     """
-    own: dict[int, list[tuple[float, float]]] = {}
-    base: dict[int, list[tuple[float, float]]] = {}
-    for prompt, batch, figures in each(metrics):
-        median = (figures.get("tpot_s") or {}).get("median")
-        if figures["status"] != "ok" or not median:
-            continue
-        length = prompt + (figures.get("new_tokens") or 0) / 2
-        own.setdefault(batch, []).append((length, median))
-        ratio = (figures.get("vs_fp16") or {}).get("tpot_s")
-        if ratio:
-            base.setdefault(batch, []).append((length, median / ratio))
+    base = _points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}
-    for batch, points in sorted(own.items()):
+    for batch, points in sorted(_points(metrics).items()):
         line, fp16 = fit(points), fit(base.get(batch, []))
         if line is None:
             continue
-        fits[batch] = {"slope_s": line.slope, "intercept_s": line.intercept, "lengths": line.lengths}
+        fits[batch] = _keys(line)
         if fp16 is not None:
             fits[batch] |= {"fp16_slope_s": fp16.slope, "fp16_intercept_s": fp16.intercept}
             fits[batch]["break_even"] = break_even(line, fp16)
     return fits
+
+
+def _points(metrics: Mapping[str, Any], *, fp16: bool = False) -> dict[int, list[tuple[float, float]]]:
+    """Return the (length, median TPOT) of a run's points by batch size, or fp16's at the same points."""
+    points: dict[int, list[tuple[float, float]]] = {}
+    for prompt, batch, figures in each(metrics):
+        median = (figures.get("tpot_s") or {}).get("median")
+        if figures["status"] != "ok" or not median:
+            continue
+        ratio = (figures.get("vs_fp16") or {}).get("tpot_s") if fp16 else 1.0
+        if ratio:
+            length = prompt + (figures.get("new_tokens") or 0) / 2
+            points.setdefault(batch, []).append((length, median / ratio))
+    return points
+
+
+def _keys(line: Line) -> dict[str, Any]:
+    return {"slope_s": line.slope, "intercept_s": line.intercept, "lengths": line.lengths}
 
 
 def described(metrics: Mapping[str, Any]) -> list[str]:

@@ -15,13 +15,11 @@ Metrics = Mapping[str, Any]
 
 #: note below a table of points
 NOTE = (
-    "TTFT: time of search and prefill; TPOT: median over the steps except the first (mean if tokens "
-    "were drafted); tokens/s:"
-    " includes search, prefill and decoding; p90, p99: percentiles of the time between two outputs; "
-    "read: bytes that a step must"
-    " read (weights, keys and values), and their rate as a share of the GPU's bandwidth; KV: bytes of "
-    "the whole batch; peak: of"
-    " decoding, and its ratio to weights + KV; roof: prediction of the roofline"
+    "TTFT: time of search and prefill; TPOT: median over the steps except the first (mean if tokens were drafted);"
+    " tokens/s: includes search, prefill and decoding; p90, p99: percentiles of the time between two outputs; read:"
+    " bytes that a step must read (weights, keys and values), and their rate as a share of the GPU's bandwidth; slope:"
+    " increase of TPOT per token of length, and TPOT at length 0; break-even: length beyond which TPOT is below fp16's;"
+    " KV: bytes of the whole batch; peak: of decoding, and its ratio to weights + KV; roof: prediction of the roofline"
 )
 
 

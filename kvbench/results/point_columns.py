@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -15,13 +15,20 @@ from kvbench.util.cells import Cell, seconds, size
 
 @dataclass(frozen=True)
 class PointLine:
-    """A point of a run: prompt length, batch size and figures; `point` is None for a run without points."""
+    """A point of a run: prompt length, batch size and figures.
+
+    Attributes:
+        point: the figures; None for a run without points.
+        fit: the line of inter-token time over length at this batch size (:func:`kvbench.results.inter_token.lines`);
+            None if the run has points of one length only.
+    """
 
     name: str
     run: Metrics
     prompt: int = 0
     batch: int = 0
     point: Point | None = None
+    fit: Mapping[str, Any] | None = None
 
 
 def _figure(cell: Callable[[Point], Cell]) -> Callable[[PointLine], Cell]:
@@ -85,6 +92,33 @@ def _point_tokens(point: Point) -> Cell:
     return Cell(f"{point.tokens_per_s:.4g}", "" if pair is None else f"{pair:.2f}x fp16")
 
 
+def _fitted(name: str) -> Callable[[PointLine], Any]:
+    return lambda line: None if line.fit is None else line.fit.get(name)
+
+
+def _point_line(line: PointLine) -> Cell:
+    if line.fit is None:
+        return Cell("-")
+    slope = 1e9 * line.fit["slope_s"]
+    text = f"{slope:.3g} ns" if abs(slope) < 1000 else f"{slope / 1000:.3g} µs"
+    return Cell(text, f"from {seconds(line.fit['intercept_s'])}")
+
+
+def _break_even(line: PointLine) -> Cell:
+    if line.fit is None or "break_even" not in line.fit:
+        return Cell("-")
+    length = line.fit["break_even"]
+    return Cell("never" if length is None else f"{length:,.0f}" if length else "any length")
+
+
+def _has_lines(lines: Sequence[PointLine]) -> bool:
+    return any(line.fit is not None for line in lines)
+
+
+def _has_break_even(lines: Sequence[PointLine]) -> bool:
+    return any(line.fit is not None and "break_even" in line.fit for line in lines)
+
+
 POINT_COLUMNS: list[Column[PointLine]] = [
     Column(
         "",
@@ -117,6 +151,20 @@ POINT_COLUMNS: list[Column[PointLine]] = [
     ),
     Column("p90", "seconds", _figure(_point_gaps), _inner("itl_s", {f"itl_{p}_s": p for p in ("p50", "p90", "p99")})),
     Column("read", "bytes a step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
+    Column(
+        "slope",
+        "seconds per token of length; seconds at length 0; lengths",
+        _point_line,
+        {f"itl_{name}": _fitted(name) for name in ("slope_s", "intercept_s", "lengths")},
+        present=_has_lines,
+    ),
+    Column(
+        "break-even",
+        "tokens",
+        _break_even,
+        {"break_even_tokens": _fitted("break_even")},
+        present=_has_break_even,
+    ),
     Column("tokens/s", "tokens a second", _figure(_point_tokens), _plain("tokens_per_s")),
     Column("peaks", "bytes", csv=_plain("peak_prefill", "peak_decode", "weights")),
     Column(
@@ -125,7 +173,7 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         _figure(
             lambda point: Cell(size(point.kv_used), "" if point.kv_ratio is None else f"{point.kv_ratio:.2f}x less")
         ),
-        _plain("kv_used", "kv_reserved", "kv_ratio"),
+        _plain("kv_used", "kv_reserved", "kv_ratio", "kv_ratio_reserved"),
     ),
     Column(
         "peak",

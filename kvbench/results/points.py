@@ -126,7 +126,8 @@ def _figures(row: Row, other: Row | None) -> Figures:
     if row["status"] == "ok":
         figures |= {f"kv_{kind}": point[f"kv_{kind}"]["total"] for kind in ("used", "reserved")}
         figures |= {f"peak_{phase}": point["peak"][phase] for phase in ("prefill", "decode")}
-        figures["kv_ratio"] = _ratio(point["kv_fp16"] * halves(row), figures["kv_used"])
+        for key, kind in (("kv_ratio", "used"), ("kv_ratio_reserved", "reserved")):
+            figures[key] = _ratio(point["kv_fp16"] * halves(row), figures[f"kv_{kind}"])
         if other is not None and other.get("status") == "ok":
             full = other[MEASURED]["point"]
             figures["vs_fp16"] = {

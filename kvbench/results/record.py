@@ -16,8 +16,9 @@ from kvbench.results import typed
 from kvbench.results.record_scores import Mean, Score
 from kvbench.results.typed import ShapeError, key
 
-#: incremented when a key of metrics.json changes its meaning; since version 2, rows record the code that made them
-SCHEMA_VERSION = 2
+#: incremented when keys of metrics.json are added or change their meaning. Since version 2, rows record the code that
+#: made them; since version 3, a run of points has the line of inter-token time over length.
+SCHEMA_VERSION = 3
 SCHEMA = Path(__file__).with_name("metrics.schema.json")
 
 #: ``older``: all samples are done, but older code made some of them
@@ -164,6 +165,15 @@ class Speculation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InterToken:
+    """The line of inter-token time over length: ``slope_s * length + intercept_s`` seconds."""
+
+    slope_s: float = key("seconds per token of length")
+    intercept_s: float = key("seconds at length 0")
+    lengths: int = key("number of lengths that the line is fitted to", minimum=2)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Untouched:
     """The reason why a run packed and dropped nothing: a setting that keeps more tokens exact than any sample has."""
 
@@ -249,6 +259,11 @@ class Metrics:
     error: str | None = None
     env: Env = key(factory=Env)
     untouched: Untouched | None = None
+    inter_token: dict[str, InterToken] = key(
+        "batch size -> line of inter-token time over length, where points have two or more lengths",
+        factory=dict,
+        keys="^[0-9]+$",
+    )
 
 
 def read(content: Any) -> Metrics:

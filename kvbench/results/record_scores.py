@@ -108,7 +108,8 @@ class Point:
     kv_reserved: int | None = key(optional=True, minimum=0)
     peak_prefill: int | None = key(optional=True, minimum=0)
     peak_decode: int | None = key(optional=True, minimum=0)
-    kv_ratio: float | None = key(optional=True, minimum=0)
+    kv_ratio: float | None = key("fp16's bytes of keys and values to those in use", optional=True, minimum=0)
+    kv_ratio_reserved: float | None = key("fp16's bytes to those of all buffers", optional=True, minimum=0)
     vs_fp16: dict[str, float | None] | None = key("ratios to the fp16 run's point", optional=True, minimum=0)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvbench.errors import KvbenchError
-from kvbench.results import aggregate, record
+from kvbench.results import aggregate, inter_token, record
 from kvbench.results.code import Code, changed, kinds, older, order, unlike
 from kvbench.results.identity import is_baseline, short_name
 from kvbench.results.points import headline
@@ -108,6 +108,7 @@ def build(
         "env": dict(environment),
     }
     metrics |= headline(by_task)
+    metrics["inter_token"] = inter_token.record(metrics)
     if metrics["speculation"] and pair:
         metrics["speculation"]["speedup"] = speedup(metrics, pair.metrics())
     return record.checked(metrics)

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Group
 from rich.text import Text
 
-from kvbench.results import record
+from kvbench.results import inter_token, record
 from kvbench.results.columns import TABLE, Column, RunLine, columns
 from kvbench.results.findings import findings
 from kvbench.results.labels import UNSAID, labels
@@ -90,14 +90,22 @@ def _lines(runs: Sequence[Metrics], place: str | None = None) -> tuple[Sequence[
     named = [RunLine(name, record.read(run)) for name, run in zip(labels(runs), runs, strict=True)]
     if not any(map(has_points, runs)):
         return named, columns(named, place)
-    points = [line for run in named for line in _points(run, repeat_name=place is None)]
-    return points, POINT_COLUMNS
+    points = []
+    for line, run in zip(named, runs, strict=True):
+        points += _points(line, inter_token.lines(run), repeat_name=place is None)
+    return points, [column for column in POINT_COLUMNS if place is None or column.present(points)]
 
 
-def _points(line: RunLine, *, repeat_name: bool) -> list[PointLine]:
-    """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named."""
+def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> list[PointLine]:
+    """Return a line per point of a run, or one line without a point. Unless `repeat_name`, only the first is named.
+
+    Args:
+        line: the run.
+        fits: batch size -> line of inter-token time over length (:func:`kvbench.results.inter_token.lines`).
+        repeat_name: name every line.
+    """
     points = [
-        PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point)
+        PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))
         for key, entry in line.run.scores.items()
         if entry.points is not None
         for batch, point in entry.points.batches.items()

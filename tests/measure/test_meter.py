@@ -84,6 +84,16 @@ def test_a_row_for_every_point_with_what_it_took(tmp_path):
     assert content["tokens_per_s"] == max(row["measured"]["point"]["tokens_per_s"] for row in rows.values())
     assert content["ttft_s"]["median"] is None  # a mean over points would say nothing
     assert flat_row(content)["scores.efficiency@32.b4.tpot_s.median"] > 0
+    points = entry["points"]["batches"]
+    assert all(point["kv_ratio"] >= point["kv_ratio_reserved"] > 0 for point in points.values())
+    assert all(set(point["itl_s"]) == {"p50", "p90", "p99"} and point["read_bytes"] > 0 for point in points.values())
+    assert list(content["inter_token"]) == ["1", "2", "4"]
+    for batch, line in content["inter_token"].items():
+        other = content["scores"]["efficiency@32"]["points"]["batches"][batch]["tpot_s"]["median"]
+        slope = (points[batch]["tpot_s"]["median"] - other) / 16
+        assert line["slope_s"] == pytest.approx(slope, abs=1e-12) and line["lengths"] == 2
+        assert line["intercept_s"] == pytest.approx(other - slope * (32 + 2), abs=1e-9)
+        assert flat_row(content)[f"inter_token.{batch}.slope_s"] == line["slope_s"]
 
 
 def test_memory_that_ends_is_a_row_and_the_last_of_its_length(tmp_path, small):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import csv
+import io
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvbench.results.inter_token import Line, break_even, described, fit, lines
+from kvbench.results import tables
+from kvbench.results.inter_token import Line, break_even, described, fit, lines, record
 from kvbench.results.notes import notes
 
 
@@ -43,6 +49,8 @@ def test_lines_of_a_run_are_by_batch_and_say_where_it_passes_fp16():
     assert batch == 1 and figures["lengths"] == 3
     assert figures["slope_s"] == pytest.approx(2.37e-8) and figures["fp16_intercept_s"] == pytest.approx(6.44e-3)
     assert figures["break_even"] == pytest.approx(7000)
+    line = {key: figures[key] for key in ("slope_s", "intercept_s", "lengths")}
+    assert record(run) == {"1": line}  # fp16's line is no part of the record: its run may come later
     (text,) = described(run)
     assert "6.58 ms + 23.7 ns per token" in text and text.endswith("faster than fp16 beyond 7,000 tokens")
     assert f"kivi int4: {text}" in notes([run])
@@ -51,6 +59,45 @@ def test_lines_of_a_run_are_by_batch_and_say_where_it_passes_fp16():
 def test_without_fp16_or_a_second_length_there_is_less_to_say():
     alone = metrics({1024: (1e-3, None), 2048: (2e-3, None)}, new_tokens=None)
     assert "break_even" not in lines(alone)[1] and "fp16" not in described(alone)[0]
-    assert lines(metrics({1024: (1e-3, 1e-3)})) == {}
+    assert lines(metrics({1024: (1e-3, 1e-3)})) == record(metrics({1024: (1e-3, 1e-3)})) == {}
     slower = metrics({1024: (2e-3, 1e-3), 2048: (4e-3, 1.5e-3)})
     assert described(slower)[0].endswith("faster than fp16 at no length")
+
+
+def written(slope: float, fp16_slope: float, fp16_s: float = 1e-3) -> dict[str, Any]:
+    """Return a real run of two lengths in which TPOT grows by `slope` a token from 2 ms, and fp16's from `fp16_s`."""
+    content = json.loads((Path(__file__).parent / "fixtures" / "2-points.json").read_text(encoding="utf-8"))
+    content = copy.deepcopy(content)
+    for name, entry in content["scores"].items():
+        (figures,) = entry["points"]["batches"].values()
+        length = int(name.partition("@")[2]) + figures["new_tokens"] / 2
+        own = 2e-3 + slope * length
+        figures["tpot_s"]["median"] = own
+        figures["vs_fp16"]["tpot_s"] = own / (fp16_s + fp16_slope * length)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("fp16_slope", "fp16_s", "cell", "plain"),
+    [(3e-6, 1e-3, "1,000", 1000.0), (3e-6, 4e-3, "any length", 0.0), (1e-6, 1e-3, "never", None)],
+)
+def test_the_break_even_is_a_column_and_a_number_of_the_csv(
+    fp16_slope: float, fp16_s: float, cell: str, plain: float | None
+) -> None:
+    run = written(2e-6, fp16_slope, fp16_s)
+    header, body = tables.grid([run])
+    assert {line[header.index("break-even")].main for line in body} == {cell}
+    assert {line[header.index("slope")].main for line in body} == {"2 µs"}
+    rows = list(csv.DictReader(io.StringIO(tables.to_csv([run]))))
+    assert [float(row["itl_slope_s"]) for row in rows] == pytest.approx([2e-6, 2e-6])
+    assert [row["itl_lengths"] for row in rows] == ["2", "2"]
+    assert [float(row["break_even_tokens"] or "nan") for row in rows] == pytest.approx(
+        [plain if plain is not None else float("nan")] * 2, nan_ok=True
+    )
+
+
+def test_one_length_has_neither_column_in_the_table() -> None:
+    run = written(2e-6, 3e-6)
+    del run["scores"]["efficiency@128"]
+    header, _ = tables.grid([run])
+    assert "slope" not in header and "break-even" not in header and "read" in header

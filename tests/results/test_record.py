@@ -20,7 +20,8 @@ from kvbench.util.cells import Cell
 from tests.run_files import on_disk, store_of
 from tests.run_support import config
 
-#: real runs, written by the code of their time: 1a to 1h are the states of version 1 in the order of the history
+#: real runs, written by the code of their time: 1a to 1h are the states of version 1 in the order of the history, and
+#: 2-points is of version 2
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.json"))
 OLDER = [json.loads(path.read_text(encoding="utf-8")) for path in FIXTURES]
 NAMES = [path.stem for path in FIXTURES]
