@@ -1,6 +1,8 @@
 """Triton's interpreter for tests: kernels run on the CPU, operation by operation in numpy."""
 
 import os
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,12 @@ def require() -> None:
         pytest.skip("kernels run on the GPU here; TRITON_INTERPRET=1 interprets them", allow_module_level=True)
     os.environ["TRITON_INTERPRET"] = "1"
     pytest.importorskip("triton", reason="triton is not installed")
+    adapt()
+
+
+@cache
+def adapt() -> None:
+    """Adapt the interpreter to this numpy, and spare it what it does again and again."""
     from triton.runtime import interpreter
 
     known = interpreter._patch_lang_tensor
@@ -29,3 +37,32 @@ def require() -> None:
     interpreter._patch_lang_tensor = patched
     # every integer operation would be followed by five that check it for overflow
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
+    patch_once_per_launch(interpreter)
+
+
+def patch_once_per_launch(interpreter: Any) -> None:
+    """Patch the language once per launch, not in each call of a function by a kernel, which takes most of the time.
+
+    A patch that is repeated within a launch changes nothing: what it would replace has been replaced already.
+    """
+    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
+    modules = (interpreter.tl, interpreter.tl.core)
+    patched: set[int] = set()
+
+    @cache
+    def visible(function: Any) -> frozenset[int]:
+        return frozenset(id(value) for value in function.__globals__.values() if any(value is m for m in modules))
+
+    def patch_new(function: Any) -> Any:
+        if patched and visible(function) <= patched:
+            return interpreter._LangPatchScope()
+        scope = patch(function)
+        patched.update(visible(function))
+        return scope
+
+    def launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        launch(self, *args, **kwargs)
+
+    interpreter._patch_lang = patch_new
+    interpreter.GridExecutor.__call__ = launch_anew
