@@ -54,7 +54,7 @@ run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 
 	  experiment=$(QUICKSTART)
 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: install  ## style, types, and the directions in which modules may import each other
 	$(BIN)/ruff check .

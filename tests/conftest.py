@@ -8,6 +8,30 @@ import pytest
 if not os.path.exists("/dev/nvidiactl"):  # must be known before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+#: files of few tests that take long: begun first, as the last file that begins holds up the end
+LONG = (
+    "contract/test_methods.py",
+    "runner/test_run_kill.py",
+    "parallel/test_tensor_parallel.py",
+    "attention/test_triton_decode.py",
+    "cache/test_pack_together.py",
+    "cache/test_pack_kernel.py",
+    "decoding/test_rounds.py",
+    "measure/test_meter.py",
+    "bench/test_points.py",
+    "experiments/test_tiny_evaluate.py",
+    "experiments/test_quantspec.py",
+    "runner/test_stored.py",
+    "runner/test_sources.py",
+    "cli/test_sweep.py",
+    "test_imports.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the :data:`LONG` files first; ``make test`` hands files out in this order (``--no-loadscope-reorder``)."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take what imports and collection have made out of the garbage collector's sight.

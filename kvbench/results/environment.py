@@ -69,6 +69,7 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
