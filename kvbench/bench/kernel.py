@@ -240,8 +240,8 @@ def finish(rows: list[dict[str, Any]], skipped: int, path: Path, seconds: float)
             more = 100 * (row["us"] / row["expected_us"] - 1)
             at = Point(row["model"], row["batch"], row["context"], row["q_len"])
             print(
-                f"{at} {row['format']} ({row['path']}): {more:+.0f}% more than its bytes would take at "
-                "the rates of the single formats"
+                f"{at} {row['format']} ({row['path']}): {more:+.0f}% compared with the time of its bytes "
+                "at the rates of the single formats"
             )
     if skipped:
         print(f"{skipped} rows were not measured, because --quick limits the time")

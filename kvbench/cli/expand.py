@@ -91,7 +91,7 @@ def _count(override: Override, groups: Collection[str]) -> int:
     raise ConfigError(
         f"{override.key_or_group}={text(override)}",
         None,
-        "a sweep cannot step through an interval",
+        "is an interval, but a sweep needs separate values",
         hint=f"use a range with a step: {override.key_or_group}=range({sweep.start},{sweep.end},STEP)",
     )
 
