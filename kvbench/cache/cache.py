@@ -190,7 +190,8 @@ class KVCache(Cache):
         most = max(counts)
         if self.get_seq_length() + most != leader.get_seq_length():
             raise CacheError(
-                f"the draft's cache has seen {self.get_seq_length()} tokens and the target's {leader.get_seq_length()}, but they "
+                f"the draft's cache has seen {self.get_seq_length()} tokens and the target's "
+                f"{leader.get_seq_length()}, but they "
                 f"should differ by {most}: use both caches only in the speculative loop, from the prompt on"
             )
         for mine, source_layer in zip(self.layers, leader.layers, strict=True):
