@@ -10,7 +10,7 @@ from experiments.efficiency.read import Point
 
 #: file -> the figure's axis, its unit, what one unit is in the point's
 FIGURES = {
-    "tokens_per_s": ("tokens/s, search and prefill inside", 1.0),
+    "tokens_per_s": ("tokens/s, including search and prefill", 1.0),
     "tpot_s": ("TPOT, ms", 1e-3),
     "peak_decode": ("peak memory of decoding, GiB", float(2**30)),
 }

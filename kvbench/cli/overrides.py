@@ -125,7 +125,7 @@ def refuse_marks(text: str, override: Override) -> None:
         return
     if override.is_delete():
         raise ConfigError(
-            text, None, "keys cannot be removed from the configuration", hint=f"set another value: {key}=..."
+            text, None, "keys cannot be removed from the configuration", hint=f"set another value: {key}=VALUE"
         )
     if override.is_add() or override.is_force_add():
         raise ConfigError(

@@ -277,7 +277,7 @@ def read(content: Any) -> Metrics:
         if entry.points is None:
             continue
         if not name.rpartition("@")[2].isdigit():
-            raise ShapeError(f"scores.{name} has points and no length")
+            raise ShapeError(f"scores.{name} contains points but no length")
         for batch, point in entry.points.batches.items():
             if not batch.isdigit():
                 raise ShapeError(f"scores.{name}.points.batches.{batch} is not a batch")

@@ -139,7 +139,9 @@ def test_a_layer_that_does_more_to_its_keys_is_refused_and_leaves_no_hook(monkey
     del model.model.layers[1].self_attn.k_norm
     model.model.layers[1].self_attn.k_norm = lambda keys: 2 * keys
     monkeypatch.setattr("kvbench.models.projections.KEYS", ("k_proj",))
-    with pytest.raises(ModelError, match="Olmo2Attention of layer 0: keys before RoPE, rotated, are not the keys"):
+    with pytest.raises(
+        ModelError, match="Olmo2Attention of layer 0: rotating the keys before RoPE does not give the keys"
+    ):
         method.new_cache(model)
     assert not any(module._forward_hooks for module in model.modules())
 

@@ -125,7 +125,7 @@ def test_rollback_past_what_has_moved_is_refused():
     with torch.no_grad():
         model(input_ids=ids, past_key_values=cache)
         with pytest.raises(
-            CacheError, match="cannot take back 29 tokens: of row 0 of layer 0 only the newest 28 can go"
+            CacheError, match="cannot take back 29 tokens: in row 0 of layer 0, only the newest 28 can be removed"
         ):
             cache.crop(-29)
         cache.crop(-3)

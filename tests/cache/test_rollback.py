@@ -181,7 +181,9 @@ def test_rows_that_give_back_unequally_move_to_the_right_and_beams_take_their_po
     keys, values = zoo.random_kv(9, batch=2)
     zoo.feed(layer, keys, values)
     layer.order = [torch.arange(9), torch.arange(2, 9)]
-    with pytest.raises(CacheError, match="cannot take back 8 tokens: of row 1 of layer 0 only the newest 7 can go"):
+    with pytest.raises(
+        CacheError, match="cannot take back 8 tokens: in row 1 of layer 0, only the newest 7 can be removed"
+    ):
         layer.take_back([1, 8])
     layer.take_back([1, 3])
     layer.progress.padding.starts = [0, 4]

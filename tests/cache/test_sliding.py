@@ -267,7 +267,9 @@ def test_a_window_that_has_moved_on_cannot_be_taken_back():
     method = load_method("fp16")
     cache = method.new_cache(model("gemma3"))
     fed("gemma3", cache, [60, 3, 2])
-    with pytest.raises(CacheError, match="cannot take back 3 tokens: of row 0 of layer 0 only the newest 2 can go"):
+    with pytest.raises(
+        CacheError, match="cannot take back 3 tokens: in row 0 of layer 0, only the newest 2 can be removed"
+    ):
         cache.crop(-3)
     cache.crop(-2)
     short = method.new_cache(model("gemma3"))

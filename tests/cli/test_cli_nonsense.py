@@ -59,8 +59,8 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("method=kivi method.takes=[none] quantizer=none", ["method.takes", "cannot be set on the command line"]),
     # beyond the context: nothing would be packed under the method's name
     ("method=kivi method.residual=4096", ["method.residual=4096", "nothing would be packed"]),
-    ("method=kivi method.sinks=4000", ["up to 4127 tokens all stay exact", "model.max_length=4096"]),
-    ("method=logquant method.window=1366", ["method.window=1366", "up to 4097 tokens"]),
+    ("method=kivi method.sinks=4000", ["the first 4127 tokens all stay in full precision", "model.max_length=4096"]),
+    ("method=logquant method.window=1366", ["method.window=1366", "the first 4097 tokens"]),
     ("method=logquant method.reserved=4098", ["method.reserved=4098"]),
     ("method=partial_logquant method.window=4096", ["method.window=4096"]),
     ("method=snapkv method.budget=4095", ["method.budget=4095"]),
@@ -72,7 +72,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("method=kvquant method.first_tokens=4096", ["method.first_tokens=4096"]),
     ("method=cocktail method.chunk_size=8192 method.encoder=bm25", ["method.chunk_size=8192"]),
     ("method=hf_quantized method.residual=4096", ["method.residual=4096"]),
-    ("method=quantspec quantizer.key.group_size=2176", ["up to 4351 tokens"]),
+    ("method=quantspec quantizer.key.group_size=2176", ["the first 4351 tokens"]),
     # budgets and sizes beyond all reason
     ("runtime.batch_size=1000000000", ["at most 65536"]),
     ("runtime.memory_limit_gb=1e-6", ["at least 0.01"]),

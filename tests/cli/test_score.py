@@ -168,7 +168,7 @@ def test_fields_of_another_kind_are_refused(tmp_path: Path, task: str, row: dict
 def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "qasper.jsonl").write_text("[" * 100_000)
     assert score.main([str(tmp_path)]) == 1
-    assert "qasper.jsonl line 1: JSON that is nested too deeply" in capsys.readouterr().err
+    assert "qasper.jsonl line 1: the JSON is nested too deeply" in capsys.readouterr().err
     (tmp_path / "qasper.jsonl").write_text("\n")
     assert score.main([str(tmp_path)]) == 1
     assert "qasper.jsonl contains no records" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_paths_that_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.Monk
         ("dataset=multi_lexsum", "dataset.lengths=[4006]"),
         ("dataset=pg19 model=llama3.1-8b dataset.lengths=[127501]", "model.prompt_limit=127500"),
         ("dataset=pg19 dataset.lengths=[4000] decoding.max_new_tokens=97", "allowed: 16 to 3999"),
-        ("dataset=mini dataset.lengths=[2048,8192]", "dataset.lengths=8192: is more tokens than the model takes"),
+        ("dataset=mini dataset.lengths=[2048,8192]", "dataset.lengths=8192: exceeds the model's limit"),
         ("dataset=mini dataset.lengths=[16384] model=llama2-7b", "dataset.lengths=[8192]"),
         ("dataset=perplexity/mini_text dataset.window=4097", "dataset.window=4096"),
         ("dataset=perplexity/mini_text method=snapkv", "dataset.prefill=1024"),

@@ -143,7 +143,7 @@ def test_a_used_cache_is_refused_until_it_is_reset():
     ids, _ = zoo.padded_batch([50])
     cache = method.new_cache(model)
     first = generate(model, cache, ids, max_new_tokens=40).tokens
-    with pytest.raises(CacheError, match=r"holds 89 tokens of another prompt already.*cache\.reset\(\)"):
+    with pytest.raises(CacheError, match=r"already contains 89 tokens of another prompt.*cache\.reset\(\)"):
         generate(model, cache, ids, max_new_tokens=40)
     assert cache.get_seq_length() == 89
     cache.reset()

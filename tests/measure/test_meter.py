@@ -214,7 +214,7 @@ def test_speculation_counts_what_was_drafted(tmp_path):
 def test_random_weights_may_go_beyond_the_model_and_say_so(tmp_path):
     metrics = run(settings(tmp_path, grid={"prompts": [48], "batches": [1]}, model={"max_length": 50}))
     assert metrics["scores"]["efficiency@48"]["points"]["batches"]["1"]["beyond"] == 50
-    assert "longer than model.max_length=50" in tables.summary([metrics], 120)
+    assert "exceed model.max_length=50" in tables.summary([metrics], 120)
 
 
 def meter(name="kivi", **how):

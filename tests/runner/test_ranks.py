@@ -74,7 +74,7 @@ def test_what_one_rank_did_not_measure_is_nobodys() -> None:
 
 
 def test_ranks_that_disagree_are_a_defect() -> None:
-    with pytest.raises(KvbenchError, match="a/0: rank 1 generated other tokens"):
+    with pytest.raises(KvbenchError, match="a/0: rank 1 generated different tokens"):
         ranks.merged(row(), [row(), row((1, 3))])
     with pytest.raises(KvbenchError, match="rank 2"):
         ranks.merged(row(), [row(), row(), row(())])

@@ -62,7 +62,7 @@ def test_killed_twenty_times_and_resumed(driven):
 def test_two_processes_on_one_run(driven):
     undisturbed = driven["whole"]
     assert driven["race"] == [0, 0]
-    assert "is held by" in driven["messages"]
+    assert "is working on run" in driven["messages"]
     directory = driven["folder"] / "race" / undisturbed["run_id"]
     assert rows_of(directory) == rows_of(undisturbed["run_dir"])
     assert len((directory / "samples.jsonl").read_bytes().splitlines()) == SAMPLES, "a sample was done twice"

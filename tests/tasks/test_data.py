@@ -109,7 +109,7 @@ def test_several_members_of_one_task_are_named_and_none_is_picked(tmp_path: Path
     with pytest.raises(DataError, match=r"contains 2 files that could be 'a'.*: new/a.jsonl, old/a.json"):
         data.find(SOURCE, "a", str(tmp_path / "x.zip"), "toy")
     assert data.find(SOURCE, "b", str(tmp_path / "x.zip"), "toy").member == "old/b.jsonl"
-    with pytest.raises(DataError, match=r"no member c.jsonl \(it has 3"):
+    with pytest.raises(DataError, match=r"does not contain c.jsonl; it contains 3"):
         data.find(SOURCE, "c", str(tmp_path / "x.zip"), "toy")
 
 

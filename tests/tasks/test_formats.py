@@ -132,7 +132,7 @@ def test_many_small_values_count_more_than_their_bytes(tmp_path: Path, small: No
                 assert len(read_records(Found(tmp_path / name))) == most
             else:
                 assert read_json(Found(tmp_path / name)) == [1] * most
-                assert "record 0: the record is not a JSON object" in said(tmp_path / name)
+                assert "record 0: expected a JSON object" in said(tmp_path / name)
     (tmp_path / "d.jsonl").write_text("\n" * 2049 + "{}")
     assert "exceeds the limit of 1 MiB after unpacking and parsing" in said(tmp_path / "d.jsonl")
     (tmp_path / "c.jsonl").write_text('{"text": "a", "more": [[], []]}')

@@ -181,9 +181,9 @@ def test_a_damaged_record_is_named_with_its_file_and_line(
     [
         ("question,answer\nq,a\nq\n", "line 3: has 1 values for 2 columns"),
         ("question,question\nq,a\n", "line 1: a column name occurs twice"),
-        ('question,answer\n"q"x,a\n', "line 2: not CSV"),
+        ('question,answer\n"q"x,a\n', "line 2: is not valid CSV"),
         ("question,answer\n", "contains no records"),
-        ("", "line 1: expected different names|contains no records"),
+        ("", "line 1: a column name occurs twice|contains no records"),
     ],
 )
 def test_damaged_csv(tmp_path: Path, content: str, message: str) -> None:

@@ -95,7 +95,7 @@ def test_texts_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> No
     assert said("pg19", lengths=[40]).endswith("hint: provide longer texts, or reduce dataset.skip")
     assert said(lengths=[47]).endswith("hint: set dataset.lengths to at most [46]")
     found = said(lengths=[16])  # two pieces, three of which were to warm up
-    assert "only 2 prompts of 16 tokens, and the first 3 are for warm-up, so none is left to measure" in found
+    assert "only 2 prompts of 16 tokens, and the first 3 are used for warm-up, so none is left to measure" in found
     assert "set dataset.warm_up to at most 1, or reduce dataset.lengths, or set dataset.per_document=null" in found
     for name in ("text", "perplexity/text"):
         with pytest.raises(ConfigError, match=r"dataset\.path: no text is given.\n.*dataset.path=FILE_OR_FOLDER"):
@@ -166,7 +166,9 @@ def test_records_that_are_too_short_are_said_with_the_remedy(tmp_path: Path) -> 
         DataError, match=r"only 1 prompt of .* tokens, and the first 3 are .*\n  hint: set dataset.warm_up to at most 0"
     ):
         samples(longest)
-    with pytest.raises(DataError, match=rf"takes {len(template['after'])} of .* 32 tokens.\n  hint: larger"):
+    with pytest.raises(
+        DataError, match=rf"prompts of 32 tokens .* takes {len(template['after'])} tokens\.\n  hint: increase"
+    ):
         samples(32, Letters())
     (tmp_path / "test.jsonl").write_text(json.dumps({"document": "d", "summary": None}))
     with pytest.raises(DataError, match="no record has both a text and a summary"):

@@ -53,7 +53,7 @@ def test_folders_that_can_be_made_pass_and_are_not_made(
         ("taken/below", False, "is a file, not a folder"),
         ("dangling/below", False, "is a broken link"),
         ("x" * 300, False, "has a name longer than|File name too long"),  # by the version of Python
-        ("x" * (LONGEST_NAME + 1), True, f"has a name of more than {LONGEST_NAME} bytes"),
+        ("x" * (LONGEST_NAME + 1), True, f"has a name longer than {LONGEST_NAME} bytes"),
         ("there", True, "is a folder, not a file"),
         (os.devnull, True, "is a device or pipe, not a file"),
         ("~nobody-of-this-name/x", False, "cannot be used as a folder"),
