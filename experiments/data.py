@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from experiments import standin
-from experiments.item import Column, Grid, Model
+from experiments.item import Column, Grid, Group, Model
 from experiments.plan import Plan
 from kvbench.util.confdir import options
 
@@ -29,6 +29,11 @@ def columns_of(item: Grid, plan: Plan) -> tuple[Column, ...]:
         return item.columns
     points = tuple(column for column in item.columns if column.data == POINTS)
     return (*item.mini, *points) if len(points) < len(item.columns) else points
+
+
+def groups_of(item: Grid, plan: Plan) -> tuple[Group, ...]:
+    """Return the groups of an item under a plan."""
+    return item.groups if plan.data != "mini" or item.mini_groups is None else item.mini_groups
 
 
 def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:

@@ -203,6 +203,7 @@ class Grid(Item):
         along: with ``draw="sweep"`` the name of the column whose cells are the positions; empty: the rows' `x`.
         claims: statements that the cells can hold or refute.
         mini: the columns with ``--data mini``. Columns of time and memory stay as they are.
+        mini_groups: the groups with ``--data mini``; None: `groups`.
         only_groups: True if the table shows the groups alone.
     """
 
@@ -213,6 +214,7 @@ class Grid(Item):
     along: str = ""
     claims: tuple[Claim, ...] = ()
     mini: tuple[Column, ...] = MINI
+    mini_groups: tuple[Group, ...] | None = None
     only_groups: bool = False
 
 

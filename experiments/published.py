@@ -29,6 +29,15 @@ def lines(name: str, folder: Path = FOLDER) -> tuple[Mapping[str, str], ...]:
         ) from None
 
 
+@cache
+def _index(name: str, columns: tuple[str, ...], folder: Path) -> Mapping[tuple[str, ...], list[Mapping[str, str]]]:
+    """Return the lines of a CSV by their values in `columns`."""
+    by_key: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for line in lines(name, folder):
+        by_key.setdefault(tuple(line[column] for column in columns), []).append(line)
+    return by_key
+
+
 def lookup(name: str, keys: Mapping[str, str], value: str, folder: Path = FOLDER) -> float | None:
     """Return the number in column `value` of the one line that agrees with `keys`; None if no line does.
 
@@ -41,10 +50,11 @@ def lookup(name: str, keys: Mapping[str, str], value: str, folder: Path = FOLDER
         raise DataError(
             f"{name}.csv does not have the columns {', '.join(missing)}; it has {', '.join(table[0] if table else ())}"
         )
-    matches = [line for line in table if all(line[key] == text for key, text in keys.items())]
+    columns = tuple(sorted(keys))
+    matches = _index(name, columns, folder).get(tuple(keys[column] for column in columns), ())
     if len(matches) > 1:
         wanted = ", ".join(f"{key}={text}" for key, text in keys.items())
-        raise DataError(f"{name}.csv has {len(matches)} lines with {wanted}, but exactly one was expected")
+        raise DataError(f"{name}.csv has {len(matches)} lines with {wanted}: one was expected")
     return float(matches[0][value]) if matches and matches[0][value] != "" else None
 
 

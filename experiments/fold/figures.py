@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from kvbench.results.points import halves
+
 Row = Mapping[str, Any]
 
 
@@ -90,6 +92,11 @@ def _kv_mib(row: Row) -> float | None:
     return row["kv_bytes"]["used"]["total"] / 2**20 if row.get("kv_bytes") else None
 
 
+def _compression(row: Row) -> float | None:
+    bill = row.get("kv_bytes")
+    return bill["fp16_equivalent"] * halves(row) / bill["used"]["total"] if bill else None
+
+
 def point(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
     """Return a figure of a measured point: the number at `path` of its record."""
 
@@ -105,6 +112,7 @@ def point(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
 FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "score": mean(_score),
     "kv_mib": mean(_kv_mib),
+    "compression": mean(_compression),
     "perplexity": perplexity,
     "acceptance": acceptance,
     # of points of time and memory: seconds, bytes, tokens per second

@@ -8,7 +8,11 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from experiments import published
+<<<<<<< HEAD
 from experiments.data import POINTS, columns_of, scaled
+=======
+from experiments.data import columns_of, groups_of, scaled
+>>>>>>> 3df72ea (Experiments: LogQuant's Tables 1 to 3 and 5 to 7 and Figure 6; folds held to the printed averages)
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
 from experiments.fold.figures import FIGURES, Row, Statistic, paired
@@ -48,7 +52,7 @@ def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) ->
         notes: remarks to show below the table.
     """
     columns = columns_of(item, plan)
-    groups = item.groups
+    groups = groups_of(item, plan)
     cells: list[Cell] = []
     verdicts: list[Verdict] = []
     for model in plan.models_of(item):
@@ -82,6 +86,7 @@ class _Table:
     def __init__(self, item: Grid, plan: Plan, model: Model, columns: Sequence[Column], sources: Sources) -> None:
         self.item, self.plan, self.model, self.sources = item, plan, model, sources
         self.columns = [scaled(column, plan, model) for column in columns]
+        self.groups = groups_of(item, plan)
         self.statistics: dict[tuple[str, str], Statistic] = {}
         self.counts: dict[str, int] = {}
         for column in self.columns:
@@ -173,7 +178,7 @@ class _Table:
         claim = self.item.claims[number]
         rows = {row.name: row for row in self.item.rows}
         members = self._of(claim.column)
-        group = next((g for g in self.item.groups if g.name == claim.column), None)
+        group = next((g for g in self.groups if g.name == claim.column), None)
 
         def cell(name: str) -> Cell | None:
             return self.mean(rows[name], group) if group else self.cell(rows[name], members[0])
@@ -192,7 +197,7 @@ class _Table:
         return verdict
 
     def _of(self, name: str) -> list[Column]:
-        group = next((g for g in self.item.groups if g.name == name), None)
+        group = next((g for g in self.groups if g.name == name), None)
         return self.members(group) if group else [c for c in self.columns if c.name == name]
 
     def _mean(self, row: str, members: Sequence[Column]) -> tuple[float, float | None] | None:
