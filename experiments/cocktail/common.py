@@ -46,7 +46,7 @@ DATASETS = tuple(
 )
 QMSUM = DATASETS[1]
 
-#: QMSum's prompts fill a context of 4k less the answer, and are about 14k tokens long where they are not cut
-PROMPT, LONG = 3968, {"mistral-7b": 14336, "longchat-7b": 14336}
-#: memory of the paper's GPU, an L40S, in GiB
-L40S_GIB = 48.0
+#: QMSum's prompts: LongBench's limit for a context of 4k, and about their own length where the context is 32k
+PROMPT, LONG = 3500, {"mistral-7b": 14336, "longchat-7b": 14336}
+#: memory of the paper's GPU, an L40S with 48 GB, in GiB
+L40S_GIB = 44.7

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from experiments.cocktail.common import LLAMA, PROMPT, QMSUM, TIMED
+from experiments.cocktail.common import L40S_GIB, LLAMA, PROMPT, QMSUM, TIMED
 from experiments.item import MINI, Claim, Column, Grid, Group, Row
 
 _MEMORY = Column(
@@ -13,6 +13,7 @@ _MEMORY = Column(
     unit="GiB",
     prompt=PROMPT,
     batch=1,
+    memory_gb=L40S_GIB,
     published={"dataset": "qmsum"},
     value="gpu_memory_gb",
 )

@@ -67,7 +67,11 @@ def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) ->
     headings = [Heading(name=c.name, unit=c.unit, digits=c.digits, x=c.x) for c in columns]
     if item.only_groups:
         headings = []
-    headings += [Heading(name=g.name, unit=first.unit, digits=first.digits, mean=True) for g in groups]
+    for group in groups:  # the mean of one column is that column
+        if item.only_groups or len(of_group(group, columns, plan)) > 1:
+            headings.append(Heading(name=group.name, unit=first.unit, digits=first.digits, mean=True))
+    devices = sorted({cell.note for cell in cells if cell.note})
+    notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
     return Folded(
         headings=headings,
         rows=[row.name for row in item.rows],
@@ -154,8 +158,7 @@ class _Table:
 
     def members(self, group: Group) -> list[Column]:
         """Return the columns of a group under the plan."""
-        names = group.mini if self.plan.data == "mini" else group.columns
-        return [c for c in self.columns if (c.name in names if names else c.figure == self.columns[0].figure)]
+        return of_group(group, self.columns, self.plan)
 
     def difference(self, first: str, second: str, members: Sequence[Column]) -> tuple[float, float | None] | None:
         """Return the mean over columns of the paired differences of two rows, with its standard error."""
@@ -212,6 +215,12 @@ class _Table:
         if not (self.item.published and keys and row.published and self.plan.compares(self.item, self.model)):
             return None
         return looked_up(self.item, self.model, row, keys, value)
+
+
+def of_group(group: Group, columns: Sequence[Column], plan: Plan) -> list[Column]:
+    """Return the columns that a group names under a plan, or those with the figure of the first."""
+    names = group.mini if plan.data == "mini" else group.columns
+    return [c for c in columns if (c.name in names if names else c.figure == columns[0].figure)]
 
 
 def looked_up(item: Grid, model: Model, row: Setting, keys: Mapping[str, str], value: str) -> float | None:

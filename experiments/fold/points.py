@@ -16,11 +16,12 @@ from experiments.fold.grid import Source
 from experiments.item import Column
 from kvbench.config.setting import parse
 from kvbench.errors import ConfigError
+from kvbench.tasks.efficiency import point_id
 
 FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "papers"
 #: how the reason of a point that did not fit begins
 OUT_OF_MEMORY = "out of memory"
-Key = tuple[str, tuple[str, ...], int, int, float | None]
+Key = tuple[str, str, int, int, float | None]
 
 
 def measured(model: str, setting: str, column: Column, folder: Path = FOLDER) -> Source | None:
@@ -46,9 +47,16 @@ def measured(model: str, setting: str, column: Column, folder: Path = FOLDER) ->
     return min(smaller, key=lambda pair: pair[0])[1] if smaller else None
 
 
-def canonical(setting: str) -> tuple[str, ...]:
-    """Return a setting as its overrides, in an order that does not depend on how it was written."""
-    return tuple(sorted(parse(setting).overrides()))
+@cache
+def canonical(setting: str) -> str:
+    """Return a text that two settings share if they choose the same, however they are written.
+
+    Raises:
+        ConfigError: the text is not a setting, such as the name of a cache of stock transformers.
+    """
+    method = parse(setting).load()
+    name = type(method).__name__
+    return repr((name, sorted(method.hyperparameters().items(), key=str), method.quantizer))
 
 
 @cache
@@ -78,4 +86,5 @@ def _source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -
         return Source({}, (path.name,), f"{OUT_OF_MEMORY} on {device}", note)
     if record["status"] != "ok":
         return Source({}, (path.name,), f"{record['status']} on {device}", note)
-    return Source({path.stem: {"id": path.stem, "measured": {"point": record}}}, (path.name,), "", note)
+    name = point_id(record["prompt"], record["batch"])
+    return Source({name: {"id": name, "measured": {"point": record}}}, (path.name,), "", note)
