@@ -77,6 +77,11 @@ class Repository:
         except OSError:
             return None
 
+    def commits(self) -> list[str]:
+        """Return all commits of which the cache has files, the newest download first."""
+        folders = [folder for folder in (self.folder / "snapshots").glob("*") if _COMMIT.fullmatch(folder.name)]
+        return [folder.name for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)]
+
     def snapshot(self) -> Path | None:
         """Return the folder in the cache with the files of the revision, which may be incomplete; None without one."""
         commit = self.commit()

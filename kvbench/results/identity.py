@@ -63,7 +63,9 @@ def identity(
     if model["weights"] != "random":
         model["architecture"] = None  # the checkpoint's own config.json is read instead
         model["files"] = fingerprint(weights, say)
-    elif weights is not None and not str(config["model"].get("path")).startswith("kvbench:"):
+    elif weights is None:
+        model["revision"] = None  # random weights of a preset's architecture, whatever commit the preset pins
+    elif not str(config["model"].get("path")).startswith("kvbench:"):
         model["description"] = _described(weights)
     method = {key: value for key, value in config["method"].items() if key not in ("takes", "preset")}
     quantizer = config.get("quantizer") or {}

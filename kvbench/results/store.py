@@ -1,4 +1,7 @@
-"""A run's directory: `config.yaml`, `env.json`, `samples.jsonl`, `metrics.json`; locked by one process at a time."""
+"""A run's directory: `config.yaml`, `env.json`, `origin.json`, `samples.jsonl`, `metrics.json`.
+
+One process at a time locks it.
+"""
 
 from __future__ import annotations
 
@@ -115,6 +118,14 @@ class RunStore:
     def environment(self) -> dict[str, Any] | None:
         """Return the content of `env.json`; None if the file is missing or cannot be read."""
         return _read_json(self.path / "env.json")
+
+    def origin(self) -> dict[str, Any]:
+        """Return the content of `origin.json`: commits and checksums of what came from the hub; empty without it."""
+        return _read_json(self.path / "origin.json") or {}
+
+    def write_origin(self, origin: Mapping[str, Any]) -> None:
+        """Write `origin.json`, which only runs of a model or data from the hub have. Raises DiskError."""
+        lines.write_atomically(self.path / "origin.json", _json(origin))
 
     def config(self) -> dict[str, Any] | None:
         """Return the configuration that the run was last started with; None if it is missing or cannot be read."""

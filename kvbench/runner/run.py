@@ -17,7 +17,7 @@ from kvbench.results.environment import environment
 from kvbench.results.identity import content_digest, run_id, short_name
 from kvbench.results.samples import MEASURED, DiskError
 from kvbench.results.store import RunStore
-from kvbench.runner import ranks, remarks, resolve, sources, stored
+from kvbench.runner import origins, ranks, remarks, resolve, sources, stored
 from kvbench.runner.batching import check_any, check_ids
 from kvbench.runner.failures import Failures, lost
 from kvbench.runner.scoring import rescored
@@ -183,6 +183,7 @@ class _Run:
         from kvbench.profiling.device import device_name
 
         self.checked.method.ready()
+        origins.settle(self.store, self.checked, self.task)  # before weights are loaded, if they are on this machine
         device = homes(self.checked.runtime)[0]
         self.environment = environment(str(device), device_name(device))
         if self.team is not None:
@@ -196,6 +197,7 @@ class _Run:
                     raise
                 self.failures.ran_out(error, None)
                 return
+            origins.settle(self.store, self.checked, self.task)
             machine = session.machine
             self.environment = environment(str(session.device), machine.device, machine.dtype) | session.layout()
             self.device = machine.device
@@ -292,7 +294,7 @@ class _Run:
             oom=self.failures.oom,
             errors=list(self.failures.errors),
             code=self.code,
-            data={"identity": self.task.identity(), "notes": self.task.notes()},
+            data={"identity": self.task.identity(), "notes": self.task.notes(), **origins.noted(self.store)},
         )
         metrics["untouched"] = remarks.untouched(
             self.checked.method, [self.rows[sample.id] for sample in self.samples if sample.id in self.rows]

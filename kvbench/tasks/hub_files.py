@@ -78,11 +78,7 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
 
     The first is 0 and the second None if the hub's answer has no size.
 
-    Args:
-        source, name, what, remedy: as for :func:`download`.
-
-    Raises:
-        DataError: as :func:`download`.
+    The arguments and errors are those of :func:`download`.
     """
     repository = _repository(source)
     if repository is None:

@@ -1,4 +1,7 @@
-"""Shards of a split: parquet files named ``STEM-00000-of-00002.parquet``, as the hub stores what is large."""
+"""Shards of a split: files named ``STEM-00000-of-00002.parquet``, as the hub stores what is large.
+
+Some uploads add a digest: ``test-00000-of-00001-29a571947c0b5ccc.parquet``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import PurePosixPath
 
 from kvbench.errors import DataError
 
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.parquet")
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)?\.parquet")
 
 
 def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> list[str]:

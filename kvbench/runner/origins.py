@@ -1,0 +1,89 @@
+"""Where a run's model and data came from on the hub: repository, commit and checksums, kept with the run.
+
+The run id has the revision that was asked for, which may be a branch. A run therefore keeps the commit of its first
+samples, and refuses to go on with weights of another one. Data need no such check: their content is part of the run id.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import ModelError
+from kvbench.hub.record import note
+from kvbench.hub.repository import Repository
+from kvbench.models.download import wanted
+from kvbench.models.locate import repository_of
+from kvbench.models.spec import ModelConfig
+from kvbench.results.store import RunStore
+from kvbench.tasks.base import Task
+from kvbench.tasks.hub_files import cached
+
+
+def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
+    """Compare the origin of the model on this machine with that of the run's first samples; record it if they had none.
+
+    Args:
+        store: the run, held.
+        checked: its configuration.
+        task: its data set.
+
+    Raises:
+        ModelError: the run's samples were made with weights of another commit; both are named.
+        DiskError: the record cannot be written.
+    """
+    before = store.origin()
+    now = {**_model(checked.model), **_data(task, checked.dataset.get("path"))}
+    first, here = before.get("model"), now.get("model")
+    if first and here and first["sha256"] != here["sha256"]:
+        raise ModelError(
+            f"model {checked.model.name}: run {store.run_id} has samples of {first['hub_id']} at commit "
+            f"{first['revision']}, and this machine has commit {here['revision']}; one run does not mix them.\n"
+            f"  hint: model.revision={here['revision']} is a run of its own; the samples can be continued where the "
+            "first commit is (copy its HF_HOME here)"
+        )
+    if {**now, **before} != before:
+        store.write_origin({**now, **before})
+
+
+def noted(store: RunStore) -> dict[str, Any]:
+    """Return the recorded origin as an entry ``origin`` of the data in `metrics.json`; empty if all was local."""
+    origin = store.origin()
+    return {"origin": origin} if origin else {}
+
+
+def _model(model: ModelConfig) -> dict[str, Any]:
+    """Return repository, commit and checksums of the weights under ``model``; empty unless the hub's cache has them."""
+    if model.weights == "random" or model.folder() is not None or model.hub_id is None:
+        return {}
+    repository = repository_of(model)
+    folder = repository.snapshot()
+    if folder is None:
+        return {}
+    files = wanted([file.name for file in folder.iterdir() if file.is_file()])
+    weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
+    if not weights:
+        return {}
+    return {"model": _entry(repository, [(name, folder / name) for name in weights])}
+
+
+def _data(task: Task, path: str | None) -> dict[str, Any]:
+    """Return repository, commit and checksums of the data files under ``data``; empty if they are local."""
+    entries: list[dict[str, Any]] = []
+    for source, part in () if path is not None else task.files():
+        name = source.file.replace("{task}", part).partition("!")[0]
+        files = cached(source, name, "dataset") if source.hub_id else None
+        if source.hub_id and files:
+            repository = Repository(source.hub_id, "dataset", source.revision)
+            folder = repository.snapshot()
+            assert folder is not None
+            entry = _entry(repository, [(str(file.relative_to(folder)), file) for file in files])
+            if entry not in entries:
+                entries.append(entry)
+    return {"data": entries} if entries else {}
+
+
+def _entry(repository: Repository, files: list[tuple[str, Path]]) -> dict[str, Any]:
+    sums = {name: entry["sha256"] for name, entry in note(repository, files).items()}
+    return {"hub_id": repository.hub_id, "revision": repository.commit(), "sha256": sums}
