@@ -1,0 +1,106 @@
+"""Sizes of what runs would download, before anything is: from this machine, the hub, or the number of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from kvbench import tasks
+from kvbench.errors import DataError, ModelError
+from kvbench.hub.transfer import amount
+from kvbench.models import by_name
+from kvbench.models.download import planned
+from kvbench.models.locate import is_cached
+from kvbench.models.spec import ModelConfig
+from kvbench.tasks import hub_files
+from kvbench.tasks.base import Task
+from kvbench.util.confdir import options
+from kvbench.util.schema import build
+
+#: bytes per parameter of the papers' checkpoints, which are stored in 16 bits
+_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Download:
+    """What a model or data set takes from the hub.
+
+    Args:
+        what: the model or the file, as messages name it.
+        bytes: bytes still to download, 0 if all is on this machine; None if unknown.
+        basis: where the number is from, or why there is none.
+    """
+
+    what: str
+    bytes: int | None
+    basis: str
+
+    def __str__(self) -> str:
+        if self.bytes == 0:
+            return f"{self.what}: {self.basis}"
+        return f"{self.what}: {'unknown size' if self.bytes is None else amount(self.bytes)} ({self.basis})"
+
+
+def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
+    """Return what models and data sets take from the hub, each repository's file once.
+
+    What is local, generated or random takes nothing and is left out.
+
+    Args:
+        models: values of ``model=``: presets, repositories or folders.
+        datasets: values of ``dataset=``: presets.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    entries = [model_download(build(ModelConfig, by_name.group(name), "model")) for name in dict.fromkeys(models)]
+    for name in dict.fromkeys(datasets):
+        group = yaml.safe_load(options("dataset")[name].read_text(encoding="utf-8"))
+        entries += data_downloads(tasks.load(group), group)
+    return list(dict.fromkeys(entry for entry in entries if entry is not None))
+
+
+def model_download(model: ModelConfig) -> Download | None:
+    """Return what a model takes from the hub; None if it has random weights or is in a folder."""
+    if model.weights == "random" or model.folder() is not None or model.hub_id is None:
+        return None
+    what = f"model {model.name} ({model.hub_id})"
+    if is_cached(model):
+        return Download(what, 0, "on this machine")
+    try:
+        return Download(what, planned(model).missing_bytes, "the hub's list of its files")
+    except ModelError as error:
+        reason = _reason(error)
+    count = model.architecture.parameters if model.architecture else None
+    if count is None or model.requires:  # quantized checkpoints have fewer bytes per parameter
+        return Download(what, None, reason)
+    return Download(what, _BYTES * count, f"about, {_BYTES} bytes for each of its parameters: {reason}")
+
+
+def data_downloads(task: Task, group: dict[str, Any]) -> Iterator[Download]:
+    """Yield what each file of a data set takes from the hub.
+
+    Args:
+        task: the data set.
+        group: its configuration, for its name and path.
+    """
+    for source, part in () if group.get("path") is not None else task.files():
+        if source.hub_id is None:
+            continue
+        name = source.file.replace("{task}", part).partition("!")[0]
+        what = f"data {source.hub_id}/{name}"
+        try:
+            missing = hub_files.sizes(source, name, what, "")[1]
+        except DataError as error:
+            yield Download(what, None, _reason(error))
+        else:
+            yield Download(what, missing, "on this machine" if missing == 0 else "the hub's list of its files")
+
+
+def _reason(error: Exception) -> str:
+    """Return why the hub gives no size, in short."""
+    line = str(error).splitlines()[0].rstrip(".")
+    return line.rpartition("not on this machine, and ")[2] or line
