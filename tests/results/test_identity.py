@@ -31,6 +31,7 @@ def an_id(made, data=DATA, weights=None):
         {"dataset": {"limit": 100}},
         {"model": {"licence": "MIT", "note": "fine"}},
         {"quantizer": {"name": "another name for it"}},
+        {"model": {"revision": "abc"}},  # of random weights
         {"method": {"takes": ["int2", "int4"]}},
     ],
 )
@@ -38,11 +39,15 @@ def test_same_run(change):
     assert an_id(config("r", **change)) == an_id(config("r"))
 
 
+def test_weights_of_another_commit_are_another_run():
+    runs = {an_id(config("r", model={"weights": "pretrained", "revision": name})) for name in (None, "abc", "abd")}
+    assert len(runs) == 3
+
+
 @pytest.mark.parametrize(
     ("change", "same_setting"),
     [
         ({"model": {"name": "other"}}, False),
-        ({"model": {"revision": "abc"}}, False),
         ({"model": {"dtype": "bfloat16"}}, False),
         ({"decoding": {"temperature": 1.0}}, False),
         ({"decoding": {"max_new_tokens": 7}}, False),
