@@ -73,7 +73,7 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
     hub.add("datasets/o/m", {"README.md": b"#", "test-a.parquet": rows(0), "test-b.parquet": rows(1)})
     with pytest.raises(DataError, match=r"toy: 'test-\*\.parquet' matches 2 files of o/m \(test-a\.parquet, \.\.\.\)"):
         data.find(HubSource(hub_id="o/m", file="test-*.parquet"), "test", None, "toy")
-    with pytest.raises(DataError, match=r"o/m/train-\*\.parquet is not on this machine, and the hub has no such file"):
+    with pytest.raises(DataError, match=r"o/m/train-\*\.parquet is not on this machine, and the hub does not have"):
         data.find(HubSource(hub_id="o/m", file="train-*.parquet"), "test", None, "toy")
 
 
@@ -82,7 +82,7 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
     [
         (401, "denied access to this account (401)"),
         (403, "denied access to this account (403)"),
-        (404, "no such file at revision main (404)"),
+        (404, "does not have this file at revision main (404)"),
         (500, "responded with status 500"),
     ],
 )

@@ -196,7 +196,7 @@ def test_what_the_hub_does_not_have(hub: Hub) -> None:
     assert ask(MODEL, "config.json").status == 200 and ask(MODEL, "config.json").size == 8
     assert ask(MODEL, "model-00001-of-00002.safetensors").size == len(WEIGHTS)  # behind a redirection
     assert ask(MODEL, "none").status == ask(Repository("me/none"), "none").status == 404
-    with pytest.raises(HubError, match=r"no such file at revision v2 \(404\)"):
+    with pytest.raises(HubError, match=r"does not have this file at revision v2 \(404\)"):
         transfer.fetch_file(Repository("me/model", "model", "v2"), "config.json")
 
 
