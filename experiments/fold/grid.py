@@ -8,11 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from experiments import published
-<<<<<<< HEAD
-from experiments.data import POINTS, columns_of, scaled
-=======
-from experiments.data import columns_of, groups_of, scaled
->>>>>>> 3df72ea (Experiments: LogQuant's Tables 1 to 3 and 5 to 7 and Figure 6; folds held to the printed averages)
+from experiments.data import POINTS, columns_of, groups_of, scaled
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
 from experiments.fold.figures import FIGURES, Row, Statistic, paired
