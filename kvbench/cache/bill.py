@@ -40,7 +40,7 @@ class Bill:
     """The bytes of a cache.
 
     Args:
-        used: bytes that the held tokens need; equal to the formulas of each method, to the byte.
+        used: bytes that the stored tokens need; equal to the method's formula, to the byte.
         reserved: bytes of the allocated buffers, spare room included.
         fp16_equivalent: bytes of the keys and values that stock transformers would hold, at 2 bytes per element: all
             tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.

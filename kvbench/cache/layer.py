@@ -73,12 +73,12 @@ class Handle:
 
 
 class KVLayer(PromptPhase, CacheLayerMixin):
-    """Keys and values of one layer; arguments and attributes as in :class:`kvbench.cache.state.LayerState`.
+    """Keys and values of one layer; attributes as in :class:`kvbench.cache.state.LayerState`.
 
     Args:
-        method: method that places and demotes the tokens.
+        method: the method, which places and demotes the tokens.
         index: number of the layer.
-        progress: what the layers of a cache share.
+        progress: state that the layers of a cache share.
         window: the layer's sliding window in tokens; None: it has none.
     """
 
@@ -191,7 +191,8 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         A second call without new tokens has no effect.
 
         Args:
-            forget: False drops nothing, for as long as queries of the newest tokens still have to see those tokens.
+            forget: False: keep tokens that a sliding window has passed, as queries of the newest tokens still have to
+                see them.
         """
         if not self.sealed or not (self.method.settles or self.window):
             return

@@ -41,7 +41,7 @@ class Policy(Protocol[L]):
 
     @property
     def observe_prompt(self) -> int:
-        """The prompt attention that :meth:`place` gets: 0 none, n of the last n queries, -1 sums over all."""
+        """The attention that :meth:`place` gets: 0: none; n: that of the last n queries; -1: sums over all."""
         ...
 
     @property

@@ -75,7 +75,7 @@ class Prefill:
     """State of the prefill.
 
     Args:
-        prompts: facts about the prompts that the caller gave; None if their padding is inferred from the mask.
+        prompts: description of the prompts by the caller; None if their padding is inferred from the mask.
         open: True while the prompt comes in chunks, until ``cache.finalize()``.
         group: the rows that are prefilled now, and the number of rows in the whole batch; None for all rows at once.
         path: name of the attention path that served the prompt (:func:`kvbench.attention.prefill.attend`); ``stored``

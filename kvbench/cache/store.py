@@ -24,7 +24,7 @@ class Store:
         segments: the segments in slot order; the last one must be a :class:`FullSegment`.
 
     Raises:
-        TypeError: it is not.
+        TypeError: the last segment is not a FullSegment.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -71,7 +71,7 @@ class Store:
             self.tail.drop_front(rows, missing)
 
     def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
-        """Return `start`, the slots at which a new segment begins in between, and `stop`."""
+        """Return `start`, each slot between `start` and `stop` at which a segment begins, and `stop`."""
         borders, last = [start], 0
         for segment in self.segments:
             last += segment.length(rows)
@@ -112,7 +112,7 @@ class Store:
         """Drop the newest `count` tokens of one row.
 
         Raises:
-            TypeError: some of them are in a segment that tokens cannot leave one by one.
+            TypeError: some of them are in a segment that cannot drop single tokens.
         """
         for segment in reversed(self.segments):
             here = min(count, segment.lengths[row])

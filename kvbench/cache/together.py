@@ -13,8 +13,8 @@ from kvbench.cache.segments.rolling import RollingSegment
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     """Settle the layers of a cache whose method packs or rolls together.
 
-    Nearly always all layers are in the same state. The first one is settled, and layers whose state equals its state
-    before that repeat its rolls without working them out again.
+    Nearly always all layers are in the same state. The first one is settled. Layers that were in the same state as the
+    first repeat its rolls, without computing them again.
 
     Args:
         layers: the layers of one cache.

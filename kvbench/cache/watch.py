@@ -4,7 +4,7 @@ The packing kernel notices NaN and Inf at no extra cost, but reporting to the ho
 device. Instead it records the first occurrence in device memory. The host reads this record at the first step after a
 prefill (when it has already waited for the first token) and when the whole cache is settled (``bill()``). During
 decoding it reads an asynchronous copy, so an error is raised one or two steps late. Nothing is lost by the delay, since
-the step in which the NaN or Inf arrived was spoiled in any case.
+the output of the step in which the NaN or Inf arrived was already wrong.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Watch:
         self.fresh = False
 
     def tag(self, words: Words) -> int:
-        """Register a segment and return the tag that its kernels record; `words` makes the message of its errors."""
+        """Register a segment and return the tag that its kernels record; `words` builds its error message."""
         self._words.append(words)
         return len(self._words) - 1
 

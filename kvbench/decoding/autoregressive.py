@@ -34,7 +34,7 @@ class Observer(Protocol):
     """
 
     def phase(self, name: str) -> None:
-        """Take note that the phase `name` begins."""
+        """Handle the beginning of the phase `name`."""
         ...
 
 
@@ -108,10 +108,10 @@ def generate(
         pad_token_id: token fed to rows that have ended while others continue.
         answer_ids: reference answers; their negative log-likelihood after the prompt is computed on a copy of the
             cache.
-        observer: informed of each phase as it begins.
+        observer: called at the beginning of each phase.
         speculate: True: decode speculatively if the cache's method does (``Method.speculation``); False: never; or the
-            settings to use. With these any method's cache can be the target, and lead a cache of any other method as
-            the draft's (:meth:`kvbench.cache.KVCache.lead`).
+            settings to use. With these, any method's cache can be the target, and a cache of any other method the
+            draft's (:meth:`kvbench.cache.KVCache.lead`).
         graphs: capture a decode step and replay it: ``auto`` (if possible and worth its time), ``always`` (if possible)
             or ``never``.
         compile: run everything around attention in captured steps through ``torch.compile``.
@@ -195,16 +195,16 @@ def continued(
     """Continue from the first new token until every row has ended: with captured steps if possible, else eagerly.
 
     Args:
-        model: as for :func:`decode`.
-        cache: as for :func:`decode`.
-        token: as for :func:`decode`.
-        mask: as for :func:`decode`.
-        lengths: as for :func:`decode`.
-        stopping: as for :func:`decode`.
-        sampling: as for :func:`decode`.
-        generators: as for :func:`decode`.
-        max_new_tokens: as for :func:`decode`.
-        pad_token_id: as for :func:`decode`.
+        model: causal language model that runs kvbench's attention.
+        cache: the cache, after the prompt.
+        token: first new token of each row, ``[B]``; not cached yet.
+        mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
+        lengths: number of cached tokens of each row, without padding, ``[B]``.
+        stopping: collects the tokens and says which rows have ended.
+        sampling: how tokens are chosen.
+        generators: source of random numbers of each row.
+        max_new_tokens: limit for every row, the first token included.
+        pad_token_id: token fed to rows that have ended.
         speculation: decode speculatively with these settings; None: one token per step.
         graphs: whether to capture a decode step and replay it, as for :func:`generate`.
         compile: whether to compile everything around attention in captured steps.

@@ -52,7 +52,7 @@ def ask(
         stop: strings that end an answer; needs `tokenizer`.
         tokenizer: the model's tokenizer; None if there are no stop strings.
         prefill_chunk: tokens of the shared text per forward pass; None: all at once.
-        observer: informed of each phase as it begins.
+        observer: called at the beginning of each phase.
 
     Returns:
         One generation for each question. The time to first token of the first one includes the prefill of the shared

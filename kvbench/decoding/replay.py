@@ -26,8 +26,8 @@ def replay(
         model: causal language model that runs kvbench's attention.
         cache: a fresh cache.
         input_ids: one prompt, ``[1, T]``.
-        settled: numbers of cached tokens at which the speculative run settled its cache (``Round.settled``); this one
-            settles at the same numbers only.
+        settled: numbers of cached tokens at which the speculative run settled its cache (``Round.settled``); this run
+            settles its cache only at the same numbers.
         max_new_tokens: number of tokens to generate; end-of-sequence tokens do not end the run.
 
     Returns:

@@ -23,10 +23,10 @@ from kvbench.methods.speculation import Speculation
 
 
 class Draft(Recorded):
-    """The draft's recorded pass, which drafts one token per run.
+    """The recorded pass of the draft; each run drafts one token.
 
     Args:
-        model: as for :class:`~kvbench.decoding.step.Recorded`.
+        model: model of both draft and target.
         cache: the cache that the draft reads.
         batch: number of rows.
         gamma: number of drafts in a round.
@@ -105,13 +105,13 @@ class CapturedDrafter(Drafter):
     """A drafter that proposes and verifies by captured passes.
 
     Args:
-        model: as for :class:`Drafter`.
-        cache: as for :class:`Drafter`.
-        speculation: as for :class:`Drafter`.
+        model: model of both draft and target.
+        cache: the target's cache, after the prompt.
+        speculation: settings of the draft.
         how: settings of the sampling.
         batch: number of rows.
         compile: compile everything around attention, unless the draft has weights of its own.
-        capture: as for :class:`kvbench.decoding.graphs.Captured`.
+        capture: capture CUDA graphs; False: run the passes' code at each replay instead (for tests on a CPU).
     """
 
     def __init__(

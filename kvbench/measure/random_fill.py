@@ -101,7 +101,7 @@ def go_on(
         sampling: how tokens are chosen.
         graphs: whether to capture a decode step and replay it (:func:`kvbench.decoding.autoregressive.generate`).
         compile: whether to compile everything around attention in captured steps.
-        observer: informed of each phase as it begins.
+        observer: called at the beginning of each phase.
         seed: seed of the random keys and values.
 
     Returns:

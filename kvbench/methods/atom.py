@@ -5,7 +5,7 @@ Only keys and values are quantized, the variant that the Cocktail paper compares
 Source: Zhao et al., "Atom: Low-bit Quantization for Efficient and Accurate LLM Serving" (MLSys 2024), sec. 4.4, and
 efeslab/Atom, model/qLlamaLayer.py. The authors quantize keys before RoPE, and every token attends to quantized keys and
 values, those of the prompt and its own: ``rope=pre prefill=quantized``. By default keys are quantized after RoPE, and
-attention sees the prompt during prefill, and a step's own tokens, exactly.
+attention reads full-precision keys and values of the prompt during prefill, and of a step's own tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Atom(RecencyMethod):
-    """Atom: each token packed once its own step is over, one group per token and head, clamped integer zero points.
+    """Atom: each token is packed after its own step, one group per token and head, with clamped integer zero points.
 
     Args:
         rope: ``post``: keys are stored after RoPE; ``pre``: before it (the authors' code), and rotated as attention
             reads them.
-        prefill: ``exact``: prompt tokens attend to the exact prompt, and a step's tokens to themselves exactly;
-            ``quantized``: every token attends to what is stored, itself included (the authors' code).
+        prefill: ``exact``: prompt tokens, and the tokens of a step, attend to each other in full precision;
+            ``quantized``: every token attends only to quantized keys and values, its own included (the authors' code).
     """
 
     rope: Literal["post", "pre"] = "post"
@@ -69,7 +69,7 @@ class Atom(RecencyMethod):
         return self.full(layer, side, capacity=1, slack=0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError unless a group is a whole head, and for what the base refuses."""
+        """Raise ConfigError unless a group is a whole head, or if the base class refuses the settings."""
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:

@@ -4,10 +4,10 @@ A method states its formula next to its rule, as :meth:`~kvbench.methods.base.Me
 holds is its bill (:meth:`kvbench.cache.KVCache.bill`); tests check that both agree to the byte. Four things depend on
 the text, and the formulas assume:
 
-- KVQuant: as many elements of the keys exceed the thresholds as during calibration.
-- Cocktail on layers with a sliding window: the chunks in the window have the same mix of bit widths as the prompt.
-- Cocktail with ``reorder=False``: chunks of the given numbers are at random places, unless the width of each is given.
-- Methods that keep tokens by score, on such layers: no kept token is hidden, up to as many as the window shows.
+- KVQuant: as many elements of the keys exceed the thresholds as during calibration. - Cocktail on layers with a sliding
+window: the chunks in the window have the same mix of bit widths as the prompt. - Cocktail with ``reorder=False``:
+chunks of the given numbers are at random places, unless the width of each is given. - Methods that keep tokens by
+score, on such layers: the sliding window hides none of the kept tokens, unless more are kept than it can show.
 """
 
 from __future__ import annotations

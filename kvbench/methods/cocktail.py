@@ -43,8 +43,8 @@ VALUE_GROUP = 64
 class Cocktail(Method):
     """Chunk-adaptive mixed precision over keys after RoPE.
 
-    On a layer with a sliding window the search still covers the whole context; a chunk is dropped once all of it is
-    hidden, an exact token once it is hidden, 32 positions at a time.
+    On a layer with a sliding window the search still covers the whole context; a chunk is dropped once all of its
+    tokens are hidden, and exact tokens once they are hidden, 32 positions at a time.
 
     The context's remainder (``len mod chunk_size``), the text around the context, the question and every generated
     token stay exact; so does every FP16 chunk.
@@ -53,13 +53,15 @@ class Cocktail(Method):
         alpha, beta: thresholds of eq. 2 and 3; ``alpha + beta`` below 1.
         chunk_size: tokens of a chunk.
         encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
-        whole_words: the encoder reads a word cut by a chunk's border whole, in both chunks (whose tokens stay the
-            same); None: as the encoder needs it: True for ``bm25``, which compares whole words, False for embeddings,
-            which take the decoded text of the chunk's tokens.
-        search: ``similarity``, or ``none``: as many chunks of each width, drawn at random (Table V, without module I).
+        whole_words: if a chunk's border cuts a word, the encoder reads the whole word in both chunks (their tokens do
+            not change); None: as the encoder needs it: True for ``bm25``, which compares whole words; False for
+            embeddings, which encode the decoded text of the chunk's tokens.
+        search: ``similarity``; or ``none``: the same number of chunks of each width, chosen at random (Table V, without
+            module I).
         reorder: False leaves module II out (Table V): chunks are stored and read where they are in the text
             (:mod:`kvbench.methods.cocktail_in_place`).
-        split: shares of FP16, INT4 and INT2 chunks, by rank instead of thresholds (for comparisons at equal bytes).
+        split: shares of FP16, INT4 and INT2 chunks, which are then assigned by rank instead of by thresholds (for
+            comparisons at equal bytes).
         key_axis: ``channel`` or ``token`` (ablation).
         group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
         value_group_size: channels of a value group; None: the smaller of 64 and the head, or the largest power of two
@@ -147,7 +149,7 @@ class Cocktail(Method):
         return packages(self.encoder)
 
     def reach(self) -> Reach:
-        """Return the reach: a context shorter than one chunk stays exact."""
+        """Return the largest number of tokens that all stay exact: a context shorter than one chunk."""
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
@@ -341,8 +343,9 @@ class Cocktail(Method):
     def layer_bytes(self, at: Setting) -> KVBytes:
         """Return the bytes of chunks of each width, and of the exact rest.
 
-        On layers with a sliding window the chunks that are seen are assumed to have the prompt's mix of widths. Without
-        module II bytes depend on where the chunks are: without ``at.widths`` they are drawn at random.
+        On layers with a sliding window, the visible chunks are assumed to have the same mix of widths as the whole
+        prompt. Without module II the bytes depend on the order of the chunks, which is random if ``at.widths`` is not
+        given.
         """
         total, gone = KVBytes(), whole(at.hidden, CHUNK)
         share = max(at.prompt - gone, 0) / at.prompt  # of the prompt that is still seen

@@ -29,12 +29,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlan:
-    """Chunks of one prompt and the width of each; compared by identity.
+    """Chunks of one prompt and the bit width of each; two plans are equal only if they are the same object.
 
     Args:
         chunks: spans of the context.
         widths: bits of each chunk.
-        last_layer: the layer that is placed last, after which indices are freed; None: they are never freed.
+        last_layer: number of the layer whose prompt is placed last; cached indices are freed then. None: they are never
+            freed.
     """
 
     chunks: Chunked
@@ -92,7 +93,7 @@ class ChunkPlan:
         return hidden
 
     def runs(self, length: int, hidden: int = 0) -> list[Run]:
-        """Return a prompt's tokens as runs of one width in the order of the text; the last one is exact, maybe empty.
+        """Return a prompt's tokens as runs of one width, in text order; the last run is exact and may be empty.
 
         Args:
             length: tokens of the prompt.
@@ -115,7 +116,8 @@ class ChunkPlan:
 def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
     """Assign the runs of several rows to segments that all rows share, in the order of each row's text.
 
-    A row has no tokens in the segments that only other rows need. Last runs are left out: they are in the tail.
+    A row has no tokens in the segments that only other rows need. Each row's last run is left out, as it is stored in
+    the tail.
 
     Returns:
         Bits and tokens (of the longest row) of each segment; and for each row the number of each run's segment.
@@ -144,7 +146,7 @@ class Plans(CacheState):
     rows: list[ChunkPlan]
 
     def select(self, order: Sequence[int]) -> None:
-        """Make the rows `order` the batch."""
+        """Replace the batch by its rows `order`."""
         self.rows = [self.rows[row] for row in order]
 
     def clone(self) -> Plans:

@@ -34,7 +34,7 @@ class FP16(Method):
             store.tail.append(rows, x)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: no groups hold tokens back."""
+        """Return `hidden`: every hidden token can be dropped, as tokens are not stored in groups."""
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:

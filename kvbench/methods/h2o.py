@@ -33,8 +33,8 @@ else:
 class H2O(ScoredMethod):
     """H2O: heavy hitters by accumulated attention, per KV head, and a recent window; keys keep their positions.
 
-    On a layer with a sliding window only the tokens that later tokens can see are chosen from, and a budget that is a
-    share is a share of them: hidden tokens are dropped first, however much attention they have received.
+    On a layer with a sliding window, only tokens that later tokens can see are candidates, and a budget given as a
+    share is a share of these: hidden tokens are dropped first, however much attention they have received.
 
     Args:
         budget: tokens kept, as a number or as a share of the tokens seen so far (paper: 0.2 of the prompt).

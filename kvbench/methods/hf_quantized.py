@@ -3,8 +3,9 @@
 LogQuant's "KiVi" rows are this cache with quanto. It is not KIVI: the whole prompt is quantized at once, whatever the
 residual length; keys are grouped per token (quanto's axis 0: 64 consecutive channels); and whenever the residual is
 full, the dequantized past is quantized again together with it. Here transformers' own quantizers run under kvbench's
-attention, bill and loop; the states are those of ``QuantizedCache`` (tests compare them). Like that cache it knows no
-sliding windows: on such a layer it holds every token, where fp16 and the other methods drop what is hidden.
+attention, bill and loop; after every step the stored tokens are those of ``QuantizedCache`` (tests compare them). Like
+that cache it ignores sliding windows: on such a layer it holds every token, where fp16 and the other methods drop what
+is hidden.
 
 Three caches of LogQuant's repository are this one with other windows; W is their ``window_length``:
 
@@ -46,8 +47,8 @@ class HFQuantized(Method):
         backend: ``quanto`` (LogQuant's) or ``hqq``.
         bits: width of the codes.
         residual: when this many tokens are exact, all but the newest `recent` are quantized.
-        recent: newest tokens that stay exact then and after the prompt; 0 is transformers' rule.
-        value_residual: a `residual` for values alone, with a `recent` of 0; None: values as keys.
+        recent: number of newest tokens that stay exact at that point, and after the prompt; 0 in transformers.
+        value_residual: `residual` for the values only, with `recent` 0; None: values follow the same rule as keys.
         group_size: elements of a group.
         axis_key, axis_value: the backend's axes on the flattened tensor.
         sinks: first tokens kept exact (LogQuant's Table 1; not in transformers).
@@ -112,13 +113,13 @@ class HFQuantized(Method):
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """Return the reach: the prompt is packed at once, except for sinks and `recent`."""
+        """Return how many tokens stay exact: sinks and `recent`; the rest of a prompt is packed at once."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
 
     def check_reach(self, max_length: int) -> None:
-        """Also refuse a residual that generated tokens never fill."""
+        """Raise ConfigError if the residual is so large that generated tokens never fill it."""
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
             if count is not None and count >= max_length:
@@ -188,7 +189,7 @@ class HFQuantized(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Quantize a full residual, except for `recent`, together with everything before it."""
+        """Once the residual is full, quantize all but its newest `recent` tokens with everything before it."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))

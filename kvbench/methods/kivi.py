@@ -30,8 +30,8 @@ class Kivi(RecencyMethod):
             R = G = 32).
         sinks: number of first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
         key_axis: ``channel`` (KIVI) or ``token`` (ablation: keys grouped like values).
-        evict: drop what would be quantized, so that only the newest R tokens, keys and values, stay (the eviction twin,
-            LogQuant's Table 4).
+        evict: drop the tokens that KIVI would quantize, so that only the sinks and the newest R tokens remain (for
+            comparison; LogQuant's Table 4).
     """
 
     residual: int = 128
@@ -64,11 +64,11 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return sinks + R - 1, as the first keys are packed when the window is full; sinks + R with `evict`."""
+        """Return sinks + R - 1, as keys are first packed when the window is full; with `evict` sinks + R."""
         return Reach("method.residual", self.residual, self.sinks + self.residual - (not self.evict))
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError unless the window is positive, and for what the base refuses."""
+        """Raise ConfigError unless the window is positive, or if the base class refuses the settings."""
         if self.residual < 1:
             raise ConfigError("method.residual", self.residual, "must be positive", allowed="1 or greater, such as 128")
         super().check(head_dim, max_length)

@@ -61,8 +61,8 @@ class KVQuant(RecencyMethod):
             the thresholds and half below; further ones are clipped (the authors' kernels).
         q_norm: rescale the dequantized levels so that mean and standard deviation are preserved (the paper, for 2
             bits).
-        prefill: ``exact``: prompt tokens attend to exact keys and values (the authors' kernels); ``quantized``: to what
-            is stored of them (their accuracy figures).
+        prefill: ``exact``: prompt tokens attend to full-precision keys and values (the authors' kernels);
+            ``quantized``: they attend to quantized ones (their accuracy figures).
         calibration: file, or folder of files, made by ``python -m kvbench.calibrate``; None: the folder ``calibration``
             next to the model's weights (bundled for tiny), or results/calibration.
     """
@@ -138,7 +138,7 @@ class KVQuant(RecencyMethod):
         """Find the calibration file by the model's name, before its weights are loaded.
 
         Raises:
-            ConfigError: there is none; the message shows the command that makes it.
+            ConfigError: there is no such file; the message shows the command that makes one.
         """
         names = {model.name, model.preset}
         self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path

@@ -29,10 +29,11 @@ else:
 
 
 def indices(n: int, W: int) -> list[int]:
-    """Return the positions kept in full precision after n tokens (Algorithm 1); a function of n and W alone.
+    """Return the positions kept in full precision after n tokens (Algorithm 1); they depend only on n and W.
 
-    Whenever 3 W tokens are exact, of the oldest 2 W every second one (beginning with the oldest) is demoted to the
-    quantized part: density falls by half for each doubling of the distance. From n = 3 W on, 2 W + n mod W are exact.
+    Whenever 3 W tokens are exact, every second one of the oldest 2 W (beginning with the oldest) is demoted to the
+    quantized part, so the density of exact tokens halves with each doubling of the distance. From n = 3 W on, 2 W + n
+    mod W tokens are exact.
     """
     return plan(n, W)[1].tolist()
 
@@ -89,16 +90,16 @@ def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
 class LogQuant(Method):
     """LogQuant over keys after RoPE.
 
-    On a layer with a sliding window the rule is that of the whole text: the W tokens of a flush are dropped together
-    when all of them are hidden, and exact tokens (fewer than 3 W, and the sinks) stay for as long as the rule has them
-    exact. If the sliding window shows no more tokens than that, all of them stay exact, as in fp16.
+    On a layer with a sliding window the rule counts all tokens of the text. The W tokens of a flush are dropped
+    together once all of them are hidden; exact tokens (fewer than 3 W, and the sinks) stay until the rule demotes them.
+    If the sliding window shows at most that many tokens, all of them stay exact, as in fp16.
 
     Args:
         window: W; None: ``reserved // 3``. 64 suits the kernels best (its groups fit tiles); 42 is the paper's.
         reserved: R, the largest number of exact tokens, as the paper counts (its tables: 128).
         key_axis: ``channel`` (the paper, sec. 3.4) or ``token`` (the released code).
-        sinks: first tokens kept exact in addition to the rule (which always keeps token 0).
-        evict: drop what would be quantized (the eviction twin of the paper's Table 4).
+        sinks: number of first tokens kept exact in addition to those that the rule keeps (it always keeps token 0).
+        evict: drop the tokens that would be quantized (for comparison; the paper's Table 4).
     """
 
     needs_quantizer: ClassVar[bool] = True
@@ -116,7 +117,7 @@ class LogQuant(Method):
 
     @property
     def drops_tokens(self) -> bool:
-        """True for the eviction twin."""
+        """True with `evict`: tokens are dropped where they would be quantized."""
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -134,7 +135,7 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """Return the reach: the first flush comes with token 3 W after the sinks."""
+        """Return the largest number of tokens that all stay exact: sinks + 3 W - 1, as the next one causes a flush."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 

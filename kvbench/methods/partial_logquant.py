@@ -47,7 +47,7 @@ class PartialLogQuant(LogQuant):
         return self.window if self.window is not None else self.reserved // 2
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Check as LogQuant does; also refuse `evict`, and values that are not quantized per token."""
+        """Raise ConfigError as LogQuant does, and also for `evict` or values that are not quantized per token."""
         if self.evict:
             raise ConfigError(
                 "method.evict",
@@ -65,7 +65,7 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the reach: values leave first, with more than W tokens (``released``: W) after the sinks."""
+        """Return the largest number of tokens that all stay exact; values are the first to be demoted."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
@@ -76,7 +76,7 @@ class PartialLogQuant(LogQuant):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store keys as LogQuant does, and values in the same slots, packed but for the newest."""
+        """Store keys as LogQuant does, and values in the same slots, all packed except the newest."""
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
         if self.whole_window(layer.window):

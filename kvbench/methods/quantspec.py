@@ -240,7 +240,7 @@ class QuantSpec(RecencyMethod):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int:
-        """Return n below 2 G, else G + n mod G: a full buffer flushes its older half (Algorithm 1, lines 24-27)."""
+        """Return n if n < 2 G, else G + n mod G: a full buffer flushes its older half (Algorithm 1, lines 24-27)."""
         return n if n < 2 * self.G else self.G + n % self.G
 
     def exact_after_prompt(self, n: int) -> int:
@@ -273,7 +273,7 @@ class QuantSpec(RecencyMethod):
         return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the target, of the draft or of both, as ``at.view`` says."""
+        """Return the bytes of the target, of the draft or of both, depending on ``at.view``."""
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":
             return own

@@ -63,7 +63,7 @@ class RecencyMethod(Method):
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest tokens are exact right after a prompt with `n` tokens behind the sinks.
 
-        Holds until the next step begins, from when on :meth:`exact` does.
+        This applies until the next step begins; after that :meth:`exact` applies.
         """
         return self.exact(n)
 
@@ -113,7 +113,7 @@ class RecencyMethod(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True unless a subclass overrides :meth:`settle`: this one only reads the tail and moves its start."""
+        """True unless a subclass overrides :meth:`settle`; this one only reads the tail and moves its start."""
         return type(self).settle is RecencyMethod.settle
 
     @property
@@ -122,7 +122,7 @@ class RecencyMethod(Method):
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for a negative number of sinks, or formats or a rule that cannot run."""
+        """Raise ConfigError for a negative number of sinks, or for formats or a rule that do not work."""
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         super().check(head_dim, max_length)
@@ -210,7 +210,7 @@ class RecencyMethod(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt's tokens, or a chunk of them, as the rule for a prompt says."""
+        """Store the prompt's tokens, or a chunk of them, by the rule for prompts (:meth:`exact_after_prompt`)."""
         count, packs = layer.real_tokens(rows.indices(layer.batch)[0]), self._packs(layer)
         for store, x, exact in zip(layer.stores(), (keys, values), self.windows(count, prompt=True), strict=True):
             if not packs:
@@ -226,7 +226,7 @@ class RecencyMethod(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack, oldest first, the tokens that the rule no longer keeps exact; the eviction twin drops them."""
+        """Pack, oldest first, the tokens that the rule no longer keeps exact; with :attr:`evict` drop them."""
         if not self._packs(layer):
             return
         count = layer.real_tokens(rows.indices(layer.batch)[0])
@@ -246,7 +246,7 @@ class RecencyMethod(Method):
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens that :meth:`forgotten` counts; the eviction twin finds them by position."""
+        """Drop the tokens that :meth:`forgotten` counts; with :attr:`evict` they are found by position."""
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return
@@ -255,7 +255,7 @@ class RecencyMethod(Method):
             store.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return None, as the slots are in order; for the eviction twin the positions of the tokens it still holds."""
+        """Return None, as the slots are in order; with :attr:`evict` return the positions of the remaining tokens."""
         if not self._gaps(layer):
             return None
         store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)

@@ -25,9 +25,10 @@ class ScoredMethod(Method):
     """Base of methods that drop the prompt tokens with the lowest scores, per KV head, at the end of the prefill.
 
     A subclass states the rule as one pure function, :meth:`score`; the choice, the stores, padding, sliding windows,
-    the bill and its formula follow from it. All generated tokens are kept. On a layer with a sliding window only the
-    prompt tokens that later tokens can see are chosen from, and a budget that is a share is a share of them; later, a
-    slot is dropped once its token is hidden in every head (32 positions at a time), generated tokens included.
+    the bill and its formula follow from it. All generated tokens are kept. On a layer with a sliding window, only
+    prompt tokens that later tokens can see are candidates, and a budget given as a share is a share of these.
+    Afterwards a slot (of a prompt token or a generated one) is dropped once its token is hidden in every head, 32
+    positions at a time.
 
     Args:
         budget: prompt tokens kept, as a number or as a share of the prompt.
@@ -158,7 +159,7 @@ class ScoredMethod(Method):
         """Do nothing; a hook for subclasses, called once the prompt tokens `index` (None: all) have been stored."""
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: no groups hold tokens back."""
+        """Return `hidden`: every hidden token can be dropped, as tokens are not stored in groups."""
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:

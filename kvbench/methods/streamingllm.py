@@ -41,19 +41,19 @@ class Turning(CacheState):
 class StreamingLLM(Method):
     """Sinks and a rolling window.
 
-    On a layer with a sliding window the budget is at most the tokens that it shows, and a share is one of these. With
-    ``position=cache`` the sinks are among them; with ``original`` positions the window passes the sinks, which stay
-    in addition to the budget.
+    On a layer with a sliding window, the budget is limited to the tokens that the window shows, and a share is a share
+    of these. With ``position=cache`` the budget includes the sinks; with ``position=original`` the sliding window hides
+    the sinks, which are kept in addition to the budget.
 
     After n tokens the cache holds the first `sinks` and as many of the newest as fill the budget; a step also sees its
     own tokens. The prompt itself is read with full attention.
 
     Args:
-        sinks: first tokens that stay (paper: 4).
-        budget: tokens held, sinks included: a number, or a share of the tokens seen so far.
+        sinks: number of first tokens that are never dropped (paper: 4).
+        budget: tokens kept, sinks included, as a number or as a share of the tokens seen so far.
         position: ``cache``: the position of a token is its place in the cache (the paper). The newest tokens keep their
-            distances, so only the sinks' keys move: every step turns them, from the keys that came, to stand right
-            before the window. ``original``: keys stay as they came, and the sinks grow distant.
+            distances, so only the sinks' keys move: every step rotates their original keys to the positions right
+            before the window. ``original``: all keys keep their original positions, so the distance to the sinks grows.
         evict: ``steps``: at every step (the paper); ``prefill``: once, after the prompt, and the cache grows from then
             on (the harnesses' StreamingLLM).
     """
@@ -86,7 +86,7 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the reach: a number is filled before the window rolls; a share holds at least the sinks."""
+        """Return the largest number of tokens that all stay: the budget, or, if that is a share, sinks + 1."""
         prompt = self.evict == "prefill"
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=prompt)
@@ -95,10 +95,10 @@ class StreamingLLM(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Create a cache; with ``position=cache`` it knows how the model rotates its keys.
+        """Return an empty cache; with ``position=cache`` it can rotate keys as the model does.
 
         Raises:
-            ModelError: the model has no rotary embedding by which keys can be turned.
+            ModelError: the model has no rotary embedding that can rotate keys to other positions.
         """
         cache = super().new_cache(model, prompts, max_length)
         if self.position == "cache" and self.sinks:
@@ -108,7 +108,7 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Return the number of tokens held after n.
+        """Return the number of tokens that the cache holds after n tokens.
 
         Args:
             n: number of tokens seen so far.
@@ -119,7 +119,7 @@ class StreamingLLM(Method):
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """Return the most tokens that a layer holds after n, whatever the budget."""
+        """Return an upper bound on the tokens that a layer holds after n tokens, whatever the budget."""
         passed = hidden(n, window)
         return n - passed + (min(passed, self.sinks) if self.position == "original" else 0)
 
@@ -179,15 +179,15 @@ class StreamingLLM(Method):
         return tails
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions that attention sees; with ``position=cache`` the sinks stand right before the window."""
+        """Return the positions that attention sees; with ``position=cache`` the sinks come right before the window."""
         return self._placed(layer, row, moved=self.position == "cache")
 
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the tokens in the slots, whatever positions attention sees them at: the sinks are the first ones."""
+        """Return the column of the token in each slot, whatever its position in the cache; sinks come first."""
         return self._placed(layer, row, moved=False)
 
     def _placed(self, layer: KVLayer, row: int, *, moved: bool) -> torch.Tensor | None:
-        """Return the columns of sinks and window; with `moved` the sinks stand right before the window."""
+        """Return the columns of sinks and window; with `moved` those of the sinks come right before the window."""
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None

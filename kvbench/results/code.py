@@ -30,7 +30,7 @@ def of(row: Row) -> Code | None:
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
-    """Return the parts of the code that affect a row: all but the GPU kernels, and on a GPU these too."""
+    """Return the parts of the code that affect a row: all of them on a GPU, else all except the GPU kernels."""
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 

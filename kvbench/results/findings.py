@@ -29,7 +29,7 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 
 
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
-    """Return the verb phrase of a sentence: the difference to fp16 in points (0.01 of the score), and if it is clear.
+    """Return a verb phrase: the difference to fp16 in points (0.01 of the score), or that there is no clear one.
 
     Args:
         pair: the paired difference, ``{diff, stderr, n}``.

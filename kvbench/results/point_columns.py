@@ -1,4 +1,4 @@
-"""Columns of tables of points of time and memory. To add one, add an entry to :data:`POINT_COLUMNS`."""
+"""Columns of the tables of points (time and memory). To add one, add an entry to :data:`POINT_COLUMNS`."""
 
 from __future__ import annotations
 

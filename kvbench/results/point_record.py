@@ -1,4 +1,4 @@
-"""Measured points as typed records, from the files of any program and version of kvbench.
+"""Measured points as typed records, read from the result files of runs and of the bench, of any version.
 
 A point's record is the dict that :class:`kvbench.measure.meter.Meter` returns: rows of ``dataset=efficiency`` hold it
 under ``measured.point``, JSON files of ``kvbench.bench`` in ``rows``. Files without a ``schema`` (before version 2)

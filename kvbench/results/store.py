@@ -52,7 +52,7 @@ class RunStore:
 
     @property
     def samples_path(self) -> Path:
-        """Path of the file of sample rows."""
+        """Path of `samples.jsonl`, the file of sample rows."""
         return self.path / "samples.jsonl"
 
     @contextmanager

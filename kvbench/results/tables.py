@@ -102,7 +102,7 @@ def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> lis
     Args:
         line: the run.
         fits: batch size -> line of inter-token time over length (:func:`kvbench.results.inter_token.lines`).
-        repeat_name: name every line.
+        repeat_name: True to name every line.
     """
     points = [
         PointLine(line.name, line.run, int(key.rsplit("@", 1)[1]), int(batch), point, fits.get(int(batch)))

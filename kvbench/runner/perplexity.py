@@ -29,7 +29,7 @@ class TextSpans:
     """Strategy for :class:`kvbench.tasks.work.ScoreText`: the likelihood of spans is measured.
 
     Args:
-        method: the method as configured; any speculative decoding in it is not used.
+        method: the method as configured, but without its speculative decoding.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
         machine: device and dtype as rows name them.

@@ -44,7 +44,7 @@ def shown(sample: Sample) -> dict[str, str]:
 
 
 def note(row: Row) -> str:
-    """Return the text behind the progress bar: the sample's id and its score, or its status if it has no score."""
+    """Return the text after the progress bar: the sample's id and its score, or its status without a score."""
     score = row["scores"].get("score")
     if score is None and "status" in row:
         return f"{row['id']} {row['status']}"

@@ -169,6 +169,6 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return the watch, and tag in it, for segments that belong to no layer; it is read after every call."""
+    """Return a new watch, and a tag in it, for a segment outside of any layer; it is read after every call."""
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -141,12 +141,12 @@ def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
 
     Args:
         x: fp16 pairs.
-        part0: as for :func:`affine16`.
-        part1: as for :func:`affine16`.
-        base0: as for :func:`affine16`.
-        base1: as for :func:`affine16`.
-        r0: as for :func:`affine16`.
-        r1: as for :func:`affine16`.
+        part0: share of the lower channel's group.
+        part1: share of the upper channel's group.
+        base0: minimum times share, of the lower channel's group.
+        base1: minimum times share, of the upper channel's group.
+        r0: fl(1 / scale) / share, of the lower channel's group.
+        r1: fl(1 / scale) / share, of the upper channel's group.
         scale0: scale of the lower channel's group.
         scale1: scale of the upper channel's group.
     """

@@ -1,6 +1,7 @@
 """Triton kernel that packs segments of one shape in many layers in a single launch, given a table of addresses.
 
-At each step a value leaves the window in every layer; one launch for all layers costs about as much as one for a layer.
+At each step a value leaves the window in every layer; a launch for all layers takes about as long as a launch for one
+layer.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False

@@ -41,7 +41,7 @@ class Job:
     start: int
 
     def signature(self) -> Hashable:
-        """Return what must be equal in all jobs of one launch."""
+        """Return the parameters that must be equal in all jobs of one launch."""
         x, segment = self.x, self.segment
         assert segment.watch is not None
         where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
@@ -69,7 +69,7 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
     """Defer a job and return True, or return False if it must be done at once.
 
-    Not deferred are jobs outside of :func:`together`, without tokens, or of segments without a cache or a watch.
+    A job is not deferred outside of :func:`together`, if it has no tokens, or if its segment has no cache or no watch.
     """
     if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False

@@ -32,7 +32,7 @@ def write_sinks(
         sinks: number of sinks to write.
         TURNED: True for keys, which have been rotated to their new positions; False for values, which are only moved.
         CHANNELS: channels of a head, D.
-        BLOCK: the next power of two.
+        BLOCK: the smallest power of two that is at least CHANNELS.
         TOKENS: number of tokens that are copied at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)

@@ -53,7 +53,7 @@ class NuqFormat:
 
 
 class NuqSegment(Segment):
-    """Tokens quantized as in KVQuant. Each token is coded independently, so the newest ones may be dropped.
+    """Tokens quantized as in KVQuant. Each token is coded independently, so any number of the newest can be dropped.
 
     Args:
         batch: number of rows, B.

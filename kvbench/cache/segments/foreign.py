@@ -29,7 +29,8 @@ class HFSegment(Segment):
         backend: a transformers ``QuantizedLayer``, whose ``_quantize`` and ``_dequantize`` are used.
         axis: axis along which it quantizes.
         multiple: the number of tokens is padded to a multiple of this with copies of the last one, since hqq packs
-            several rows into one and fails on other numbers. A group is within a token, so other tokens do not change.
+            several rows into one and fails on other numbers. Groups do not span tokens, so the padding does not change
+            the other tokens.
     """
 
     packed = False  # only readable as a whole, so kernels get no codes of it

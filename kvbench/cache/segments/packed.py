@@ -182,7 +182,7 @@ class PackedSegment(Segment):
         """Drop the newest `count` tokens of one row.
 
         Raises:
-            TypeError: groups are per channel, so a token cannot leave its group.
+            TypeError: groups are per channel, so a group cannot lose a single token.
         """
         if self.quantizer.axis != "token":
             raise TypeError("tokens of a per-channel group cannot be removed one by one")
