@@ -2,12 +2,13 @@
 
 A method states its formula next to its rule, as :meth:`~kvbench.methods.base.Method.layer_bytes`. What a cache really
 holds is its bill (:meth:`kvbench.cache.KVCache.bill`); tests check that both agree to the byte. Four things depend on
-the text, and the formulas assume:
+the text; for these the formulas assume:
 
-- KVQuant: as many elements of the keys exceed the thresholds as during calibration. - Cocktail on layers with a sliding
-window: the chunks in the window have the same mix of bit widths as the prompt. - Cocktail with ``reorder=False``:
-chunks of the given numbers are at random places, unless the width of each is given. - Methods that keep tokens by
-score, on such layers: the sliding window hides none of the kept tokens, unless more are kept than it can show.
+- KVQuant: as many elements of the keys exceed the thresholds as during calibration.
+- Cocktail on layers with a sliding window: the chunks in the window have the same mix of bit widths as the prompt.
+- Cocktail with ``reorder=False``: the chunks of each width are at random places, unless the width of each is given.
+- Methods that keep tokens by score, on layers with a sliding window: the window hides none of the kept tokens, unless
+  more are kept than it can show.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Cocktail(Method):
     needs_prompts: ClassVar[bool] = True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if thresholds cross, groups do not divide, or the encoder is unknown."""
+        """Raise ConfigError if thresholds cross, group sizes do not divide evenly, or the encoder is unknown."""
         super().check(head_dim, max_length)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
             if not 0.0 <= value <= 1.0:

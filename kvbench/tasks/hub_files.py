@@ -79,6 +79,12 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
     The first is 0 and the second None if the hub's answer has no size.
 
     The arguments and errors are those of :func:`download`.
+
+    Args:
+        source: repository and revision; its `file` is not used.
+        name: path of the file in the repository; may contain ``*``.
+        what: the data set as messages name it.
+        remedy: hint of the error for a file that cannot be downloaded.
     """
     repository = _repository(source)
     if repository is None:
