@@ -24,6 +24,7 @@ class Plan:
         paths: ``dataset.path`` of data sets by their choice, for files that are on this machine.
         lengths: prompt lengths in place of a data set's or item's; empty: those that fit the model.
         device: ``runtime.device``.
+        rerun: True to make samples of older code anew (``runtime.rerun``).
         runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
         out: folder of tables and figures.
     """
@@ -35,6 +36,7 @@ class Plan:
     paths: tuple[tuple[str, str], ...] = ()
     lengths: tuple[int, ...] = ()
     device: str = "auto"
+    rerun: bool = False
     runs: Path = Path("results/runs")
     out: Path = Path("results")
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.config.setting import parse
-from kvbench.errors import DataError, KvbenchError, ModelError
+from kvbench.errors import ConfigError, DataError, KvbenchError, ModelError
+from kvbench.models.spec import ModelConfig
+from kvbench.util.schema import build
 
 Launcher = Literal["local", "joblib"]
 
@@ -62,7 +64,8 @@ def run_of(setting: str, model: str, data: Sequence[str], plan: Any, options: Se
         plan: the command line's :class:`~experiments.plan.Plan`.
         options: further overrides.
     """
-    where = [] if plan.device == "auto" else [f"runtime.device={plan.device}"]
+    where = ["runtime.rerun=true"] if plan.rerun else []
+    where += [] if plan.device == "auto" else [f"runtime.device={plan.device}"]
     if plan.runs != Path("results/runs"):
         where.append(f"runtime.results_dir={plan.runs}")
     texts = (*parse(setting).overrides(), f"model={model}", *data, *options, *where)
@@ -109,6 +112,8 @@ def identify(run: Run) -> tuple[str, str]:
         return "", str(error)
 
 
+#: key of the error for a missing calibration, and the generated texts to calibrate with
+CALIBRATION, TEXTS = "method.calibration", ("mini", "python")
 #: reason why a point of a large model has no run on a machine without a GPU
 NO_GPU = "measured only on a GPU, but this machine has none, and results/h200/papers does not contain this point"
 
@@ -141,19 +146,56 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
 
         torch.set_num_threads(threads)
     try:
-        metrics = run_one(composed(run.overrides))
+        config = composed(run.overrides)
+        calibrate(config, run)
+        metrics = run_one(config)
     except (ModelError, DataError) as error:
         # an encoder that is missing is a ModelError too, but concerns this setting only
         kind = ("model", run.model) if isinstance(error, ModelError) else ("data", run.data)
         if isinstance(error, DataError) or f"model {run.model}" in str(error).splitlines()[0]:
             _absent[kind] = str(error)
         return Outcome(run, "", "absent", str(error))
-    except KvbenchError as error:
+    except ConfigError as error:  # a combination that kvbench refuses, such as a method without its calibration
         return Outcome(run, "", "absent", str(error))
+    except KvbenchError as error:
+        return Outcome(run, "", "failed", str(error))
     except Exception as error:  # one run that fails must not end the others
         return Outcome(run, "", "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
     message = "" if metrics["status"] in ("ok", "older", "oom") else str((metrics.get("error") or {}).get("message"))
     return Outcome(run, Path(metrics["run_dir"]).name, metrics["status"], message)
+
+
+def calibrate(config: Mapping[str, Any], run: Run) -> None:
+    """Make the calibration of method=kvquant where it is missing, on generated texts (tiny brings its own).
+
+    Raises:
+        ModelError: the model's weights are missing.
+    """
+    if "method=kvquant" not in run.overrides:
+        return
+    from filelock import FileLock
+
+    from kvbench.calibration.file import FOLDER
+    from kvbench.cli.calibrate import main
+    from kvbench.config.run_config import check
+    from kvbench.models.locate import locate
+
+    try:
+        checked = check(config)
+        checked.method.ready()
+    except ConfigError as error:
+        if error.key != CALIBRATION:
+            raise
+    else:
+        return
+    given = {text.partition("=")[0]: text.partition("=")[2] for text in run.overrides}
+    random = given.get("model.weights") == "random"
+    if not random:
+        locate(build(ModelConfig, config["model"], "model"))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with FileLock(FOLDER / f".{run.model.replace('/', '--')}.lock"):
+        device = given.get("runtime.device", "auto")
+        main(["--model", run.model, "--text", *TEXTS, "--device", device, *(["--random"] if random else [])])
 
 
 def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -1) -> Iterator[Outcome]:

@@ -59,7 +59,10 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
         positions = [h.x for h in folded.headings if h.x is not None]
         if positions and min(positions) > 0 and max(positions) / min(positions) >= 16:
             axes.set_xscale("log", base=2)
+            axes.set_xticks(positions, [f"{place:g}" for place in positions])
+            axes.minorticks_off()
         axes.set(xlabel=item.x, ylabel=_label(item, folded), title=model)
+        axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
     _legend(figure, panels)
     return figure
