@@ -179,15 +179,15 @@ def calibrate(config: Mapping[str, Any], run: Run) -> None:
     from kvbench.cli.calibrate import main
     from kvbench.config.run_config import check
     from kvbench.models.locate import locate
+    from kvbench.runner.resolve import material
 
     try:
         checked = check(config)
-        checked.method.ready()
+        material(config, checked, checked.task)  # the calibration is part of a run's identity
+        return
     except ConfigError as error:
         if error.key != CALIBRATION:
             raise
-    else:
-        return
     given = {text.partition("=")[0]: text.partition("=")[2] for text in run.overrides}
     random = given.get("model.weights") == "random"
     if not random:
