@@ -161,7 +161,7 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
         return Outcome(run, "", "failed", str(error))
     except Exception as error:  # one run that fails must not end the others
         return Outcome(run, "", "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}")
-    message = "" if metrics["status"] in ("ok", "older", "oom") else str((metrics.get("error") or {}).get("message"))
+    message = "" if metrics["status"] in ("ok", "older", "oom") else str(metrics.get("error"))
     return Outcome(run, Path(metrics["run_dir"]).name, metrics["status"], message)
 
 
