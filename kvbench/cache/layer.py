@@ -120,7 +120,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return self.seen + int(query_length), 0
 
     def get_max_length(self) -> int:
-        """Return -1, which stands for no maximum."""
+        """Return -1, which means that there is no maximum."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:

@@ -81,7 +81,7 @@ class Policy(Protocol[L]):
 
     @property
     def quantized_prefill(self) -> bool:
-        """True if prompt tokens attend to the stored (quantized) form of the prompt instead of the exact one."""
+        """True if prompt tokens attend to the stored (quantized) keys and values, not to full-precision ones."""
         ...
 
     @property

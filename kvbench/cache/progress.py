@@ -182,7 +182,7 @@ class Progress:
             raise CacheError("there are masked tokens after the prompt: pad the whole conversation once, on the left")
 
     def reset(self) -> None:
-        """Forget the padding, the rotary positions and an open prompt; keep what was known before the prompt."""
+        """Forget the padding, the rotary positions and an open prompt; keep all else."""
         self.padding, self.positions = Padding(), RopePositions()
         self.prefill.open = False
 

@@ -172,7 +172,7 @@ class LayerState:
         return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
 
     def visible_tokens(self, row: int) -> int:
-        """Return how many tokens of a row the next token will see; stock transformers holds exactly these."""
+        """Return how many tokens of a row the next token will see; these are the ones that stock transformers holds."""
         return self.real_tokens(row) - self.hidden(row)
 
     def expected_length(self) -> int:

@@ -40,8 +40,9 @@ def custom_generate(
     Args:
         model: causal language model that runs kvbench's attention.
         input_ids: prompts ``[B, T]``, padded on the left.
-        generation_config: what ``generate`` passes; see the module's docstring for what is used.
-        logits_processor: what ``generate`` passes, only to refuse processors that are not supported.
+        generation_config: the generation config that ``generate`` passes; the module's docstring lists the settings
+            that are used.
+        logits_processor: the processors that ``generate`` passes; only checked, to refuse unsupported ones.
         seed: seed of the random numbers with ``do_sample``.
         report: a list to which the :class:`Generation`, with rounds and times, is appended.
         **model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which decides whether and how decoding

@@ -1,9 +1,10 @@
 """Captured decoding: a decode step is recorded once as a CUDA graph and replayed for every token.
 
-In an eager step the host spends tens of milliseconds on launches, whatever the GPU needs; a replayed step takes only
-the GPU's time. Between two replays the host settles the cache (a method's flushes are ordinary launches on the same
-stream) and updates a table. It stays one step ahead, so the device does not wait for it: it reads a step's tokens only
-after queueing the next step. When the last row ends, one step too many has therefore been started and is rolled back.
+In an eager step the host spends tens of milliseconds on launches, however short the GPU's work is; a replayed step
+takes only the GPU's time. Between two replays the host settles the cache (a method's flushes are ordinary launches on
+the same stream) and updates a table. It stays one step ahead, so the device does not wait for it: it reads a step's
+tokens only after queueing the next step. When the last row ends, one step too many has therefore been started and is
+rolled back.
 """
 
 from __future__ import annotations

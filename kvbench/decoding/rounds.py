@@ -64,7 +64,7 @@ class Draft(Recorded):
             self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors of the base class and the number of the draft."""
+        """Return the tensors that a run changes: those of the base class, and the number of the draft."""
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:

@@ -283,7 +283,7 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors of the base class and the number of the step."""
+        """Return the tensors that a run changes: those of the base class, and the number of the step."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:

@@ -38,7 +38,7 @@ def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor,
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
-    """Drop the oldest tokens up to the first chunk, or the first exact token, that is still seen."""
+    """Drop the oldest tokens, up to the first chunk or exact token that is still visible."""
     for row in range(*rows.indices(layer.batch)):
         one = slice(row, row + 1)
         count = plans[row].passed(whole(hidden, CHUNK)) - (layer.real_tokens(row) - layer.length(one))

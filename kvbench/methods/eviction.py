@@ -22,7 +22,7 @@ Reduce = Literal["mean", "max", "sum"]
 def tokens(budget: int | float, n: int, least: int) -> int:
     """Return how many of n tokens a budget keeps: its number, or its share of n rounded down.
 
-    At least `least`, but never more than n.
+    The result is at least `least`, but never more than n.
     """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
@@ -59,7 +59,7 @@ def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices of the `count` highest of the scores ``[..., n]``, ascending, ``[..., count]``.
+    """Return the indices of the `count` highest scores in ``[..., n]``, in ascending order, ``[..., count]``.
 
     Among equal scores the earlier index wins. Max pooling produces equal neighbours, and with this rule every device
     chooses the same ones, unlike with ``topk``.

@@ -135,7 +135,7 @@ class H2O(ScoredMethod):
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the attention of the confirmed steps, and drop the tokens with the least until the budget holds."""
+        """Add the attention of the confirmed steps, and drop the tokens with the lowest scores down to the budget."""
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
@@ -185,6 +185,6 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the budget if it is a number of tokens, else the smallest budget."""
+        """Return the largest number of tokens that all stay: the budget; if it is a share, the smallest budget."""
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

@@ -7,11 +7,11 @@ attention, bill and loop; after every step the stored tokens are those of ``Quan
 that cache it ignores sliding windows: on such a layer it holds every token, where fp16 and the other methods drop what
 is hidden.
 
-Three caches of LogQuant's repository are this one with other windows; W is their ``window_length``:
+Three caches in LogQuant's repository are this one with other windows; W is their ``window_length``:
 
 * KiViSink (its Table 1): ``sinks=2``;
 * StreamingQuant, a window of W to 2 W - 1 exact tokens: ``sinks=4 recent=W residual=2W``;
-* PartialStreaming, the same for keys, and values as transformers has them: ``value_residual=W`` besides.
+* PartialStreaming, the same for keys, while values follow transformers' rule: ``value_residual=W`` in addition.
 
 Source: transformers, cache_utils.py, QuantizedLayer; LogQuant (Chen et al. 2025), sec. 4.1 and Table 1;
 Concyclics/LogQuantKV, src/LogQuant.py.

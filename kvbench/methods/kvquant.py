@@ -129,7 +129,7 @@ class KVQuant(RecencyMethod):
             )
 
     def reach(self) -> Reach | None:
-        """Return `first_tokens`; None if it is 0."""
+        """Return `first_tokens`, the number of tokens that stay exact; None if it is 0."""
         return Reach("method.first_tokens", self.first_tokens, self.first_tokens) if self.first_tokens else None
 
     # -- the calibration file ---------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 Source: Chen et al., "LogQuant: Log-Distributed 2-Bit Quantization of KV Cache with Superior Accuracy Preservation"
 (2025), sec. 3.2-3.4 and Algorithm 1; Concyclics/LogQuantKV, src/LogQuant.py. The released code groups keys per token
-(its ``axis_key=0``) where the paper says per channel, quantizes the thinned tokens again at every flush and keeps
-placeholders for the exact ones; here a token is quantized once, from its exact value, and nothing is held twice.
+(its ``axis_key=0``) where the paper says per channel, quantizes demoted tokens again at every flush and keeps
+placeholders for the exact ones; here a token is quantized once, from its full-precision value, and nothing is stored
+twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def indices(n: int, W: int) -> list[int]:
 
 
 def flushes(n: int, W: int) -> int:
-    """Return how many times W tokens have been demoted after n tokens."""
+    """Return the number of flushes after n tokens; each flush demotes W of them."""
     return max(0, n // W - 2)
 
 
@@ -65,14 +66,14 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
 
 @lru_cache(maxsize=4)
 def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return :func:`plan` of the tokens after `sinks`, as positions in the prompt, on `device`; cached for all layers.
+    """Return :func:`plan` for the tokens after the sinks, as prompt positions on `device`; cached, as layers share it.
 
     Args:
         n: number of prompt tokens.
         W: the method's window W.
         sinks: number of first tokens that stay exact and are left out.
         device: device of the positions.
-        skip: number of tokens, the first ones demoted, that are left out because a sliding window has passed them.
+        skip: number of tokens to leave out, those demoted first, because a sliding window has passed them.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)

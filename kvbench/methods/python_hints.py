@@ -15,7 +15,7 @@ def for_python(error: ConfigError, quantizer: QuantizerSpec | None) -> ConfigErr
     """Return a copy of `error` whose hint shows arguments of ``kvbench.load_method``.
 
     Args:
-        error: names its keys as on the command line (``method.KEY``, ``quantizer.SIDE.KEY``).
+        error: an error whose keys are written as on the command line (``method.KEY``, ``quantizer.SIDE.KEY``).
         quantizer: the quantizer in use; for a refused group size the hint spells out all of its formats.
     """
     side, _, last = error.key.removeprefix("quantizer.").partition(".")

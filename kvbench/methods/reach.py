@@ -1,4 +1,4 @@
-"""Number of tokens up to which a method packs and drops nothing."""
+"""The largest number of tokens of which a method packs and drops none."""
 
 from __future__ import annotations
 

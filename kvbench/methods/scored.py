@@ -77,7 +77,7 @@ class ScoredMethod(Method):
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
     def reach(self) -> Reach | None:
-        """Return the budget if it is a number of tokens; if it is a share, only the newest tokens are sure to stay."""
+        """Return the largest number of tokens that all stay: the budget; if it is a share, the newest tokens."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.newest", self.newest, self.newest, of_prompt=True) if self.newest else None

@@ -82,13 +82,13 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the budget if it is a number of tokens, else the window: shorter prompts are kept as a whole."""
+        """Return the largest number of tokens that all stay: the budget; if it is a share, the window."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError also for a window or a pooling that is wider than any prompt."""
+        """Raise ConfigError as the base does, and also for a window or pooling wider than any prompt."""
         for key in ("window", "kernel"):
             if getattr(self, key) >= max_length:
                 raise ConfigError(

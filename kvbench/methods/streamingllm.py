@@ -158,7 +158,7 @@ class StreamingLLM(Method):
             tail.roll(rows, 0, n - resident)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Drop the oldest tokens after the sinks, with ``evict=prefill`` only hidden ones."""
+        """Drop the oldest tokens after the sinks; with ``evict=prefill`` drop only hidden ones."""
         if self.evict == "prefill" and layer.window is None:
             return
         n = layer.real_tokens(rows.indices(layer.batch)[0])

@@ -53,7 +53,7 @@ class Traits:
 
     @property
     def quantized_prefill(self) -> bool:
-        """True if the prompt's tokens attend to the stored (quantized) keys and values instead of the exact ones."""
+        """True if prompt tokens attend to the stored (quantized) keys and values, not to full-precision ones."""
         return False
 
     @property

@@ -109,7 +109,7 @@ def find(name: str) -> ModuleSpec | None:
 
 
 def submodules(package: str) -> list[str]:
-    """Return the names of `package` and all modules below it; only the name itself for a module that is no package.
+    """Return the names of `package` and all modules below it; only its own name if it is a plain module.
 
     The list is empty if there is no such module.
     """
