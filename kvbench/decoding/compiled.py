@@ -80,7 +80,7 @@ def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
 
     Args:
         layer: decoder layer whose linear layers are replaced.
-        undo: functions that restore the original forward passes are appended.
+        undo: list to which functions that restore the original forward passes are appended.
     """
     for module in list(layer.modules()):
         for names in JOINED:
@@ -111,7 +111,7 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
     Args:
         module: module that holds the linear layers.
         names: attribute names of the linear layers, in the order in which the module should call them.
-        undo: functions that restore the original forward passes are appended.
+        undo: list to which functions that restore the original forward passes are appended.
     """
     members = [getattr(module, name, None) for name in names]
     linears: list[nn.Linear] = [one for one in members if plain(one)]  # type: ignore[misc]

@@ -327,8 +327,8 @@ class Method(Traits):
             side: ``key`` or ``value``.
             quantizer: encodes and decodes the tokens.
             capacity: tokens to allocate for.
-            whole_tiles: the bill counts the rest of the last tile of 128 tokens too, for segments so short that it
-                matters.
+            whole_tiles: count the unused rest of the last tile of 128 tokens in the bill too, for short segments in
+                which it matters.
         """
         from kvbench.cache.segments.packed import PackedSegment
 

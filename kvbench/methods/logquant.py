@@ -51,7 +51,7 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
     Args:
         n: tokens so far.
         W: window.
-        count: flushes that have happened; None: as many as n tokens cause.
+        count: number of flushes so far; None: as many as n tokens cause.
     """
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]

@@ -81,7 +81,8 @@ def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[s
     """Return the status, the ``oom`` record and the error record of a run that ends because another rank failed.
 
     Args:
-        failure: ``rank``, ``kind`` (class of the exception), ``message``, and ``oom``: whether memory ran out.
+        failure: record of the failure: ``rank``, ``kind`` (class of the exception), ``message``, and ``oom`` (whether
+            memory ran out).
     """
     message = f"rank {failure['rank']}: {failure['message']}"
     if failure["kind"] == "KeyboardInterrupt":

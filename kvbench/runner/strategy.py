@@ -13,7 +13,7 @@ Report = Callable[[float, str], None]
 
 
 class Strategy(Protocol):
-    """Turns batches of samples of one kind of work (:mod:`kvbench.tasks.work`) into rows."""
+    """A strategy, which turns batches of samples of one kind of work (:mod:`kvbench.tasks.work`) into rows."""
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
         """Run a batch and return one row per sample.
