@@ -215,7 +215,7 @@ COLUMNS: list[Column[RunLine]] = [
     ),
     Column(
         "ratio",
-        "fp16's bytes to those used",
+        "fp16's bytes divided by those used",
         lambda line: _ratio(line.run.kv_bytes.ratio),
         {"kv_ratio": lambda line: line.run.kv_bytes.ratio},
     ),
@@ -242,7 +242,7 @@ COLUMNS: list[Column[RunLine]] = [
         lambda line: _tpot(line.run),
         {"tpot_s": lambda line: line.run.tpot_s.median, "tpot_p99_s": lambda line: line.run.tpot_s.p99},
     ),
-    Column("tokens/s", "tokens a second", csv={"tokens_per_s": lambda line: line.run.tokens_per_s}),
+    Column("tokens/s", "tokens per second", csv={"tokens_per_s": lambda line: line.run.tokens_per_s}),
     Column("device", csv={"device": lambda line: line.run.env.device_name}),
     Column(
         "accepted",
@@ -257,7 +257,7 @@ COLUMNS: list[Column[RunLine]] = [
     ),
     Column(
         "speed-up",
-        "fp16's time a token to this one's",
+        "fp16's time per token divided by this run's",
         lambda line: _ratio(line.run.speculation.speedup if line.run.speculation else None),
         {"speedup": lambda line: line.run.speculation and line.run.speculation.speedup},
         present=_drafted,

@@ -150,7 +150,7 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         _inner("tpot_s", {f"tpot_{name}_s": name for name in ("median", "mean", "p10", "p90", "p99")}),
     ),
     Column("p90", "seconds", _figure(_point_gaps), _inner("itl_s", {f"itl_{p}_s": p for p in ("p50", "p90", "p99")})),
-    Column("read", "bytes a step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
+    Column("read", "bytes per step", _figure(_point_read), _plain("read_bytes", "GB_s", "read_share", "over_roof")),
     Column(
         "slope",
         "seconds per token of length; seconds at length 0; lengths",
@@ -165,7 +165,7 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         {"break_even_tokens": _fitted("break_even")},
         present=_has_break_even,
     ),
-    Column("tokens/s", "tokens a second", _figure(_point_tokens), _plain("tokens_per_s")),
+    Column("tokens/s", "tokens per second", _figure(_point_tokens), _plain("tokens_per_s")),
     Column("peaks", "bytes", csv=_plain("peak_prefill", "peak_decode", "weights")),
     Column(
         "KV",
@@ -201,7 +201,7 @@ POINT_COLUMNS: list[Column[PointLine]] = [
         ),
     ),
     Column(
-        "to fp16",
+        "relative to fp16",
         "ratio",
         csv=_inner("vs_fp16", {f"{n}_vs_fp16": n for n in ("ttft_s", "tpot_s", "tokens_per_s", "peak_decode")}),
     ),

@@ -43,7 +43,9 @@ class KvBytes:
     used: Parts
     reserved: Parts
     fp16_equivalent: int | None = key(default=None, minimum=0)
-    ratio: float | None = key("bytes that method=fp16 holds of the same tokens, to those used", default=None, minimum=0)
+    ratio: float | None = key(
+        "bytes that method=fp16 needs for the same tokens, divided by those used", default=None, minimum=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ class Config:
     model: str | None
     method: dict[str, Any]
     quantizer: str | None = None
-    formats: dict[str, Any] = key("packed formats of key and value; empty where nothing is packed", factory=dict)
+    formats: dict[str, Any] = key("packed formats of keys and values; empty if nothing is packed", factory=dict)
     dataset: str | None
     decoding: dict[str, Any]
     seed: int | None
@@ -114,7 +116,7 @@ class Samples:
     requested: int | None = key(minimum=0)
     done: int = key(minimum=0)
     truncated: int = key(default=0, minimum=0)
-    left_out: list[str] = key("ids of stored rows that no figure is over (a smaller limit than before)", factory=list)
+    left_out: list[str] = key("ids of stored rows that no figure includes (after a limit was reduced)", factory=list)
     prompt_tokens: PromptTokens = key(factory=PromptTokens)
 
 
@@ -133,7 +135,7 @@ class Oom:
     bytes_asked: int | None = key(minimum=0)
     sample: str | None = None
     message: str = ""
-    code: dict[str, str | None] | None = key("digests of the code that ran out of it", optional=True)
+    code: dict[str, str | None] | None = key("digests of the code that ran out of memory", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +190,7 @@ class Older:
     """Samples made by older code: how many, and the parts of the code that have changed since."""
 
     samples: int = key(minimum=0)
-    parts: list[str] = key("parts of the code that have changed since; unknown: the rows do not say")
+    parts: list[str] = key("parts of the code that have changed since; 'unknown' if the rows do not record it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +242,12 @@ class Metrics:
     )
     code: dict[str, int] = key("digest of the code (or unknown) -> samples that it made", factory=dict, minimum=1)
     sources: dict[str, dict[str, str | None]] = key("digest of the code -> digests of its parts", factory=dict)
-    older: Older | None = key("samples that other code than that of the last command made", default=None)
+    older: Older | None = key("samples made by other code than that of the last command", default=None)
     samples: Samples
     scores: dict[str, Score] = key(keys="^[^@]+(@[0-9][0-9k+-]*)?$")
     mean: Mean = key("unweighted mean over the keys of scores")
-    baseline: str | None = key("id of the fp16 run that differences are to", default=None)
-    baseline_differs: list[str] = key("parts of the code in which its rows differ", factory=list)
+    baseline: str | None = key("id of the fp16 run that differences refer to", default=None)
+    baseline_differs: list[str] = key("parts of the code in which the fp16 run's rows differ", factory=list)
     kv_bytes: KvBytes
     peak_bytes: PeakBytes
     ttft_s: Ttft

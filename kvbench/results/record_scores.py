@@ -85,7 +85,7 @@ class Point:
     itl_s: dict[str, float] | None = key("percentiles of the time between two outputs", optional=True, minimum=0)
     tokens_per_s: float | None = key(optional=True, minimum=0)
     new_tokens: int | None = key(optional=True, minimum=2)
-    fill: str | None = key("random: random keys and values in place of a prompt's", optional=True)
+    fill: str | None = key("random: random keys and values instead of a prompt's", optional=True)
     capture_s: float | None = key(optional=True, minimum=0)
     stepping: str | None = key(optional=True)
     speculation: dict[str, int] | None = key("summed over the rows of the batch", optional=True, minimum=0)
@@ -93,13 +93,17 @@ class Point:
     weights: int | None = key(optional=True, minimum=0)
     over_used: float | None = key(optional=True, minimum=0)
     over_reserved: float | None = key(optional=True, minimum=0)
-    predicted: dict[str, Any] | None = key("what the roofline predicts", optional=True)
+    predicted: dict[str, Any] | None = key("prediction of the roofline", optional=True)
     read_bytes: int | None = key("bytes that a decode step must read", optional=True, minimum=0)
-    GB_s: float | None = key("their rate", optional=True, minimum=0)
-    ceiling: dict[str, Any] | None = key("GB/s that the device reads at most, and if measured or known", optional=True)
-    read_share: float | None = key("the rate's share of the ceiling", optional=True, minimum=0)
-    over_roof: float | None = key("TPOT to the roofline's", optional=True, minimum=0)
-    same: dict[str, int] | None = key("captured tokens that are those of eager steps", optional=True, minimum=0)
+    GB_s: float | None = key("bytes read per second", optional=True, minimum=0)
+    ceiling: dict[str, Any] | None = key(
+        "maximum read rate of the device in GB/s, and whether it was measured or is a known value", optional=True
+    )
+    read_share: float | None = key("read rate as a share of the ceiling", optional=True, minimum=0)
+    over_roof: float | None = key("TPOT divided by the roofline's", optional=True, minimum=0)
+    same: dict[str, int] | None = key(
+        "tokens of captured steps that are equal to those of eager steps", optional=True, minimum=0
+    )
     stock: dict[str, Any] | None = key("points of stock transformers, by cache", optional=True)
     bytes_asked: int | None = key(optional=True, minimum=0)
     phase: str | None = key(optional=True)
@@ -108,9 +112,11 @@ class Point:
     kv_reserved: int | None = key(optional=True, minimum=0)
     peak_prefill: int | None = key(optional=True, minimum=0)
     peak_decode: int | None = key(optional=True, minimum=0)
-    kv_ratio: float | None = key("fp16's bytes of keys and values to those in use", optional=True, minimum=0)
-    kv_ratio_reserved: float | None = key("fp16's bytes to those of all buffers", optional=True, minimum=0)
-    vs_fp16: dict[str, float | None] | None = key("ratios to the fp16 run's point", optional=True, minimum=0)
+    kv_ratio: float | None = key("fp16's bytes of keys and values divided by those in use", optional=True, minimum=0)
+    kv_ratio_reserved: float | None = key("fp16's bytes divided by those of all buffers", optional=True, minimum=0)
+    vs_fp16: dict[str, float | None] | None = key(
+        "ratios between this point and the fp16 run's", optional=True, minimum=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +142,7 @@ class Score:
     vs_fp16: Pair | None = None
     version: int | None = None
     scorer_version: int | None = None
-    variants: dict[str, Variant] = key("the scorer's further scores", factory=dict)
+    variants: dict[str, Variant] = key("additional scores of the scorer", factory=dict)
     nll: Nll | None = None
-    perplexity: Perplexity | None = key("of a text; null for tasks with answers", default=None)
+    perplexity: Perplexity | None = key("perplexity of a text; null for tasks with answers", default=None)
     points: Points | None = key("time and memory (dataset=efficiency)", optional=True)

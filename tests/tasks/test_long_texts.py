@@ -192,7 +192,7 @@ def test_forms_of_records(tmp_path: Path) -> None:
     (tmp_path / "longbook_sum_eng.jsonl").write_text(json.dumps(book))
     assert load("infinitebench_sum", path=str(tmp_path)).records == [("once", ("a", "b"))]
     (tmp_path / "odd.jsonl").write_text(json.dumps({"text": "x"}))
-    with pytest.raises(DataError, match=r"a record needs the fields context and answer.*they have: text"):
+    with pytest.raises(DataError, match=r"a record needs the fields context and answer.*this record has text"):
         load("multi_lexsum", path=str(tmp_path / "odd.jsonl")).records  # noqa: B018
 
 
@@ -310,11 +310,11 @@ def test_questions_that_have_no_right_answer_are_refused(tmp_path: Path, change:
         ({"context": ["a"], "answer": "b"}, "field 'context' is a list"),
         ({"context": "a", "answer": {"b": 1}}, "field 'answer' is an object"),
         ({"context": "a", "answer": ["b", 1]}, "field 'answer' is a list"),
-        ({"sources": "abc", "summary/short": "s"}, "field 'sources' is a text"),
+        ({"sources": "abc", "summary/short": "s"}, "field 'sources' is a string"),
         ({"sources": ["abc"], "summary/short": ["s"]}, "field 'summary/short' is a list"),
         ({"case_documents": ["one", "two"], "summary/short": "s"}, "document 'two' is not in sources.json"),
-        ({"case_documents": "one", "summary/short": "s"}, "field 'case_documents' is a text"),
-        ({"case_documents": ["bad"], "summary/short": "s"}, "document 'bad' of sources.json has no 'doc_text'"),
+        ({"case_documents": "one", "summary/short": "s"}, "field 'case_documents' is a string"),
+        ({"case_documents": ["bad"], "summary/short": "s"}, "document 'bad' of sources.json has no field 'doc_text'"),
         ({"document": 5, "summary": "s"}, "field 'document' is a number"),
         ({"document": "d", "summary": 5}, "field 'summary' is a number"),
         ({"other": 1}, "a record needs the fields context and answer"),
@@ -341,5 +341,5 @@ def test_case_documents_are_joined_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, [*rows, *blank])))
     assert len(load("multi_lexsum", path=str(tmp_path)).records) == 2
     (tmp_path / "sources.json").write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"sources.json: JSON that is nested too deeply"):
+    with pytest.raises(DataError, match=r"sources.json: the JSON is nested too deeply"):
         load("multi_lexsum", path=str(tmp_path)).identity()
