@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Draw = Literal["table", "bars", "lines", "sweep", "heat", "boxes"]
+Draw = Literal["table", "bars", "lines", "sweep", "heat", "boxes", "panels"]
 
 
 @dataclass(frozen=True)

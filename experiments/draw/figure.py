@@ -6,15 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.draw.panels import panels
+from experiments.draw.style import COLOURS, HATCHES, LETTERS, MARKERS, WIDTH
 from experiments.fold.cells import Cell, Folded
 from experiments.item import Grid, Item
 
-#: Okabe and Ito's colours, which people with any colour vision can tell apart; markers and hatches differ as well
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2", "#CC79A7", "#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-HATCHES = ("", "//", "\\\\", "xx", "..", "--", "++", "oo")
-#: width of a picture in inches (a text column of two), and its letters in points
-WIDTH, LETTERS = 6.5, 9
 NO_MATPLOTLIB = "no figure, because matplotlib is not installed.\n  hint: run pip install 'kvbench[plot]'"
 
 
@@ -174,4 +170,4 @@ def _errors(cells: Sequence[Cell | None]) -> list[float]:
     return [0.0 if cell is None or cell.stderr is None else cell.stderr for cell in cells]
 
 
-_DRAWERS = {"lines": _lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes}
+_DRAWERS = {"lines": _lines, "bars": _bars, "sweep": _sweep, "heat": _heat, "boxes": _boxes, "panels": panels}

@@ -40,6 +40,7 @@ class Outcome:
 
     Attributes:
         rows: one per prompt and method (:meth:`row`).
+        prompts: for each prompt its ``id``, ``prompt_tokens`` and ``steps``.
         exact: arrays of exact attention, each ``[N, L, Hq, K]`` for N prompts, averaged over decode steps: ``mass``,
             ``spikes`` and, ``[N, L, K]``, ``visible``; with ``prompt_`` in front those of the prompt's own queries.
         errors: for each method the arrays :data:`ERRORS`, ``[N, L, Hq, K]``.
@@ -51,6 +52,7 @@ class Outcome:
     bins: Bins
     settings: tuple[str, ...]
     rows: list[dict[str, Any]] = field(default_factory=list)
+    prompts: list[dict[str, Any]] = field(default_factory=list)
     exact: dict[str, np.ndarray] = field(default_factory=dict)
     errors: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     positions: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
@@ -66,13 +68,14 @@ class Outcome:
         positions: Mapping[str, Sequence[np.ndarray]],
     ) -> None:
         """Add one prompt: its id, its length, its number of decode steps, and its arrays averaged over these."""
+        self.prompts.append({"id": name, "prompt_tokens": prompt_tokens, "steps": steps})
         for part, array in exact.items():
             self.exact[part] = _stacked(self.exact.get(part), array)
         for setting, parts in errors.items():
             mine = self.errors.setdefault(setting, {})
             for part, array in parts.items():
                 mine[part] = _stacked(mine.get(part), array)
-            head = {"id": name, "setting": setting, "prompt_tokens": prompt_tokens, "steps": steps}
+            head = {**self.prompts[-1], "setting": setting}
             used, equivalent = bills[setting]
             self.rows.append(head | self.row(parts) | {"kv_bytes": used, "fp16_bytes": equivalent})
         for part, of_steps in positions.items():
@@ -134,6 +137,7 @@ class Outcome:
             "bins": asdict(self.bins),
             "names": self.bins.names(),
             "settings": list(self.settings),
+            "prompts": self.prompts,
             **(about or {}),
         }
         atomic.write(folder / ABOUT, (json.dumps(facts, indent=1) + "\n").encode())
@@ -153,6 +157,7 @@ class Outcome:
                 )
         facts = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         outcome = cls(facts["model"], Shape(**facts["shape"]), Bins(**facts["bins"]), tuple(facts["settings"]))
+        outcome.prompts = facts["prompts"]
         outcome.rows = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
         with np.load(folder / ARRAYS) as arrays:
             for name in arrays.files:

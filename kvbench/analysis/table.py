@@ -78,7 +78,7 @@ def findings(outcome: Outcome) -> str:
     """
     pairs = told_apart(outcome)
     alike = [f"{a} and {b}" for a, b, score in pairs if not score > SIGNIFICANT]
-    count = len({row["id"] for row in outcome.rows})
+    count = len(outcome.prompts)
     line = (
         f"n = {count} prompts. {len(pairs) - len(alike)} of {len(pairs)} pairs of methods differ by more than "
         f"{SIGNIFICANT:g} standard errors of their paired difference in at least one of {', '.join(ERRORS)}."

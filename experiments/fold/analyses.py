@@ -1,0 +1,162 @@
+"""Analyses of attention behind items: made once for each model, data and settings, and kept beside the runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.data import data_overrides
+from experiments.item import Column, Model
+from experiments.plan import Plan
+from experiments.runs import composed, run_of
+from kvbench.analysis.outcome import Outcome
+from kvbench.config.run_config import RunConfig, check
+from kvbench.config.setting import parse
+from kvbench.errors import KvbenchError
+from kvbench.tasks.base import Sample
+from kvbench.util.normal_form import normal_form
+from kvbench.util.progress import say
+
+#: packages whose code an analysis depends on
+CODE = ("analysis", "attention", "cache", "calibration", "methods", "models", "quantizers", "retrieval", "tasks")
+#: with ``--data mini`` all bundled tasks together
+MINI = Column(name="mini", data="mini")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """An analysis, or the reason why there is none.
+
+    Args:
+        outcome: its rows and arrays; None: see `reason`.
+        id: name of its folder below the runs.
+        reason: why there is none.
+    """
+
+    outcome: Outcome | None
+    id: str = ""
+    reason: str = ""
+
+
+def analysis(
+    model: Model,
+    data: Sequence[Column],
+    settings: Mapping[str, str],
+    plan: Plan,
+    *,
+    prompts: int,
+    steps: int,
+) -> Analysis:
+    """Return the analysis of a model: the stored one if it exists, else make it.
+
+    Args:
+        model: the model.
+        data: data sets; with ``--data mini`` the bundled tasks take their place.
+        settings: name of a row -> its setting.
+        plan: the command line's choices; its limit replaces `prompts`.
+        prompts: prompts per data set.
+        steps: decode steps of each prompt; ``--max-new-tokens`` shortens them.
+    """
+    steps = min(steps, plan.max_new_tokens or steps)
+    limited = plan if plan.limit is not None else _with_limit(plan, prompts)
+    try:
+        chosen = [MINI] if plan.data == "mini" else data
+        configs = [_config(model, column, limited) for column in chosen]
+        return _made(configs, dict(settings), limited, steps)
+    except KvbenchError as error:
+        return Analysis(None, reason=str(error).split("\n")[0])
+
+
+def notes(item: Any, plan: Plan, *analyses: Analysis) -> list[str]:
+    """Return what an item shows in place of the paper's models and data, and how many prompts."""
+    lines = []
+    if plan.models:
+        lines.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
+    if plan.data == "mini":
+        lines.append("Data here: the bundled tasks of dataset=mini in place of the paper's data sets.")
+    for one in analyses:
+        if one.outcome is not None:
+            heads = one.outcome.shape.layers * one.outcome.shape.heads
+            tokens = sorted(row["prompt_tokens"] for row in one.outcome.prompts)
+            steps = sorted(row["steps"] for row in one.outcome.prompts)
+            lines.append(
+                f"{one.outcome.model}: {len(tokens)} prompts of {tokens[0]} to {tokens[-1]} tokens, {steps[0]} to "
+                f"{steps[-1]} decode steps; the largest possible L1 error is {2 * heads} ({heads} heads in all layers)."
+            )
+    return list(dict.fromkeys(lines))
+
+
+def _with_limit(plan: Plan, prompts: int) -> Plan:
+    from dataclasses import replace
+
+    return replace(plan, limit=prompts)
+
+
+def _config(model: Model, column: Column, plan: Plan) -> tuple[RunConfig, str]:
+    """Return the checked configuration of a data set with fp16, and what identifies it."""
+    run = run_of("fp16", model.preset, data_overrides(column, plan, model), plan)
+    config = composed(run.overrides)
+    checked = check(config)
+    weights = checked.model.folder()
+    stamp = [(p.name, p.stat().st_size) for p in sorted(weights.iterdir())] if weights and weights.is_dir() else []
+    data = {"dataset": config["dataset"], "identity": checked.task.identity()}
+    return checked, json.dumps([config["model"], stamp, data, plan.limit], sort_keys=True, default=str)
+
+
+def _made(configs: list[tuple[RunConfig, str]], settings: dict[str, str], plan: Plan, steps: int) -> Analysis:
+    parts = [settings, steps, code_digest(), *(text for _, text in configs)]
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+    folder = plan.runs / f"attention-{digest}"
+    if not (folder / "about.json").exists():
+        _make(configs, settings, steps, folder)
+    return Analysis(Outcome.load(folder), folder.name)
+
+
+def _make(configs: list[tuple[RunConfig, str]], settings: dict[str, str], steps: int, folder: Path) -> None:
+    from kvbench.analysis.analyse import analyse, texts
+    from kvbench.analysis.command import samples
+    from kvbench.analysis.observe import Options
+    from kvbench.models.load import load
+    from kvbench.models.locate import locate
+
+    config = configs[0][0]
+    methods = {}
+    for name, text in settings.items():
+        methods[name] = parse(text).load()
+        methods[name].check(head_dim=config.model.head_dim(), max_length=config.model.max_length)
+        methods[name].prepare(config.model)
+        methods[name].ready()
+    locate(config.model)
+    loaded = load(config.model, config.runtime)
+    drawn: list[Sample] = [sample for one, _ in configs for sample in samples(one.task, loaded.tokenizer)]
+    prompts = texts(drawn, loaded, config.model, steps)
+    outcome = analyse(loaded, prompts, methods, Options(steps=steps, positions=True), _reporter(loaded.name, prompts))
+    outcome.save(folder, {"settings_text": settings, "steps": steps})
+
+
+def _reporter(model: str, prompts: Sequence[Any]) -> Any:
+    done: list[str] = []
+
+    def report(name: str) -> None:
+        done.append(name)
+        if len(done) % 5 == 0 or len(done) == len(prompts):
+            say(f"attention of {model}: {len(done)} of {len(prompts)} prompts")
+
+    return report
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the code that an analysis depends on; comments and docstrings do not affect it."""
+    import kvbench
+
+    digest = hashlib.sha256()
+    for package in CODE:
+        for path in sorted((Path(kvbench.__file__).parent / package).rglob("*.py")):
+            digest.update(normal_form(path.read_bytes()).encode())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,216 @@
+"""Errors of attention as cells: Table 4, by distance (Figure 8), and coverage (Figure 4) of LogQuant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments import published
+from experiments.fold.analyses import Analysis, analysis, notes
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.claims import bound, verdict
+from experiments.item import Computed, Model
+from experiments.plan import Plan
+from kvbench.analysis.outcome import Outcome
+from kvbench.analysis.table import mean
+
+#: a figure of all prompts of a setting, ``[N]``
+Figure = Callable[[Outcome, str], np.ndarray]
+#: (model, row, column) -> the figures of all prompts
+Numbers = dict[tuple[str, str, str], np.ndarray]
+
+FORMAT_ONLY = "format only: generated records, no result"
+
+
+def marks(plan: Plan) -> list[str]:
+    """Return the words at the head of a table of generated records."""
+    return [FORMAT_ONLY] if plan.data == "standin" else []
+
+
+def table(item: Computed, plan: Plan) -> Folded:
+    """Return the L1 error, its share of the largest possible one, the KL divergence and the error of the outputs."""
+    columns: dict[Heading, Figure] = {
+        Heading(name="L1 error", digits=3): lambda o, s: o.figures(s, "l1"),
+        Heading(name="of its maximum", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "l1_share"),
+        Heading(name="KL", unit="nats", digits=4): lambda o, s: o.figures(s, "kl"),
+        Heading(name="output error", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "output_error"),
+        Heading(name="dropped attention", unit="%", digits=2): lambda o, s: 100 * o.figures(s, "lost"),
+    }
+    return _folded(item, plan, columns, {name: name for name in item.options["settings"]})
+
+
+def by_distance(item: Computed, plan: Plan) -> Folded:
+    """Return the L1 error per head by distance, as a share of its maximum."""
+    from kvbench.analysis.bins import Bins
+
+    bins, columns = Bins(), {}
+    newest = bins.newest(128)
+
+    def share(part: slice) -> Figure:
+        return lambda o, s: 100 * o.errors[s]["l1"][..., part].sum(-1).mean((1, 2)) / 2
+
+    last = bins.sinks + 13
+    for number, name in enumerate(bins.names()[:last]):
+        distance = bins.edges[number - bins.sinks] if number >= bins.sinks else 0
+        heading = Heading(name=name, unit="%", digits=3, x=distance or None)
+        columns[heading] = share(slice(number, number + 1))
+    columns[Heading(name="newest 128", unit="%", digits=3)] = share(newest)
+    columns[Heading(name="128 and more", unit="%", digits=3)] = share(slice(newest.stop, None))
+    return _folded(item, plan, columns, {name: name for name in item.options["settings"]})
+
+
+def coverage(item: Computed, plan: Plan) -> Folded:
+    """Return the attention per token held exact, for each method and number of reserved tokens."""
+    lengths = item.options["lengths"]
+    settings, columns = {}, {}
+    for length in lengths:
+        for name, text in item.options["settings"].items():
+            settings[f"{name} {length}"] = text.replace("{R4}", str(length + 4)).replace("{R}", str(length))
+        heading = Heading(name=f"R = {length}", unit="1e-3", digits=3, x=float(length))
+        columns[heading] = _coverage_at(length)
+    return _folded(item, plan, columns, {name: name for name in item.options["settings"]}, settings)
+
+
+def _coverage_at(length: int) -> Figure:
+    return lambda o, s: 1000 * o.figures(f"{s} {length}", "coverage_per_token")
+
+
+def _folded(
+    item: Computed,
+    plan: Plan,
+    columns: Mapping[Heading, Figure],
+    rows: Mapping[str, str],
+    settings: Mapping[str, str] | None = None,
+) -> Folded:
+    """Return the cells of all models.
+
+    Args:
+        item: the item.
+        plan: the command line's choices.
+        columns: heading -> its figure.
+        rows: name of a row -> the setting's name that a figure is asked for.
+        settings: setting's name -> setting; None: those of the item.
+    """
+    options, models = item.options, plan.models_of(item)
+    analyses = {
+        model.title: analysis(
+            model,
+            options["data"],
+            settings or options["settings"],
+            plan,
+            prompts=options["prompts"],
+            steps=options["steps"],
+        )
+        for model in models
+    }
+    cells: list[Cell] = []
+    numbers: Numbers = {}
+    for model in models:
+        made = analyses[model.title]
+        for row, setting in rows.items():
+            for heading, figure in columns.items():
+                paper = _published(item, plan, model, row, heading)
+                place = (model.title, row, heading.name)
+                if made.outcome is None:
+                    cells.append(Cell(model=place[0], row=row, column=place[2], paper=paper, reason=made.reason))
+                    continue
+                numbers[place] = figure(made.outcome, setting)
+                base = numbers.get((model.title, options["base"], heading.name))
+                cells.append(_cell(place, numbers[place], base if row != options["base"] else None, paper, made))
+    return Folded(
+        headings=list(columns),
+        rows=list(rows),
+        models=[model.title for model in models],
+        cells=cells,
+        verdicts=[_judged(item, plan, claim, model, numbers) for model in models for claim in options["claims"]],
+        notes=notes(item, plan, *analyses.values()),
+        marks=marks(plan),
+    )
+
+
+def _cell(
+    place: tuple[str, str, str], own: np.ndarray, base: np.ndarray | None, paper: float | None, made: Analysis
+) -> Cell:
+    ours, error = mean(own)
+    gap, gap_error = (None, None) if base is None else mean(own - base)
+    return Cell(
+        model=place[0],
+        row=place[1],
+        column=place[2],
+        paper=paper,
+        ours=ours,
+        stderr=_known(error),
+        n=len(own),
+        to_base=gap,
+        to_base_stderr=_known(gap_error),
+        runs=(made.id,),
+    )
+
+
+def _known(error: float | None) -> float | None:
+    return None if error is None or math.isnan(error) else error
+
+
+def _published(item: Computed, plan: Plan, model: Model, row: str, heading: Heading) -> float | None:
+    """Return the paper's number of the first column, if our model and data are the paper's."""
+    if not item.published or heading.name != "L1 error" or not plan.compares(item, model):
+        return None
+    return published.lookup(item.published, {**item.options["keys"], "method": row}, item.value)
+
+
+def _judged(item: Computed, plan: Plan, claim: Any, model: Model, numbers: Numbers) -> Verdict:
+    """Return what the figures of one model say to a claim: the difference of two rows over the same prompts."""
+    first, second = (numbers.get((model.title, row, claim.column)) for row in (claim.first, claim.second))
+    low, high = bound(item.paper, claim.low), bound(item.paper, claim.high)
+    printed = None
+    if item.published:
+        one, two = (
+            published.lookup(item.published, {**item.options["keys"], "method": row}, item.value)
+            for row in (claim.first, claim.second)
+        )
+        printed = None if one is None or two is None else one - two
+    return judged(claim.text, model.title, first, second, low, high, paper=printed)
+
+
+def judged(
+    text: str,
+    model: str,
+    first: np.ndarray | None,
+    second: np.ndarray | Sequence[float] | float | None,
+    low: float,
+    high: float,
+    *,
+    paper: float | None = None,
+    unit: str = "",
+) -> Verdict:
+    """Return the verdict on the mean of ``first - second`` over prompts; without `first` the claim was not run."""
+    if first is None or second is None:
+        return Verdict(
+            claim=text,
+            model=model,
+            paper=paper,
+            ours=None,
+            stderr=None,
+            n=0,
+            low=low,
+            high=high,
+            unit=unit,
+            verdict="not run",
+        )
+    difference, error = mean(first - np.asarray(second))
+    known = _known(error)
+    return Verdict(
+        claim=text,
+        model=model,
+        paper=paper,
+        ours=difference,
+        stderr=known,
+        n=len(first),
+        low=low,
+        high=high,
+        unit=unit,
+        verdict=verdict(difference, known, low, high),
+    )

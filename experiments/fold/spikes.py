@@ -1,0 +1,281 @@
+"""Exact attention as cells and arrays: spikes by distance, from step to step, and sinks (LogQuant's Figures 1 to 3)."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from experiments.fold.analyses import Analysis, analysis, notes
+from experiments.fold.attention import judged, marks
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.claims import verdict
+from experiments.item import Column, Computed, Model
+from experiments.logquant.attention import FOUR
+from experiments.plan import Plan
+from kvbench.analysis.outcome import Outcome
+from kvbench.analysis.table import mean
+
+
+def density(item: Computed, plan: Plan) -> Folded:
+    """Return the exponent with which the density of spikes falls with distance; the densities as panels."""
+    headings = [
+        Heading(name="exponent", digits=2),
+        Heading(name="spikes per head and step", digits=1),
+        Heading(name="within 128 tokens", unit="% of spikes", digits=1),
+    ]
+    low, high = item.options["low"], item.options["high"]
+    cells: list[Cell] = []
+    verdicts: list[Verdict] = []
+    panels: list[dict[str, Any]] = []
+    analyses = {}
+    for model in plan.models_of(item):
+        made = analyses[model.title] = _analysis(item, plan, model)
+        if made.outcome is None:
+            cells += [Cell(model=model.title, row="spikes", column=h.name, reason=made.reason) for h in headings]
+            continue
+        spikes, visible, distances = _by_distance(made.outcome)
+        exponent, error = jackknifed(spikes, visible, distances)
+        count = spikes.sum(1)
+        near = 100 * spikes[:, distances < 128].sum(1) / np.maximum(count, 1e-9)
+        figures = [(exponent, error), mean(count), mean(near)]
+        cells += [
+            _cell(model, "spikes", heading, number, spread, len(spikes), made)
+            for heading, (number, spread) in zip(headings, figures, strict=True)
+        ]
+        for text, bounds in (
+            ("spikes become sparser with distance", (-math.inf, 0.0)),
+            (f"their density falls as 1 / distance ({low:g} to {high:g})", (low, high)),
+        ):
+            known = None if math.isnan(error) else error
+            verdicts.append(_verdict(text, model, exponent, known, len(spikes), *bounds))
+        panels += _density_panels(model, made.outcome, spikes, visible, distances, exponent)
+    return Folded(
+        headings=headings,
+        rows=["spikes"],
+        models=[model.title for model in plan.models_of(item)],
+        cells=cells,
+        verdicts=verdicts,
+        notes=notes(item, plan, *analyses.values()),
+        marks=marks(plan),
+        arrays={"panels": panels} if panels else {},
+    )
+
+
+def steps(item: Computed, plan: Plan) -> Folded:
+    """Return the share of a step's highest tokens that are among the highest of the next step; the steps as panels."""
+    highest, high = item.options["highest"], item.options["high"]
+    heading = Heading(name=f"highest {highest} tokens shared by consecutive steps", unit="%", digits=1)
+    cells: list[Cell] = []
+    verdicts: list[Verdict] = []
+    panels: list[dict[str, Any]] = []
+    analyses: list[Analysis] = []
+    data: tuple[Column, ...] = item.options["data"]
+    columns = (Column(name="mini", data="mini"),) if plan.data == "mini" else data
+    for model in plan.models_of(item):
+        for column in columns:
+            made = analysis(model, (column,), {}, plan, prompts=item.options["prompts"], steps=item.options["steps"])
+            analyses.append(made)
+            if made.outcome is None:
+                cells.append(Cell(model=model.title, row=column.name, column=heading.name, reason=made.reason))
+                continue
+            shares = [shared(of_steps, highest, tokens) for of_steps, tokens in _positions(made.outcome, 2)]
+            numbers = 100 * np.array(shares)
+            cells.append(_cell(model, column.name, heading, *mean(numbers), len(numbers), made))
+            text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
+            verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="%"))
+            panels += _step_panels(made.outcome, highest, f"{model.title}, {column.name}")
+    return Folded(
+        headings=[heading],
+        rows=[column.name for column in columns],
+        models=[model.title for model in plan.models_of(item)],
+        cells=cells,
+        verdicts=verdicts,
+        notes=notes(item, plan, *analyses),
+        marks=marks(plan),
+        arrays={"panels": panels, "across": 1} if panels else {},
+    )
+
+
+def sinks(item: Computed, plan: Plan) -> Folded:
+    """Return the medians over heads of the attention of the sinks and of the newest tokens; the heads as box plots."""
+    newest = item.options["newest"]
+    names = ["token 0", "token 1", "tokens 0 and 1", f"newest {newest}", "all others"]
+    heading = Heading(name="median over heads", digits=4)
+    cells: list[Cell] = []
+    verdicts: list[Verdict] = []
+    boxes: dict[str, Any] = {}
+    analyses = {}
+    for model in plan.models_of(item):
+        made = analyses[model.title] = _analysis(item, plan, model)
+        if made.outcome is None:
+            cells += [Cell(model=model.title, row=name, column=heading.name, reason=made.reason) for name in names]
+            continue
+        mass = made.outcome.exact["mass"]  # [N, L, Hq, K]
+        near = mass[..., made.outcome.bins.newest(newest)].sum(-1)
+        first = mass[..., :2].sum(-1)
+        parts = [mass[..., 0], mass[..., 1], first, near, 1 - first - near]
+        medians = {}
+        for name, part in zip(names, parts, strict=True):
+            medians[name] = np.median(part.reshape(len(part), -1), axis=1)
+            cells.append(_cell(model, name, heading, *mean(medians[name]), len(part), made))
+            label = name if len(plan.models_of(item)) == 1 else f"{model.title}\n{name}"
+            boxes[label] = _rounded(part.mean(0).ravel())
+        text = f"the sinks' median is greater than that of the newest {newest} tokens' sum"
+        verdicts.append(judged(text, model.title, medians[names[2]], medians[names[3]], 0.0, math.inf))
+    return Folded(
+        headings=[heading],
+        rows=names,
+        models=[model.title for model in plan.models_of(item)],
+        cells=cells,
+        verdicts=verdicts,
+        notes=notes(item, plan, *analyses.values()),
+        marks=marks(plan),
+        arrays={"boxes": boxes} if boxes else {},
+    )
+
+
+def jackknifed(spikes: np.ndarray, visible: np.ndarray, distances: np.ndarray) -> tuple[float, float]:
+    """Return the exponent of the density of spikes over distance, and its jackknife error over prompts.
+
+    Args:
+        spikes: number per prompt and bin, ``[N, K]``.
+        visible: number of visible tokens, likewise.
+        distances: of the bins, ``[K]``.
+    """
+    whole = exponent_of(spikes.sum(0), visible.sum(0), distances)
+    count = len(spikes)
+    if count < 2:
+        return whole, math.nan
+    without = [
+        exponent_of(np.delete(spikes, place, 0).sum(0), np.delete(visible, place, 0).sum(0), distances)
+        for place in range(count)
+    ]
+    return whole, float(np.sqrt((count - 1) / count * np.sum((np.array(without) - np.mean(without)) ** 2)))
+
+
+def exponent_of(spikes: np.ndarray, visible: np.ndarray, distances: np.ndarray) -> float:
+    """Return the slope of log density over log distance by least squares; bins without a spike are left out."""
+    known = (spikes > 0) & (visible > 0) & (distances > 0)
+    if known.sum() < 2:
+        return math.nan
+    density_of = spikes[known] / visible[known]
+    return float(np.polyfit(np.log(distances[known]), np.log(density_of), 1)[0])
+
+
+def shared(of_steps: np.ndarray, highest: int, tokens: int) -> float:
+    """Return the mean share of a step's `highest` tokens that are among the next step's; NaN with a single step.
+
+    Args:
+        of_steps: probability of each position, ``[steps, n]``.
+        highest: number of tokens.
+        tokens: only the positions from 2 to this one count (neither sinks nor tokens of the answer).
+    """
+    sets = [set((np.argsort(step[2:tokens])[-highest:] + 2).tolist()) for step in of_steps]
+    return float(np.mean([len(a & b) / highest for a, b in pairwise(sets)])) if len(sets) > 1 else math.nan
+
+
+def _analysis(item: Computed, plan: Plan, model: Model) -> Analysis:
+    """Return the analysis that Figures 1, 3 and 8 and Table 4 share where they have the same model."""
+    return analysis(
+        model, item.options["data"], FOUR, plan, prompts=item.options["prompts"], steps=item.options["steps"]
+    )
+
+
+def _by_distance(outcome: Outcome) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return spikes and visible tokens per prompt and bin, mean over heads and steps, and the bins' distances."""
+    behind = slice(outcome.bins.sinks, None)
+    spikes = outcome.exact["spikes"][..., behind].mean((1, 2))
+    visible = outcome.exact["visible"][..., behind].mean(1)
+    edges = [*outcome.bins.edges, 2 * outcome.bins.edges[-1]]
+    distances = np.array([0.0, *(math.sqrt(a * (b - 1)) for a, b in pairwise(edges[1:]))])
+    return spikes, visible, distances
+
+
+def _positions(outcome: Outcome, least: int) -> list[tuple[np.ndarray, int]]:
+    """Return for each prompt with at least `least` steps its highest probabilities, and its number of prompt tokens."""
+    tokens = {row["id"]: row["prompt_tokens"] for row in outcome.prompts}
+    by_id = outcome.positions["highest"]
+    return [(by_id[name], tokens[name]) for name in by_id if len(by_id[name]) >= least]
+
+
+def _density_panels(
+    model: Model, outcome: Outcome, spikes: np.ndarray, visible: np.ndarray, distances: np.ndarray, exponent: float
+) -> list[dict[str, Any]]:
+    of_steps = next(iter(outcome.positions["mean"].values()))
+    scores = of_steps[-1][2:]
+    place = np.arange(2, 2 + len(scores))
+    totals, seen = spikes.sum(0), visible.sum(0)
+    known = (totals > 0) & (distances > 0)
+    x, y = distances[known], totals[known] / seen[known]
+    line = y[0] * x[0] / x
+    return [
+        {
+            "title": f"{model.title}: attention in one decode step",
+            "x": "token position",
+            "y": "mean attention probability",
+            "series": [{"kind": "stems", "x": place.tolist(), "y": _rounded(scores)}],
+        },
+        {
+            "title": f"{model.title}: exponent {exponent:.2f}",
+            "x": "distance to the query, tokens",
+            "y": "spikes per visible token",
+            "log": True,
+            "series": [
+                {"kind": "line", "x": _rounded(x), "y": _rounded(y), "label": "measured"},
+                {"kind": "dashes", "x": _rounded(x), "y": _rounded(line), "label": "1 / distance"},
+            ],
+        },
+    ]
+
+
+def _step_panels(outcome: Outcome, highest: int, title: str) -> list[dict[str, Any]]:
+    pairs = _positions(outcome, 2)
+    if not pairs:
+        return []
+    of_steps, tokens = pairs[0]
+    panels = []
+    for number, step in enumerate(of_steps[:4]):
+        scores = step[2:tokens]
+        top = np.sort(np.argsort(scores)[-highest:])
+        place = np.arange(2, tokens)
+        panels.append(
+            {
+                "title": f"{title}: decode step {number + 1}",
+                "x": "token position" if number == min(3, len(of_steps) - 1) else "",
+                "y": "highest prob.",
+                "series": [
+                    {"kind": "stems", "x": place.tolist(), "y": _rounded(scores)},
+                    {"kind": "points", "x": place[top].tolist(), "y": _rounded(scores[top])},
+                ],
+            }
+        )
+    return panels
+
+
+def _cell(model: Model, row: str, heading: Heading, number: float, error: float, count: int, made: Analysis) -> Cell:
+    known = None if math.isnan(error) else error
+    return Cell(model=model.title, row=row, column=heading.name, ours=number, stderr=known, n=count, runs=(made.id,))
+
+
+def _verdict(
+    text: str, model: Model, number: float, error: float | None, count: int, low: float, high: float
+) -> Verdict:
+    return Verdict(
+        claim=text,
+        model=model.title,
+        paper=None,
+        ours=number,
+        stderr=error,
+        n=count,
+        low=low,
+        high=high,
+        unit="",
+        verdict=verdict(number, error, low, high),
+    )
+
+
+def _rounded(numbers: np.ndarray) -> list[float]:
+    return [float(f"{number:.5g}") for number in numbers]

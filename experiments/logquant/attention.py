@@ -1,0 +1,30 @@
+"""The models, data and settings that LogQuant's items on attention share."""
+
+from experiments.item import Column, Model
+
+LLAMA31 = (Model("llama3.1-8b-instruct", "Llama3.1-8B"),)
+LLAMA3 = (Model("llama3-8b-instruct", "Llama3-8B-Instruct"),)
+#: the models of Figure 4
+THREE = (
+    *LLAMA3,
+    Model("qwen2-7b-instruct", "Qwen2-7B-Instruct"),
+    Model("phi3-mini-128k-instruct", "Phi-3-mini-128k-Instruct"),
+)
+
+GSM8K = Column(name="GSM8K", data="gsm8k_logquant")
+OPENBOOKQA = Column(name="OpenBookQA", data="openbookqa")
+
+#: row -> setting: the paper's groups of 64 and R = 128; an eviction twin drops what its method would quantize
+KIVI = "kivi:int2:quantizer.key.group_size=64:quantizer.value.group_size=64"
+FOUR = {
+    "LogQuant (2-bit)": "logquant",
+    "KiVi (2-bit)": KIVI,
+    "LogQuant (Eviction)": "logquant:evict=true",
+    "KiVi (Eviction)": f"{KIVI}:evict=true",
+}
+#: prompts and decode steps of an analysis without ``--limit``
+PROMPTS, STEPS = 50, 8
+
+OPEN = """The paper does not say how many prompts and decode steps it measures: here 50 prompts, and up to 8 tokens of
+    each answer, which the model decodes greedily with exact attention. Methods see the same queries, keys and values
+    in every layer, so their errors are their own and not those of earlier layers."""
