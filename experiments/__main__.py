@@ -62,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
         help="print the runs, their expected time and memory, and the downloads, without running anything",
     )
     add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
+    add("--check", action="store_true", help="hold the numbers of README, docs and results to the files they come from")
+    add("--write", action="store_true", help="with --check: write the files' numbers into the documents")
+    add("--uncovered", action="store_true", help="with --check: list the numbers of tables that no rule covers")
     add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
     add("--out", type=Path, default=Path("results"), help="folder for tables and figures (default: results)")
     return top
@@ -70,6 +73,12 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says; 1 if a run failed, 2 if the command line is wrong."""
     arguments = parser().parse_args(argv)
+    if arguments.check:
+        from experiments import check
+
+        return check.main([f"--{name}" for name in ("write", "uncovered") if getattr(arguments, name)])
+    if arguments.write or arguments.uncovered:
+        parser().error("--write and --uncovered need --check")
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,

@@ -24,14 +24,18 @@ def fold(points: Sequence[Point], out: Path) -> str:
         writer = csv.DictWriter(handle, [field.name for field in fields(Point)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(point) for point in ordered)
-    groups: dict[tuple[Any, ...], list[Point]] = {}
-    for each in ordered:
-        groups.setdefault(each.group, []).append(each)
-    parts = [section(group) for group in groups.values()]
-    text = "\n".join(parts)
+    text = tables(ordered)
     (out / "table.md").write_text(text, encoding="utf-8")
     plot(ordered, out)
     return text
+
+
+def tables(points: Sequence[Point]) -> str:
+    """Return a table for each group of points, in their order."""
+    groups: dict[tuple[Any, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.group, []).append(point)
+    return "\n".join(section(group) for group in groups.values())
 
 
 def section(group: Sequence[Point]) -> str:

@@ -143,12 +143,30 @@ def less(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
             **{name: value["diff"] for name, value in scores.items()},
         }
 
+    cells = {task: cell(chosen) for task, chosen in tasks.items()}
     return {
         "first": first["name"],
         "second": second["name"],
         "mean": cell(ids) if ids else {"n": 0},
-        "tasks": {task: cell(chosen) for task, chosen in tasks.items()},
+        "by_task": evenly(cells),
+        "tasks": cells,
         "kv_bytes": {"first": mean_bytes(one, ids), "second": mean_bytes(two, ids)} if ids else {},
+    }
+
+
+def evenly(tasks: Mapping[str, Mapping[str, float]]) -> dict[str, Any] | None:
+    """Return the mean difference over tasks of equal weight, its standard error and the number of tasks.
+
+    The mean over all samples gives a task the weight of its samples, of which an interrupted comparison has more in
+    some tasks than in others. None unless every task has the two samples that a standard error needs.
+    """
+    if not tasks or any(math.isnan(task["stderr"]) for task in tasks.values()):
+        return None
+    count = len(tasks)
+    return {
+        "diff": sum(task["diff"] for task in tasks.values()) / count,
+        "stderr": math.sqrt(sum(task["stderr"] ** 2 for task in tasks.values())) / count,
+        "n": count,
     }
 
 

@@ -59,20 +59,27 @@ def in_pairs(pairs: Sequence[Row]) -> list[str]:
     """Return a line per pair: the first less the second in points, over all samples that both have, and by task."""
     keys = sorted({key for pair in pairs for key in pair["tasks"]})
     lines = [
-        "| first less second | scores | Δ | n | KV bytes, MiB | " + " | ".join(keys) + " |",
-        "|---|---|---|---|---|" + "---|" * len(keys),
+        "| first less second | scores | Δ by sample | n | Δ by task | KV bytes, MiB | " + " | ".join(keys) + " |",
+        "|---|---|---|---|---|---|" + "---|" * len(keys),
     ]
     for pair in pairs:
         whole, held = pair["mean"], pair["kv_bytes"]
         cells = [points(pair["tasks"][key]) if key in pair["tasks"] else "-" for key in keys]
-        lines.append(
-            f"| {pair['first']} less {pair['second']} | {100 * whole['first']:.1f}, {100 * whole['second']:.1f} "
-            f"| {points(whole)} | {whole['n']} | {held['first'] / 2**20:.2f}, {held['second'] / 2**20:.2f} | "
-            + " | ".join(cells)
-            + " |"
-        )
-    said = "Differences in points, paired over the samples that both settings have done, ± standard error."
-    return [*lines, "", said]
+        shown = [
+            f"{pair['first']} less {pair['second']}",
+            f"{100 * whole['first']:.1f}, {100 * whole['second']:.1f}",
+            points(whole),
+            str(whole["n"]),
+            points(pair["by_task"]) if pair["by_task"] else "-",
+            f"{held['first'] / 2**20:.2f}, {held['second'] / 2**20:.2f}",
+        ]
+        lines.append(f"| {' | '.join([*shown, *cells])} |")
+    note = (
+        "Differences in points, paired over the samples that both settings have done, ± standard error. By sample: a "
+        "task has the weight of its samples, of which some pairs have more in some tasks than in others; by task: all "
+        "tasks have the same weight."
+    )
+    return [*lines, "", note]
 
 
 def points(difference: Row) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from experiments.quantspec.lines import figures as of_all
+from experiments.quantspec.lines import text
 from experiments.quantspec.prompts import Prompt, books, tasks
 from kvbench.cache import KVCache
 from kvbench.decoding import Sampling
@@ -112,30 +114,6 @@ def lengths(group: int, count: int) -> list[int]:
     return [group * (3 + i % 2) - 3 - (i * 5) % 14 for i in range(count)]
 
 
-def summary(records: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a line per gamma, and the differences."""
-    lines = [
-        "| gamma | prompts | equal | differ at a tie | differ elsewhere | flushes | accepted |",
-        "|--:|" + "--:|" * 6,
-    ]
-    for gamma in sorted({r["gamma"] for r in records}):
-        mine = [r for r in records if r["gamma"] == gamma]
-        wrong = [r for r in mine if not r["equal"]]
-        tied = sum(r["gap_there"] < TIE for r in wrong)
-        rate = sum(r["accepted"] for r in mine) / sum(r["drafted"] for r in mine)
-        lines.append(
-            f"| {gamma} | {len(mine)} | {sum(r['equal'] for r in mine)} | {tied} | {len(wrong) - tied} | "
-            f"{sum(len(r['flushes']) for r in mine)} | {rate:.3f} |"
-        )
-    ties = sorted({(r["prompt"], i, gap) for r in records for i, gap in r["ties"]})
-    refused = sum(r["drafted"] - r["accepted"] for r in records)
-    lines += ["", f"{len(records)} runs; {refused} drafts were rejected in total."]
-    lines += ["", f"Smallest gap between the two best logits: {min(r['smallest_gap'] for r in records):.2e}."]
-    lines += [f"Near-ties (below {TIE:g}) of the target alone: {len(ties)}."]
-    lines += [f"- {prompt}, token {place}: {gap:.2e}" for prompt, place, gap in ties]
-    return lines
-
-
 def main() -> int:
     """Compare; 0 where nothing but ties differs."""
     parser = argparse.ArgumentParser(prog="python -m experiments.quantspec.equality", description=__doc__)
@@ -150,7 +128,7 @@ def main() -> int:
     parser.add_argument(
         "--runs", default="results/runs/quantspec", help="folder for equality.json, which has one record per run"
     )
-    parser.add_argument("--out", default="results/quantspec", help="folder for equality.md")
+    parser.add_argument("--out", default="results/quantspec", help="folder of equality.md and equality.json")
     arguments = parser.parse_args()
     setup = Setup(arguments.device, arguments.group, arguments.weights)
     wanted = lengths(arguments.group, arguments.prompts)
@@ -175,8 +153,10 @@ def main() -> int:
         "target replayed one token a step with the recorded flush points.",
         "",
     ]
-    body = "\n".join([*head, *summary(records), ""])
+    content = of_all(records, TIE)
+    body = "\n".join([*head, *text(content), ""])
     (out / "equality.md").write_text(body, encoding="utf-8")
+    (out / "equality.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     (runs / "equality.json").write_text(json.dumps(records, indent=0) + "\n", encoding="utf-8")
     print(f"\n{body}\n{time.perf_counter() - started:.0f} s")
     return 0 if all(r["equal"] or r["gap_there"] < TIE for r in records) else 1

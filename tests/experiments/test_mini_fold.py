@@ -1,12 +1,13 @@
 """The comparison on mini: runs are found by their configuration, folded over the samples that all have done."""
 
 import json
+import math
 
 import pytest
 import yaml
 
 from experiments.mini.__main__ import composed, overrides, parse
-from experiments.mini.fold import error, fold, same
+from experiments.mini.fold import error, evenly, fold, same
 from experiments.mini.grid import COMPARISONS, GRID, PAIRS
 from experiments.mini.report import STYLE
 from kvbench.config import setting as grammar
@@ -89,7 +90,15 @@ def test_a_setting_that_has_hardly_begun_is_named_and_pairs_have_their_own_sampl
     assert "Not run, or not far enough: kivi 4 (2 samples), atom 2." in text
     (pair,) = json.loads((tmp_path / "out" / "pairs.json").read_text())
     assert pair["mean"] == {"diff": 0.5, "stderr": 0.5, "n": 2, "first": 1.0, "second": 0.5}
-    assert "| kivi 4 less kivi 2 | 100.0, 50.0 | +50.0 ±50.0 | 2 | 1.00, 1.00 | +50.0 ±50.0 |" in text
+    line = "| kivi 4 less kivi 2 | 100.0, 50.0 | +50.0 ±50.0 | 2 | +50.0 ±50.0 | 1.00, 1.00 | +50.0 ±50.0 |"
+    assert line in text
+
+
+def test_by_task_a_short_task_weighs_as_much_as_a_long_one():
+    long, short = {"diff": 0.1, "stderr": 0.03, "n": 100}, {"diff": 0.5, "stderr": 0.04, "n": 2}
+    assert evenly({"copy@4096": long, "repeat@4096": short}) == pytest.approx({"diff": 0.3, "stderr": 0.025, "n": 2})
+    assert evenly({}) is None
+    assert evenly({"copy@4096": long, "repeat@4096": {"diff": 1.0, "stderr": math.nan, "n": 1}}) is None
 
 
 def test_a_key_that_came_after_a_run_has_the_value_that_changes_nothing():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.quantspec import equality
+from experiments.quantspec import equality, lines
 from experiments.quantspec.acceptance import DRAFTS, Setup
 from experiments.quantspec.prompts import Prompt, books, tasks
 from experiments.quantspec.table import fold
@@ -19,8 +19,9 @@ def test_one_prompt_speculates_as_the_target_alone_and_passes_a_flush():
     records = equality.compare(setup, prompt, [2, 5], 24)
     assert [record["equal"] for record in records] == [True, True]
     assert all(record["flushes"] and record["tokens"] == 23 for record in records)
-    text = "\n".join(equality.summary(records))
-    assert "| 5 | 1 | 1 | 0 | 0 |" in text
+    content = lines.figures(records, equality.TIE)
+    assert "| 5 | 1 | 1 | 0 | 0 |" in "\n".join(lines.text(content))
+    assert content["refused"] == sum(record["drafted"] - record["accepted"] for record in records)
 
 
 def test_prompts_are_of_the_length_asked_for_and_say_what_is_context(tmp_path):

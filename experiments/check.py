@@ -1,0 +1,173 @@
+"""``python -m experiments --check``: the numbers of README, docs and results, held to the files that they come from.
+
+    python -m experiments --check               # 1 if a number differs from its file
+    python -m experiments --check --write       # write the files' numbers into the documents
+    python -m experiments --check --uncovered   # list the numbers of tables that no rule covers
+
+The rules are in :mod:`experiments.checks`. A number is compared, and written, with the digits and signs that the
+document shows. Nothing is measured: raw figures are read from results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from experiments.checks import rules
+from experiments.checks.numbers import NUMBER, agrees, like
+from experiments.checks.rules import ROOT, NotFound, Rule, Shown
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A place where a document and a file differ; `line` counts from 1."""
+
+    document: str
+    line: int
+    shown: str
+    wanted: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line}: shows {self.shown}, {self.source} gives {self.wanted}"
+
+
+#: tables that need no rule, and why: document, and the beginning of the table's head (empty: all tables)
+EXEMPT = {
+    ("docs/architecture.md", ""): "layers, states and files",
+    ("docs/glossary.md", ""): "examples of words",
+    ("docs/kernels.md", ""): "layouts in memory and limits of the code",
+    ("docs/models.md", ""): "sizes, lengths and settings of models from their configurations",
+    ("docs/running.md", ""): "settings and sizes of data sets",
+    ("docs/methods.md", "| `method=` |"): "bit widths and years",
+    ("results/mini/chunks.md", ""): "written by python -m experiments.mini.chunks, which keeps no other file",
+    ("results/published/README.md", ""): "about the papers' numbers",
+}
+
+
+def documents(root: Path) -> list[str]:
+    """Return the documents whose tables should have rules: README.md, docs and results."""
+    paths = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "results").rglob("*.md"))]
+    return [str(path.relative_to(root)) for path in paths]
+
+
+@dataclass
+class Result:
+    """What a comparison found.
+
+    Attributes:
+        differences: numbers that differ from their file.
+        lost: rules whose place is not in the document, or whose figures are not in the file.
+        covered: for each document the characters (offsets) of the numbers and lines that a rule covers.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    covered: dict[str, set[int]] = field(default_factory=dict)
+
+
+def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Result:
+    """Compare documents with the files.
+
+    Args:
+        wanted: the rules.
+        root: folder of the documents.
+        write: write what the files give into the documents.
+    """
+    result, grouped = Result(), dict[str, list[Rule]]()
+    try:
+        for rule in wanted:
+            grouped.setdefault(rule.document, []).append(rule)
+    except (LookupError, OSError) as error:
+        result.lost.append(f"{type(error).__name__}: {error}")
+    for document, mine in grouped.items():
+        text = (root / document).read_text(encoding="utf-8")
+        changes: dict[tuple[int, int], tuple[str, str]] = {}
+        covered = result.covered[document] = set()
+        for rule in mine:
+            try:
+                places = rule.find(text)
+            except NotFound as error:
+                result.lost.append(str(error))
+                continue
+            for place in places:
+                covered.update(range(place.start, place.stop))
+                new = _wanted(text, place)
+                if new is not None:
+                    changes[place.start, place.stop] = (new, place.source)
+        for (start, stop), (right, source) in sorted(changes.items()):
+            line = text.count("\n", 0, start) + 1
+            result.differences.append(Difference(document, line, text[start:stop], right, source))
+        if write and changes:
+            for (start, stop), (right, _) in sorted(changes.items(), reverse=True):
+                text = text[:start] + right + text[stop:]
+            (root / document).write_text(text, encoding="utf-8")
+    return result
+
+
+def _wanted(text: str, place: Shown) -> str | None:
+    """Return what the document should show at a place; None if it does."""
+    shown = text[place.start : place.stop]
+    if isinstance(place.value, str):
+        return None if shown == place.value else place.value
+    if place.value is None or agrees(shown, place.value):
+        return None
+    return like(shown, place.value)
+
+
+def uncovered(covered: Mapping[str, set[int]], names: Sequence[str], root: Path = ROOT) -> list[tuple[str, int, str]]:
+    """Return the numbers in cells of tables that no rule covers: document, line, number.
+
+    Heads and first cells are left out.
+    """
+    missing = []
+    for name in names:
+        head = ""
+        lines, offset = (root / name).read_text(encoding="utf-8").splitlines(keepends=True), 0
+        for number, line in enumerate(lines):
+            if line.startswith("|") and _ruled("".join(lines[number + 1 : number + 2])):
+                head = line
+            elif line.startswith("|") and not _ruled(line) and not _exempt(name, head):
+                for match in NUMBER.finditer(line, line.find("|", 1)):
+                    if offset + match.start() not in covered.get(name, set()):
+                        missing.append((name, number + 1, match.group()))
+            offset += len(line)
+    return missing
+
+
+def _exempt(name: str, head: str) -> bool:
+    """Return True if a table needs no rule."""
+    return any(name == document and head.startswith(start) for document, start in EXEMPT)
+
+
+def _ruled(line: str) -> bool:
+    """Return True if a line of a table is the rule below its head."""
+    return line.startswith("|") and set(line.strip()) <= set("|-: ")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, write or list, as the command line says; 1 if a number differs or a rule's place is gone."""
+    parser = argparse.ArgumentParser(prog="python -m experiments --check", description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="write the files' numbers into the documents")
+    parser.add_argument("--uncovered", action="store_true", help="list the numbers of tables that no rule covers")
+    arguments = parser.parse_args(argv)
+    found = check(rules(), write=arguments.write)
+    for difference in found.differences:
+        print(f"{'written: ' if arguments.write else ''}{difference}")
+    for place in found.lost:
+        print(f"error: {place}", file=sys.stderr)
+    if arguments.uncovered:
+        for name, line, number in uncovered(found.covered, documents(ROOT)):
+            print(f"{name}:{line}: {number} has no rule")
+        for (name, head), reason in EXEMPT.items():
+            print(f"{name}{f', {head}' if head else ''}: no rules needed: {reason}")
+    differ = f"{len(found.differences)} numbers {'written' if arguments.write else 'differ from their files'}"
+    print(f"{len(found.covered)} documents, {differ}, {len(found.lost)} rules without a place")
+    return 1 if found.lost or (found.differences and not arguments.write) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,135 @@
+"""Numbers of the documents: held to their files, found, compared and written as the document shows them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import check
+from experiments.checks import numbers, rules
+from experiments.checks.rules import ROOT, Row, Text, Whole
+
+PAGE = """# Speed
+
+Methods take 1.8 ms less
+than fp16's 12.5 ms, over 1,319 samples.
+
+| | kivi | atom |
+|---|---|---|
+| speed | 3.4 (+.120 ±.005) | −7.1 |
+| bits | 2 | 4 |
+
+## Later
+
+| | kivi |
+|---|---|
+| speed | 9.9e-5 |
+"""
+
+
+def page(folder: Path, text: str = PAGE) -> Path:
+    (folder / "page.md").write_text(text, encoding="utf-8")
+    return folder
+
+
+def text(*values, pattern="take {} ms less than fp16's {} ms, over {} samples"):
+    return Text("page.md", pattern, values, "figures.json")
+
+
+def row(*values, after="| | kivi | atom |", label="speed"):
+    return Row("page.md", after, label, values, "figures.json")
+
+
+def test_the_documents_show_what_their_files_say():
+    found = check.check(rules())
+    assert [str(difference) for difference in found.differences] == [], "python -m experiments --check --write"
+    assert found.lost == []
+    assert len(found.covered) > 12 and sum(map(len, found.covered.values())) > 5000
+    missing = check.uncovered(found.covered, check.documents(ROOT))
+    assert [place for place in missing if place[0] == "README.md"] == []
+
+
+def test_the_check_needs_no_torch():
+    code = "import sys; from experiments.check import main; main([]); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def test_numbers_are_compared_with_the_digits_that_are_shown(tmp_path):
+    agreeing = [text(1.8499, 12.4501, 1319), row(3.35, 0.1204, 0.0051, -7.05), row(9.94e-5, after="## Later")]
+    assert check.check(agreeing, page(tmp_path)).differences == []
+    found = check.check([text(1.86, 12.5, 1320), row(3.4, 0.12, 0.0056, 7.1)], tmp_path).differences
+    assert [(entry.line, entry.shown, entry.wanted) for entry in found] == [
+        (3, "1.8", "1.9"),
+        (4, "1,319", "1,320"),
+        (8, ".005", ".006"),
+        (8, "−7.1", "+7.1"),
+    ]
+    assert str(found[0]) == "page.md:3: shows 1.8, figures.json gives 1.9"
+
+
+def test_writing_changes_the_numbers_and_nothing_else(tmp_path):
+    wanted = [text(0.04, None, 1_000_000), row(-3.41, -0.0004, 0.005, -0.04), row(2e-4, after="## Later")]
+    assert len(check.check(wanted, page(tmp_path), write=True).differences) == 6
+    assert (tmp_path / "page.md").read_text() == PAGE.replace("1.8", "0.0").replace("1,319", "1,000,000").replace(
+        "3.4 (+.120", "-3.4 (+.000"
+    ).replace("−7.1", "+0.0").replace("9.9e-5", "2.0e-4")
+    assert check.check(wanted, tmp_path).differences == []
+
+
+def test_whole_tables_are_the_program_s(tmp_path):
+    lines = [line for line in PAGE.splitlines() if line.startswith("|")]
+    assert check.check([Whole("page.md", "\n".join(lines), "x.json")], page(tmp_path)).differences == []
+    lines[3] = "| bits | 2 | 8 |"
+    check.check([Whole("page.md", "\n".join(lines), "x.json")], tmp_path, write=True)
+    assert (tmp_path / "page.md").read_text() == PAGE.replace("| bits | 2 | 4 |", lines[3])
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (text(1.0, pattern="takes {} ms"), "occurs 0 times, for 1 values"),
+        (text(1.0, pattern="take {} ms less than fp16's {} ms"), "occurs 1 times, for 1 values"),
+        (row(1.0, label="memory"), "row 'memory' after '| | kivi | atom |': not there"),
+        (row(1.0), "has 4 numbers, the rule has 1 values"),
+        (row(1.0, after="speed"), "that text occurs 2 times"),
+        (Whole("page.md", "| a |", "x.json"), "7 lines in tables, x.json gives 1"),
+    ],
+)
+def test_a_rule_that_has_lost_its_place_is_an_error(tmp_path, rule, message):
+    (lost,) = check.check([rule], page(tmp_path)).lost
+    assert message in lost
+
+
+def test_figures_that_are_not_in_the_file_are_an_error(tmp_path):
+    def wanted():
+        yield text(1.8, 12.5, 1319)
+        raise LookupError("0 rows have {'setting': 'kivi'}")
+
+    assert check.check(wanted(), page(tmp_path)).lost == ["LookupError: 0 rows have {'setting': 'kivi'}"]
+
+
+def test_numbers_of_tables_without_a_rule_are_listed(tmp_path):
+    covered = check.check([row(3.4, 0.12, 0.005, -7.1)], page(tmp_path)).covered
+    assert check.uncovered(covered, ["page.md"], tmp_path) == [
+        ("page.md", 9, "2"),
+        ("page.md", 9, "4"),
+        ("page.md", 15, "9.9e-5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "value", "written"),
+    [
+        ("−.142", -0.1417, "−.142"),
+        ("+.000", -0.0001, "+.000"),
+        ("−0.1", 0.2, "+0.2"),
+        ("8,756", 12345.6, "12,346"),
+        ("3.34e-05", 1e-7, "1.00e-07"),
+        ("3e-5", 1.2e-12, "1e-12"),
+        ("97", 100.4, "100"),
+    ],
+)
+def test_a_number_is_written_as_the_one_before_it(shown, value, written):
+    assert numbers.like(shown, value) == written
+    assert numbers.agrees(written, value)
