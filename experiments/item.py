@@ -83,6 +83,7 @@ class Column:
         published: columns of the published CSV and their values that select this column's cells.
         value: column of the published CSV that holds the number; empty: the item's `value`.
         x: position on the axis of a figure; None: the columns are categories.
+        panel: panel of the column in a picture with several, and the label of its y axis; empty: the item's `y`.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Column:
     published: Mapping[str, str] = field(default_factory=dict)
     value: str = ""
     x: float | None = None
+    panel: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

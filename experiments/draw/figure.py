@@ -38,11 +38,17 @@ def draw(item: Item, folded: Folded, folder: Path) -> str:
 
 
 def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
-    """Draw a line per setting over the columns' positions, a panel per model; a cross ends a line for memory."""
-    figure, panels = _panels(folded.models, pyplot)
-    for axes, model in zip(panels, folded.models, strict=False):
+    """Draw a line per setting over the columns' positions; a cross ends a line for memory.
+
+    There is a panel per model, and per `panel` of the columns.
+    """
+    names = list(dict.fromkeys(h.panel for h in folded.headings if h.x is not None))
+    places = [(model, name) for model in folded.models for name in names]
+    figure, panels = _panels(places, pyplot)
+    for axes, (model, name) in zip(panels, places, strict=False):
+        headings = [h for h in folded.headings if h.x is not None and h.panel == name]
         for number, row in enumerate(folded.rows):
-            cells = [(h.x, folded.at(model, row, h.name)) for h in folded.headings if h.x is not None]
+            cells = [(h.x, folded.at(model, row, h.name)) for h in headings]
             known = [(x, cell) for x, cell in cells if cell is not None and cell.ours is not None]
             if not known:
                 continue
@@ -51,17 +57,31 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
             axes.errorbar(xs, ys, yerr=_errors([cell for _, cell in known]), capsize=2, label=row, **style)
             ended = [x for x, cell in cells if cell is not None and cell.reason.startswith("out of memory")]
             if ended:
+                axes.plot([xs[-1], min(ended)], [ys[-1]] * 2, color=style["color"], linestyle=":", linewidth=1)
                 axes.plot(min(ended), ys[-1], marker="x", markersize=9, color=style["color"], linestyle="")
-        positions = [h.x for h in folded.headings if h.x is not None]
+        positions = [h.x for h in headings if h.x is not None]
         if positions and min(positions) > 0 and max(positions) / min(positions) >= 16:
             axes.set_xscale("log", base=2)
-            axes.set_xticks(positions, [f"{place:g}" for place in positions])
+            if len(positions) <= 8:
+                axes.set_xticks(positions)
+            axes.xaxis.set_major_formatter(lambda x, _: count(x))
             axes.minorticks_off()
-        axes.set(xlabel=item.x, ylabel=_label(item, folded), title=model)
-        axes.set_ylim(bottom=0)
+        if not axes.lines:
+            axes.text(0.5, 0.5, "no numbers", ha="center", transform=axes.transAxes)
+        heights = [y for line in axes.get_lines() for y in line.get_ydata() if y > 0]
+        if heights and max(heights) / min(heights) >= 100:
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel=item.x, ylabel=name or _label(item, folded), title=model)
         axes.grid(alpha=0.3)
     _legend(figure, panels)
     return figure
+
+
+def count(x: float) -> str:
+    """Return a number of sequences or tokens as text: 65536 as ``64k``."""
+    return f"{x / 1024:g}k" if x >= 1024 and x % 1024 == 0 else f"{x:g}"
 
 
 def _sweep(item: Item, folded: Folded, pyplot: Any) -> Any:
@@ -147,23 +167,28 @@ def _label(item: Item, folded: Folded) -> str:
     return item.y.replace("GiB", "MiB") if small else item.y
 
 
-def _panels(models: Sequence[str], pyplot: Any) -> tuple[Any, list[Any]]:
-    """Return a figure with a panel per model, two in a row."""
-    across = min(2, len(models))
-    down = -(-len(models) // across)
+def _panels(places: Sequence[object], pyplot: Any) -> tuple[Any, list[Any]]:
+    """Return a figure with a panel per place, two in a row."""
+    across = min(2, len(places))
+    down = -(-len(places) // across)
     figure, axes = pyplot.subplots(
         down, across, figsize=(WIDTH, 2.7 * down + 0.5), constrained_layout=True, squeeze=False
     )
     panels = [panel for line in axes for panel in line]
-    for panel in panels[len(models) :]:
+    for panel in panels[len(places) :]:
         panel.set_axis_off()
     return figure, panels
 
 
 def _legend(figure: Any, panels: Sequence[Any]) -> None:
-    handles, labels = panels[0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    """Add one legend below all panels, with each label once."""
+    entries: dict[str, Any] = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        entries = dict(zip(labels, handles, strict=True)) | entries
+    if entries:
+        place = {"loc": "outside lower center", "ncols": min(4, len(entries)), "frameon": False}
+        figure.legend(entries.values(), entries.keys(), **place)
 
 
 def _errors(cells: Sequence[Cell | None]) -> list[float]:

@@ -16,6 +16,7 @@ class Heading:
         unit: unit of its numbers.
         digits: decimals.
         x: position on a figure's axis; None: a category.
+        panel: panel of a picture with several; empty: the only one.
         mean: True for a mean over columns.
     """
 
@@ -23,6 +24,7 @@ class Heading:
     unit: str = ""
     digits: int = 2
     x: float | None = None
+    panel: str = ""
     mean: bool = False
 
 

@@ -109,6 +109,24 @@ def point(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
     return figure
 
 
+def peak(rows: Sequence[Row]) -> Statistic | None:
+    """Return the larger of a point's peaks while reading the prompt and while decoding."""
+    peaks = ((rows[0]["measured"].get("point") or {}).get("peak") or {}) if rows else {}
+    known = [peaks[name] for name in ("prefill", "decode") if peaks.get(name)]
+    return Statistic(float(max(known))) if len(known) == 2 else None
+
+
+def decode_rate(rows: Sequence[Row]) -> Statistic | None:
+    """Return the tokens per second of decoding over all samples together, prefill excluded (samples are clusters)."""
+    timings = [row["measured"] for row in rows]
+    parts = [(m.get("decoded"), m.get("decode_s") or sum(m.get("step_s") or ())) for m in timings]
+    if not parts or not all(tokens and seconds for tokens, seconds in parts):
+        return None
+    total = sum(seconds for _, seconds in parts)
+    rate = sum(tokens for tokens, _ in parts) / total
+    return Statistic(rate, tuple(rate + len(parts) * (tokens - rate * seconds) / total for tokens, seconds in parts))
+
+
 FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "score": mean(_score),
     "kv_mib": mean(_kv_mib),
@@ -122,4 +140,7 @@ FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "peak_decode": point("peak", "decode"),
     "peak_prefill": point("peak", "prefill"),
     "kv_used": point("kv_used", "total"),
+    "peak": peak,
+    # of answers generated one by one (runtime.batch_size=1)
+    "decode_rate": decode_rate,
 }

@@ -60,7 +60,7 @@ def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) ->
     first = columns[0]
     if plan.models_of(item):  # units are the same for all models of a plan
         columns = tuple(scaled(column, plan, plan.models_of(item)[0]) for column in columns)
-    headings = [Heading(name=c.name, unit=c.unit, digits=c.digits, x=c.x) for c in columns]
+    headings = [Heading(name=c.name, unit=c.unit, digits=c.digits, x=c.x, panel=c.panel) for c in columns]
     if item.only_groups:
         headings = []
     for group in groups:  # the mean of one column is that column

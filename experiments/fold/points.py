@@ -1,7 +1,7 @@
 """Points of time and memory that were measured on another machine: JSON files of ``kvbench.bench memory | tpot``.
 
 ``python -m kvbench.bench memory --model llama2-7b --settings ... --out results/h200/papers --name NAME`` writes such a
-file; every file of :data:`FOLDER` is read, and a later name wins.
+file; every file of :data:`FOLDERS` is read, and a later folder or name wins.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from kvbench.config.setting import parse
 from kvbench.errors import ConfigError
 from kvbench.tasks.efficiency import point_id
 
-FOLDER = Path(__file__).resolve().parents[2] / "results" / "h200" / "papers"
+FOLDERS = tuple(Path(__file__).resolve().parents[2] / "results" / "h200" / name for name in ("whole", "papers"))
 #: how the reason of a point that did not fit begins
 OUT_OF_MEMORY = "out of memory"
 Key = tuple[str, str, int, int, float | None]
 
 
-def measured(model: str, setting: str, column: Column, folder: Path = FOLDER) -> Source | None:
+def measured(model: str, setting: str, column: Column, folders: tuple[Path, ...] = FOLDERS) -> Source | None:
     """Return the source of one point; None if no file has it. Above a batch that ran out of memory, all did.
 
     Args:
         model: preset of the model.
         setting: the setting; settings that are written differently but choose the same are the same.
         column: has the prompt length, the batch and the memory limit.
-        folder: folder of the files.
+        folders: folders of the files.
     """
-    by_key, chosen = points(folder), canonical(setting)
+    by_key, chosen = points(folders), canonical(setting)
     source = by_key.get((model, chosen, column.prompt, column.batch, column.memory_gb))
     if source is not None:
         return source
@@ -60,13 +60,13 @@ def canonical(setting: str) -> str:
 
 
 @cache
-def points(folder: Path) -> Mapping[Key, Source]:
-    """Return the points of all files in a folder: (model, setting, prompt, batch, memory limit in GiB) -> source.
+def points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
+    """Return the points of all files in some folders: (model, setting, prompt, batch, memory limit in GiB) -> source.
 
     A point that ran out of memory is a source without rows whose reason says so.
     """
     by_key: dict[Key, Source] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in [path for folder in folders for path in sorted(folder.glob("*.json"))]:
         content = json.loads(path.read_text(encoding="utf-8"))
         for record in content.get("rows", ()):
             try:
@@ -86,5 +86,5 @@ def _source(path: Path, content: Mapping[str, Any], record: Mapping[str, Any]) -
         return Source({}, (path.name,), f"{OUT_OF_MEMORY} on {device}", note)
     if record["status"] != "ok":
         return Source({}, (path.name,), f"{record['status']} on {device}", note)
-    name = point_id(record["prompt"], record["batch"])
+    name = point_id(record["prompt"], record["batch"])  # as in a run: points of several files are compared
     return Source({name: {"id": name, "measured": {"point": record}}}, (path.name,), "", note)

@@ -1,0 +1,56 @@
+"""Points of time and memory: files of other machines, and the figures that are folded from them."""
+
+import json
+
+import pytest
+
+from experiments.fold.figures import FIGURES
+from experiments.fold.points import measured
+from experiments.item import Column
+
+COLUMN = Column(name="TPOT", data="efficiency", figure="tpot_s", prompt=512, batch=2, memory_gb=44.7)
+
+
+def record(setting, batch=2, status="ok", tpot=0.004, **more):
+    figures = {"tpot_s": {"median": tpot}, "peak": {"prefill": 30, "decode": 20}} if status == "ok" else {}
+    return {"setting": setting, "status": status, "prompt": 512, "batch": batch, **figures, **more}
+
+
+def write(folder, name, *rows, limit=44.7):
+    folder.mkdir(exist_ok=True)
+    content = {"model": "llama2-7b", "device": "NVIDIA H200", "memory_limit_gb": limit, "rows": rows}
+    (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_points_of_two_files_are_rows_with_one_id(tmp_path):
+    """So that a table can compare them: a column is folded over the samples that all settings have."""
+    write(tmp_path / "one", "a", record("fp16"))
+    write(tmp_path / "one", "b", record("kivi:int4_g128"))
+    rows = [measured("llama2-7b", name, COLUMN, (tmp_path / "one",)) for name in ("fp16", "kivi:int4_g128")]
+    assert [list(source.rows) for source in rows] == [["efficiency@512/b2"]] * 2
+    assert [source.runs for source in rows] == [("a.json",), ("b.json",)]
+
+
+def test_a_later_folder_wins_and_another_limit_is_another_point(tmp_path):
+    write(tmp_path / "old", "z", record("fp16", tpot=1.0))
+    write(tmp_path / "new", "a", record("fp16", tpot=2.0), record("fp16", batch=4, tpot=3.0))
+    write(tmp_path / "new", "b", record("fp16", tpot=9.0), limit=None)
+    source = measured("llama2-7b", "fp16", COLUMN, (tmp_path / "old", tmp_path / "new"))
+    assert FIGURES["tpot_s"](list(source.rows.values())).value == 2.0
+
+
+def test_the_peak_is_the_larger_of_prefill_and_decoding():
+    assert FIGURES["peak"]([{"measured": {"point": record("fp16")}}]).value == 30
+    only_decoding = record("fp16") | {"peak": {"prefill": None, "decode": 20}}
+    assert FIGURES["peak"]([{"measured": {"point": only_decoding}}]) is None
+
+
+def test_the_rate_of_decoding_is_all_tokens_over_all_seconds():
+    rows = [
+        {"measured": {"decoded": 10, "step_s": [0.1] * 10}},
+        {"measured": {"decoded": 30, "decode_s": 3.0, "step_s": [0.5] * 30}},  # a row of rounds
+    ]
+    rate = FIGURES["decode_rate"](rows)
+    assert rate.value == pytest.approx(40 / 4)
+    assert sum(rate.influences) / 2 == pytest.approx(rate.value)
+    assert FIGURES["decode_rate"]([{"measured": {"decoded": 0, "step_s": []}}]) is None
