@@ -43,7 +43,7 @@ REFUSED: list[tuple[list[str], list[str]]] = [
     (["+method=kivi"], ["remove the '+'", "method=kivi"]),
     (["+seed=1"], ["seed=1", "runtime.seed=1"]),
     (["~method"], ["~method", "method=VALUE"]),
-    (["~runtime.seed"], ["~runtime.seed", "runtime.seed=..."]),
+    (["~runtime.seed"], ["~runtime.seed", "runtime.seed=VALUE"]),
     (["method@foo=kivi"], ["method@foo=kivi", "method=kivi"]),
     (["decoding=greedy"], ["decoding=greedy", "decoding.KEY"]),
     (["decoding.temprature=1"], ["decoding.temprature", "'temperature'"]),
