@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     add("--check", action="store_true", help="hold the numbers of README, docs and results to the files they come from")
     add("--write", action="store_true", help="with --check: write the files' numbers into the documents")
     add("--uncovered", action="store_true", help="with --check: list the numbers of tables that no rule covers")
+    add("--rerun", action="store_true", help="make samples of older code anew (runtime.rerun)")
     add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
     add("--out", type=Path, default=Path("results"), help="folder for tables and figures (default: results)")
     return top
