@@ -98,7 +98,7 @@ def test_tasks_that_longbench_e_lacks_and_missing_classes_are_refused(
     for classes in (None, []):
         file = write(tmp_path / "trec.jsonl", [{**ROWS[0], "all_classes": classes}])
         assert score.main([str(file)]) == 1
-        assert "trec.jsonl line 1: trec is scored by its classes" in capsys.readouterr().err
+        assert "trec.jsonl line 1: trec is scored by class" in capsys.readouterr().err
 
 
 def test_published_outputs_as_a_folder() -> None:
@@ -173,6 +173,6 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, capsys: pytest.Capt
     assert score.main([str(tmp_path)]) == 1
     assert "qasper.jsonl contains no records" in capsys.readouterr().err
     assert score.main(["/dev/zero", "--task", "qasper"]) == 1
-    assert "/dev/zero is not a regular file" in capsys.readouterr().err
+    assert "/dev/zero is a device, not a regular file" in capsys.readouterr().err
     with pytest.raises(DataError, match="here: there are no records"):
         score.score_records("qasper", [], "here")

@@ -175,7 +175,7 @@ def test_what_the_draft_was_calibrated_with_is_part_of_the_identity(tmp_path):
     assert found[0] == found[1] == found[2] != found[3]
     assert found[0]["bits"] == 3 and len(found[0]["calibration"]) == 16
     assert load_method("quantspec", draft="kivi").identity() == load_method("quantspec").identity() == {}
-    with pytest.raises(ConfigError, match=r"method\.draft_options\.calibration: kvquant needs thresholds"):
+    with pytest.raises(ConfigError, match=r"method\.draft_options\.calibration: kvquant needs a calibration"):
         load_method("quantspec", draft="kvquant", draft_options={"outliers": 0.2}).prepare(config)
 
 

@@ -87,7 +87,7 @@ def test_a_rule_returns_whole_numbers_up_to_n(rule, message, evict):
 
 def test_a_rule_must_be_given():
     method = RecencyMethod(takes=("any",), quantizer=made().quantizer)
-    with pytest.raises(NotImplementedError, match=r"RecencyMethod must define exact\(n\)"):
+    with pytest.raises(NotImplementedError, match=r"RecencyMethod must define the method exact\(n\)"):
         method.check()
 
 

@@ -97,7 +97,7 @@ def checked(keys, attention):
 def test_attention_that_was_not_observed_is_explained(rule):
     message = refusal(rule)
     assert "layer 0: Own.score failed, perhaps because its attention is None (" in message
-    assert "Own must set observe_prompt, which is 0" in message
+    assert "set observe_prompt in Own (it is 0)" in message
 
 
 def test_another_error_of_score_stays_as_it_is():

@@ -120,7 +120,7 @@ def test_deliveries_are_kept_by_destination(tmp_path):
 def test_a_lock_that_cannot_be_taken_is_said(tmp_path):
     store = RunStore(tmp_path, "run")
     (store.path / ".lock").mkdir(parents=True)
-    with pytest.raises(DiskError, match=r"\.lock: cannot write"), store.hold():
+    with pytest.raises(DiskError, match=r"\.lock: cannot be written"), store.hold():
         pass
 
 

@@ -94,9 +94,9 @@ def test_fewer_examples_than_shots_are_refused(folder: Path) -> None:
         ("test", {"question": None}, "field 'question' is null"),
         ("test", {"question": ""}, "field 'question' is an empty string"),
         ("test", {"answer": 7}, r"field 'answer' is a number \(7\)"),
-        ("test", {"answer": "It is seven."}, "field 'answer' has no '#### NUMBER'"),
-        ("test", {"answer": "7 ####"}, "field 'answer' has no '#### NUMBER'"),
-        ("train", {"answer": "so #### many"}, "field 'answer' has no '#### NUMBER'"),
+        ("test", {"answer": "It is seven."}, "field 'answer' does not end with '#### NUMBER'"),
+        ("test", {"answer": "7 ####"}, "field 'answer' does not end with '#### NUMBER'"),
+        ("train", {"answer": "so #### many"}, "field 'answer' does not end with '#### NUMBER'"),
         ("train", {"question": ["x"]}, "field 'question' is a list"),
     ],
 )
