@@ -333,8 +333,15 @@ class Method(Traits):
         from kvbench.cache.segments.packed import PackedSegment
 
         shape = (layer.batch, layer.heads, layer.key_dim if side == "key" else layer.value_dim)
-        room = {"capacity": capacity, "whole_tiles": whole_tiles}
-        return PackedSegment(*shape, layer.dtype, layer.device, quantizer=quantizer, side=side, **room)
+        return PackedSegment(
+            *shape,
+            layer.dtype,
+            layer.device,
+            quantizer=quantizer,
+            side=side,
+            capacity=capacity,
+            whole_tiles=whole_tiles,
+        )
 
 
 def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:

@@ -284,11 +284,11 @@ class Cocktail(Method):
             plan.order(layer.real_tokens(row), whole(layer.hidden(row), CHUNK))
             for row, plan in enumerate(self.plans(layer))
         ]
-        room = [max(len(order[i]) for order in counts) for i in range(3)]
+        longest = [max(len(order[i]) for order in counts) for i in range(3)]
         return [
-            self.packed(layer, side, self.make_quantizer(side, 2, channels), capacity=room[0]),
-            self.packed(layer, side, self.make_quantizer(side, 4, channels), capacity=room[1]),
-            self.full(layer, side, capacity=min(room[2] + layer.coming(), layer.expected_length())),
+            self.packed(layer, side, self.make_quantizer(side, 2, channels), capacity=longest[0]),
+            self.packed(layer, side, self.make_quantizer(side, 4, channels), capacity=longest[1]),
+            self.full(layer, side, capacity=min(longest[2] + layer.coming(), layer.expected_length())),
         ]
 
     def place(
