@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from kvbench.errors import ConfigError, DataError
+from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.metrics import gsm8k as metric
 from kvbench.metrics.answers import Metric
 from kvbench.tasks import data
@@ -48,6 +48,10 @@ class GSM8K(Records):
         template, answer, metric, shots, order, stop: as in the harness. One generator draws the examples of all
             questions in order, so a question's examples do not depend on the limit.
         max_new_tokens: number of tokens to generate; None for 256 (the harness's default), or 1024 with ``logquant``.
+        prompt_tokens: smallest and largest number of tokens of a prompt, for example ``[600, 1700]`` (LogQuant, sec.
+            4.1: "the length of the input token"); questions with shorter or longer prompts are left out. Counted are
+            the tokens of the prompt's text with its examples, by the model's tokenizer and with its special tokens,
+            without a system turn and the chat wrapper. None: all questions, as in LogQuant's script.
     """
 
     name: str = "gsm8k"
@@ -58,6 +62,18 @@ class GSM8K(Records):
     order: Literal["first", "sampled"] = "sampled"
     max_new_tokens: int | None = bounded(None, minimum=1, maximum=MOST_TOKENS)  # type: ignore[assignment]
     stop: tuple[str, ...] = STOP
+    prompt_tokens: tuple[int, int] | None = None
+
+    _tokenizer: ClassVar[Any] = None
+
+    @property
+    def needs_tokenizer(self) -> bool:  # type: ignore[override]
+        """True if prompts are chosen by their length in tokens."""
+        return self.prompt_tokens is not None
+
+    def bind(self, tokenizer: Any) -> None:
+        """Receive the model's tokenizer."""
+        object.__setattr__(self, "_tokenizer", tokenizer)
 
     def check(self) -> None:
         """Raise ConfigError for invalid settings, and for ones that would have no effect with ``logquant``."""
@@ -65,6 +81,13 @@ class GSM8K(Records):
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
             raise ConfigError(
                 "dataset.shots", self.shots, "must be 5, because dataset.style=logquant has five fixed examples"
+            )
+        if self.prompt_tokens is not None and not 0 < self.prompt_tokens[0] <= self.prompt_tokens[1]:
+            raise ConfigError(
+                "dataset.prompt_tokens",
+                list(self.prompt_tokens),
+                "must be the smallest and the largest number of tokens of a prompt",
+                hint="dataset.prompt_tokens=[600,1700]",
             )
 
     @property
@@ -94,7 +117,11 @@ class GSM8K(Records):
         return super().entry(record, place)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` questions with their examples."""
+        """Yield the first `limit` questions with their examples; with `prompt_tokens` those of them that it keeps.
+
+        Raises:
+            KvbenchError: `prompt_tokens` is set, and :meth:`bind` has not been called.
+        """
         logquant = self.style == "logquant"
         train = [entry.record for entry in self.entries[self.examples]] if logquant else []
         for sample in super().samples():
@@ -108,7 +135,17 @@ class GSM8K(Records):
                     stop=(),
                     rules=PromptRules(system="You are a helpful assistant."),
                 )
-            yield replace(sample, max_new_tokens=self.max_new_tokens or (1024 if logquant else 256))
+            if self._keeps(sample.prompt):
+                yield replace(sample, max_new_tokens=self.max_new_tokens or (1024 if logquant else 256))
+
+    def _keeps(self, prompt: str) -> bool:
+        """Return True if the number of tokens of `prompt` is within `prompt_tokens`."""
+        if self.prompt_tokens is None:
+            return True
+        if self._tokenizer is None:
+            raise KvbenchError("GSM8K: dataset.prompt_tokens counts tokens, so bind(tokenizer) must be called first")
+        smallest, largest = self.prompt_tokens
+        return smallest <= len(self._tokenizer(prompt, verbose=False)["input_ids"]) <= largest
 
     def identity(self) -> dict[str, Any]:
         """Return what determines the samples, except their number."""
@@ -124,6 +161,7 @@ class GSM8K(Records):
             "shots_seed": self.shots_seed,
             "order": self.order,
             "max_new_tokens": self.max_new_tokens,
+            **({} if self.prompt_tokens is None else {"prompt_tokens": list(self.prompt_tokens)}),
         }
 
     def notes(self) -> dict[str, Any]:

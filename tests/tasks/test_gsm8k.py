@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import ConfigError, DataError
+from kvbench.errors import ConfigError, DataError, KvbenchError
 from kvbench.tasks.gsm8k import GSM8K
 from kvbench.tasks.load import load
 from tests.data_support import data_dir
@@ -57,6 +57,43 @@ def test_logquants_turn(folder: Path) -> None:
 def test_settings_without_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="five fixed examples"):
         load({"_target_": "kvbench.tasks.gsm8k.GSM8K", "path": ".", "style": "logquant", "shots": 3})
+
+
+class Words:
+    """A tokenizer of words with one special token."""
+
+    def __call__(self, text: str, verbose: bool = True) -> dict[str, list[int]]:
+        return {"input_ids": [0, *range(len(text.split()))]}
+
+
+@pytest.mark.parametrize("style", ["harness", "logquant"])
+def test_prompts_of_other_lengths_are_left_out(folder: Path, style: str) -> None:
+    longer = {"question": "How many is this and that, and those there too?", "answer": "#### 3"}
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, [*TRAIN[:3], longer, *TRAIN[3:7]])))
+    whole = GSM8K(path=str(folder), style=style)  # type: ignore[arg-type]
+    samples = {sample.id: sample for sample in whole.samples()}
+    counts = {name: 1 + len(sample.prompt.split()) for name, sample in samples.items()}
+    usual, long = counts["gsm8k/0"], counts["gsm8k/3"]
+    assert long > usual
+    for smallest, largest, ids in (
+        (usual, long, list(counts)),
+        (usual, long - 1, [name for name in counts if name != "gsm8k/3"]),
+        (usual + 1, long, ["gsm8k/3"]),
+    ):
+        task = replace(whole, prompt_tokens=(smallest, largest))
+        assert task.needs_tokenizer and not whole.needs_tokenizer
+        with pytest.raises(KvbenchError, match=r"bind\(tokenizer\)"):
+            list(task.samples())
+        task.bind(Words())
+        chosen = list(task.samples())
+        assert [sample.id for sample in chosen] == ids
+        assert chosen == [samples[name] for name in ids], "examples depend on the filter"
+    assert task.identity() == {**whole.identity(), "prompt_tokens": [usual + 1, long]}
+
+
+def test_a_filter_of_no_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be the smallest and the largest number of tokens"):
+        load({"_target_": "kvbench.tasks.gsm8k.GSM8K", "path": ".", "prompt_tokens": [1700, 600]})
 
 
 def test_real_splits() -> None:
