@@ -27,7 +27,9 @@ def columns_of(item: Grid, plan: Plan) -> tuple[Column, ...]:
     """Return the columns of an item under a plan: with ``mini`` its data sets are replaced by the bundled tasks."""
     if plan.data != "mini":
         return item.columns
-    points = tuple(column for column in item.columns if column.data == POINTS)
+    points = tuple(column for column in item.columns if column.data == POINTS and not item.no_points)
+    if item.no_points:
+        return item.mini
     return (*item.mini, *points) if len(points) < len(item.columns) else points
 
 

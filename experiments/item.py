@@ -48,6 +48,8 @@ class Row:
             empty: the same.
         published: columns of the published CSV and their values that select this row's cells.
         options: further overrides of this row's runs.
+        choices: settings of which each cell shows the one with the shortest time per token (a search over gamma);
+            empty: `setting` only, which otherwise is the one for points of time and memory.
         absent: reason why there is no run of a setting that kvbench cannot run.
         series, x: with ``draw="sweep"`` the line that the row is a point of, and its position.
     """
@@ -58,6 +60,7 @@ class Row:
     small: str = ""
     published: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
     absent: str = ""
     series: str = ""
     x: float | None = None
@@ -84,6 +87,8 @@ class Column:
         value: column of the published CSV that holds the number; empty: the item's `value`.
         x: position on the axis of a figure; None: the columns are categories.
         panel: panel of the column in a picture with several, and the label of its y axis; empty: the item's `y`.
+        inverse: True for a speed-up: the base row's figure, a time, divided by the row's.
+        only: presets of the item's models that the column is of; empty: all.
     """
 
     name: str
@@ -103,6 +108,8 @@ class Column:
     value: str = ""
     x: float | None = None
     panel: str = ""
+    inverse: bool = False
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +211,9 @@ class Grid(Item):
         base: name of the row that paired differences are taken to; empty: none.
         along: with ``draw="sweep"`` the name of the column whose cells are the positions; empty: the rows' `x`.
         claims: statements that the cells can hold or refute.
-        mini: the columns with ``--data mini``. Columns of time and memory stay as they are.
+        mini: the columns with ``--data mini``. Columns of time and memory stay as they are, unless `no_points`.
         mini_groups: the groups with ``--data mini``; None: `groups`.
+        no_points: True if ``--data mini`` has no columns of time and memory.
         only_groups: True if the table shows the groups alone.
     """
 
@@ -217,6 +225,7 @@ class Grid(Item):
     claims: tuple[Claim, ...] = ()
     mini: tuple[Column, ...] = MINI
     mini_groups: tuple[Group, ...] | None = None
+    no_points: bool = False
     only_groups: bool = False
 
 

@@ -55,7 +55,10 @@ def lookup(name: str, keys: Mapping[str, str], value: str, folder: Path = FOLDER
     if len(matches) > 1:
         wanted = ", ".join(f"{key}={text}" for key, text in keys.items())
         raise DataError(f"{name}.csv has {len(matches)} lines with {wanted}: one was expected")
-    return float(matches[0][value]) if matches and matches[0][value] != "" else None
+    try:
+        return float(matches[0][value]) if matches else None
+    except ValueError:  # the paper prints no number there: empty, or "OOM"
+        return None
 
 
 def claim(paper: str, text: str, folder: Path = FOLDER) -> float:

@@ -97,6 +97,19 @@ def _compression(row: Row) -> float | None:
     return bill["fp16_equivalent"] * halves(row) / bill["used"]["total"] if bill else None
 
 
+def _seconds_per_token(row: Row) -> float | None:
+    """Return the mean time of an answer's tokens after the first."""
+    steps = row["measured"].get("step_s") or []
+    return fmean(steps) if steps else None
+
+
+def quotient(first: Statistic, second: Statistic) -> Statistic:
+    """Return first / second over the same samples, with linearised influences."""
+    ratio = first.value / second.value
+    pairs = zip(first.influences, second.influences, strict=True)
+    return Statistic(ratio, tuple(ratio + (a - ratio * b) / second.value for a, b in pairs))
+
+
 def point(*path: str) -> Callable[[Sequence[Row]], Statistic | None]:
     """Return a figure of a measured point: the number at `path` of its record."""
 
@@ -131,6 +144,7 @@ FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "score": mean(_score),
     "kv_mib": mean(_kv_mib),
     "compression": mean(_compression),
+    "seconds_per_token": mean(_seconds_per_token),
     "perplexity": perplexity,
     "acceptance": acceptance,
     # of points of time and memory: seconds, bytes, tokens per second

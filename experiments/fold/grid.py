@@ -11,7 +11,7 @@ from experiments import published
 from experiments.data import POINTS, columns_of, groups_of, scaled
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
-from experiments.fold.figures import FIGURES, Row, Statistic, paired
+from experiments.fold.figures import FIGURES, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
 from experiments.plan import Plan
@@ -98,11 +98,18 @@ class _Table:
         begun = [source.rows for source in by_row.values() if source.rows]
         shared = sorted(set.intersection(*(set(rows) for rows in begun))) if begun else []
         self.counts[column.name] = len(shared)
-        for name, source in by_row.items():
-            figure = FIGURES[column.figure]([source.rows[i] for i in shared]) if shared and source.rows else None
+        by_name = {
+            name: FIGURES[column.figure]([source.rows[i] for i in shared])
+            for name, source in by_row.items()
+            if shared and source.rows
+        }
+        base = by_name.get(self.item.base)
+        for name, figure in by_name.items():
+            if figure is not None and column.inverse:
+                figure = quotient(base, figure) if base is not None else None
             if figure is not None:
-                scaled = tuple(column.scale * value for value in figure.influences)
-                self.statistics[name, column.name] = Statistic(column.scale * figure.value, scaled)
+                influences = tuple(column.scale * number for number in figure.influences)
+                self.statistics[name, column.name] = Statistic(column.scale * figure.value, influences)
 
     def source(self, row: Setting, column: Column) -> Source:
         return self.sources.get((self.model.title, row.name, column.name), Source({}, reason="not run"))

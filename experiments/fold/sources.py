@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.data import POINTS, columns_of, data_overrides, point_overrides, runs_here, scaled
+from experiments.fold.figures import FIGURES
 from experiments.fold.grid import Source, Sources
 from experiments.fold.points import measured
 from experiments.item import Column, Grid, Model
@@ -24,9 +25,16 @@ class Cause:
     reason: str
 
 
-def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Cause]:
+@dataclass(frozen=True)
+class Choice:
+    """Runs of which a cell shows the one with the shortest time per token."""
+
+    runs: tuple[Run, ...]
+
+
+def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Choice | Cause]:
     """Return the run behind each cell: (model title, row, column) -> run, or the reason why there is none."""
-    by_place: dict[Place, Run | Cause] = {}
+    by_place: dict[Place, Run | Choice | Cause] = {}
     columns = columns_of(item, plan)
     for model in plan.models_of(item):
         here = {column.name: runs_here(column, model) for column in columns}
@@ -36,6 +44,8 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Cause]:
                 place = (model.title, row.name, column.name)
                 if row.setting is None:
                     by_place[place] = Cause(row.absent)
+                elif column.only and model in item.models and model.preset not in column.only:
+                    by_place[place] = Cause("not in the paper's table")
                 elif here[column.name]:
                     by_place[place] = Cause(here[column.name])
                 elif column.data == POINTS:
@@ -44,7 +54,9 @@ def runs_of(item: Grid, plan: Plan) -> dict[Place, Run | Cause]:
                     by_place[place] = run_of(row.timed or row.setting, model.preset, data, plan, row.options)
                 else:
                     data = data_overrides(column, plan, model)
-                    by_place[place] = run_of(setting_of(row, plan), model.preset, data, plan, row.options)
+                    settings = row.choices or (setting_of(row, plan),)
+                    runs = tuple(run_of(setting, model.preset, data, plan, row.options) for setting in settings)
+                    by_place[place] = Choice(runs) if row.choices else runs[0]
     return by_place
 
 
@@ -55,7 +67,9 @@ def missing_runs(item: Grid, plan: Plan) -> list[Run]:
     rows = {row.name: row for row in item.rows}
     wanted = []
     for (model, row, column), run in runs_of(item, plan).items():
-        if isinstance(run, Run) and _elsewhere(models[model], rows[row], columns[column], plan) is None:
+        if isinstance(run, Choice):
+            wanted += run.runs
+        elif isinstance(run, Run) and _elsewhere(models[model], rows[row], columns[column], plan) is None:
             wanted.append(run)
     return list(dict.fromkeys(wanted))
 
@@ -93,6 +107,8 @@ def sources_of(item: Grid, plan: Plan, outcomes: Mapping[Run, Outcome]) -> Sourc
             sources[place] = elsewhere
         elif isinstance(run, Cause):
             sources[place] = Source({}, reason=run.reason)
+        elif isinstance(run, Choice):
+            sources[place] = _fastest(run, row, outcomes, plan, column)
         else:
             sources[place] = _of_run(run, outcomes.get(run), plan, scaled(column, plan, model))
     return sources
@@ -118,6 +134,22 @@ def _of_run(run: Run, outcome: Outcome | None, plan: Plan, column: Column) -> So
     if column.data == POINTS and out_of_memory(whole.values(), column):
         return Source({}, (name,), "out of memory" + (f" on {device[0]}" if device else ""))
     return Source(rows, (name,) if rows else (), "" if rows else reason or "not run", ", ".join(device))
+
+
+def _fastest(choice: Choice, row: Setting, outcomes: Mapping[Run, Outcome], plan: Plan, column: Column) -> Source:
+    """Return the source with the shortest time per token over the samples that all of them have."""
+    sources = [_of_run(run, outcomes.get(run), plan, column) for run in choice.runs]
+    shared = set.intersection(*(set(source.rows) for source in sources))
+    times: dict[int, float] = {}
+    for number, source in enumerate(sources):
+        figure = FIGURES["seconds_per_token"]([source.rows[key] for key in sorted(shared)]) if shared else None
+        if figure is not None:
+            times[number] = figure.value
+    if len(times) < len(sources):
+        return next((source for source in sources if not source.rows), Source({}, reason="no time per token"))
+    best = min(times, key=times.__getitem__)
+    note = f"best of {len(sources)}: {row.choices[best]}"
+    return replace(sources[best], note=f"{note}; {sources[best].note}" if sources[best].note else note)
 
 
 def belongs(row: Mapping[str, Any], column: Column) -> bool:

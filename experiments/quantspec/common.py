@@ -1,0 +1,113 @@
+"""The drafts, models and columns that QuantSpec's items share."""
+
+from collections.abc import Mapping
+
+from experiments.item import Column, Row
+
+#: speculation lengths of the paper's search (Table 6)
+GAMMAS = {"StreamingLLM": (1, 2, 3), "SnapKV": (1, 2, 3), "QuantSpec": (1, 2, 4, 6)}
+_DRAFTS = {
+    "StreamingLLM": "quantspec:gamma={}:draft=streamingllm:target=fp16",
+    "SnapKV": "quantspec:gamma={}:draft=snapkv:target=fp16",
+    "QuantSpec": "quantspec:gamma={}:draft_weights=int4",
+}
+SPARSE = ("StreamingLLM", "SnapKV")
+
+#: autoregressive decoding of the target, in full precision
+AUTOREGRESSIVE = Row(name="AR (fp16)", setting="fp16")
+
+
+def setting(draft: str, gamma: int) -> str:
+    """Return the setting of a draft with a speculation length."""
+    return _DRAFTS[draft].format(gamma)
+
+
+#: gamma of the points of memory, on which it has next to no influence
+_POINTS = {"StreamingLLM": 1, "SnapKV": 1, "QuantSpec": 4}
+#: each draft with the speculation length that is fastest in each cell
+BEST = tuple(
+    Row(
+        name=draft,
+        setting=setting(draft, _POINTS[draft]),
+        choices=tuple(setting(draft, gamma) for gamma in gammas),
+        published={"method": draft},
+    )
+    for draft, gammas in GAMMAS.items()
+)
+#: each draft with each speculation length
+SWEPT = tuple(
+    Row(
+        name=f"{draft}, gamma {gamma}",
+        setting=setting(draft, gamma),
+        series=draft,
+        x=float(gamma),
+        published={"method": draft, "gamma": str(gamma)},
+    )
+    for draft, gammas in GAMMAS.items()
+    for gamma in gammas
+)
+
+
+def cell(
+    data: str, context: int, published: Mapping[str, str], acceptance: str, scale: float, only: tuple[str, ...] = ()
+) -> tuple[Column, Column, Column]:
+    """Return the columns of acceptance, memory and speed-up of a data set and a context.
+
+    Args:
+        data: choice of ``conf/dataset``.
+        context: tokens of a prompt.
+        published: keys of the published CSV.
+        acceptance: its column with the acceptance rate.
+        scale: 100 if that rate is in percent.
+        only: presets of the models that have the cell.
+    """
+    where = f"{data} {context // 1024}k"
+    options = (f"dataset.lengths=[{context}]",)
+    unit = "%" if scale == 100 else ""
+    return (
+        Column(
+            name=f"{where}: acceptance",
+            data=data,
+            options=options,
+            figure="acceptance",
+            scale=scale,
+            unit=unit,
+            published=published,
+            value=acceptance,
+            only=only,
+        ),
+        Column(
+            name=f"{where}: peak memory",
+            data="efficiency",
+            figure="peak_decode",
+            scale=2**-30,
+            unit="GiB",
+            prompt=context,
+            batch=1,
+            new_tokens=90,
+            published=published,
+            value="peak_gpu_memory_gb",
+            only=only,
+        ),
+        Column(
+            name=f"{where}: speed-up",
+            data=data,
+            options=options,
+            figure="seconds_per_token",
+            scale=1.0,
+            unit="x",
+            inverse=True,
+            published=published,
+            value="speedup_vs_ar",
+            only=only,
+        ),
+    )
+
+
+#: the bundled texts in place of the paper's: ten prompts of 2,048 tokens
+MINI_ACCEPTANCE = Column(name="acceptance", data="mini_text", figure="acceptance", scale=100.0)
+MINI_SPEEDUP = Column(name="speed-up", data="mini_text", figure="seconds_per_token", scale=1.0, unit="x", inverse=True)
+MINI_KV = Column(name="KV of the target", data="mini_text", figure="kv_mib", scale=1.0, unit="MiB")
+
+SPEED_NOTE = """Speed-ups are over autoregressive decoding of the same model in full precision, on the machine that ran
+    both."""

@@ -1,0 +1,48 @@
+"""QuantSpec, Table 3: axes of the groups."""
+
+from experiments.item import Claim, Grid, Model, Row
+from experiments.quantspec.table2 import MINI, perplexity
+
+_AXES = ("token", "channel")
+_COLUMNS = ("WikiText-2", "bundled texts")
+
+
+def _name(value: str, key: str) -> str:
+    return f"values per {value}, keys per {key}"
+
+
+ITEM = Grid(
+    id="quantspec/table3",
+    number="Table 3",
+    title="Axes of the groups of keys and values",
+    models=(Model("llama2-7b", "Llama-2-7B"),),
+    rows=(
+        *(
+            Row(
+                name=_name(value, key),
+                setting=f"kivi:int4_g128:key_axis={key}:value_axis={value}:residual=256",
+                published={"value_axis": value, "key_axis": key},
+            )
+            for value in _AXES
+            for key in _AXES
+        ),
+        Row(name="FP16", setting="fp16"),
+    ),
+    columns=(perplexity("perplexity/wikitext2", "WikiText-2", "wikitext2"),),
+    mini=MINI,
+    base=_name("token", "channel"),
+    published="quantspec_table3",
+    value="perplexity",
+    claims=tuple(
+        Claim(
+            text=f"{column}: values per token and keys per channel are better than {other}",
+            first=other,
+            second=_name("token", "channel"),
+            column=column,
+        )
+        for column in _COLUMNS
+        for other in (_name("token", "token"), _name("channel", "token"), _name("channel", "channel"))
+    ),
+    caption="""The paper: groups of 128; it states neither the bits (its draft has 4), nor the exact tokens, nor the
+    protocol. Here: 4 bits, the newest 256 tokens exact, windows read through the cache token by token.""",
+)

@@ -1,0 +1,59 @@
+"""QuantSpec, Table 7: acceptance, memory and speed-up of two newer models."""
+
+from experiments.item import Claim, Grid, Model
+from experiments.quantspec.common import (
+    AUTOREGRESSIVE,
+    BEST,
+    MINI_ACCEPTANCE,
+    MINI_KV,
+    MINI_SPEEDUP,
+    SPARSE,
+    SPEED_NOTE,
+    cell,
+)
+
+_MISTRAL, _LLAMA = "mistral-7b-v0.3", "llama3.1-8b"
+_CONTEXTS = {16: (_MISTRAL, _LLAMA), 32: (_MISTRAL, _LLAMA), 128: (_LLAMA,)}
+
+ITEM = Grid(
+    id="quantspec/table7",
+    number="Table 7",
+    title="Acceptance, memory and speed-up of newer models",
+    models=(Model(_MISTRAL, "Mistral-7B-v0.3"), Model(_LLAMA, "Llama-3.1-8B")),
+    rows=(*BEST, AUTOREGRESSIVE),
+    columns=tuple(
+        column
+        for context, only in _CONTEXTS.items()
+        for column in cell(
+            "multi_lexsum",
+            1024 * context,
+            {"dataset": "multi_lexsum", "context": f"{context}k"},
+            "acceptance_rate",
+            1.0,
+            only,
+        )
+    ),
+    mini=(MINI_ACCEPTANCE, MINI_SPEEDUP, MINI_KV),
+    no_points=True,
+    base=AUTOREGRESSIVE.name,
+    published="quantspec_table7",
+    value="acceptance_rate",
+    claims=(
+        *(
+            Claim(
+                text=f"{context}k: QuantSpec is faster than {draft}",
+                first="QuantSpec",
+                second=draft,
+                column=f"multi_lexsum {context}k: speed-up",
+            )
+            for context in _CONTEXTS
+            for draft in SPARSE
+        ),
+        *(
+            Claim(text=f"QuantSpec is faster than {draft}", first="QuantSpec", second=draft, column=MINI_SPEEDUP.name)
+            for draft in SPARSE
+        ),
+    ),
+    caption=f"""The paper: Multi-LexSum, one A6000, the fastest gamma of each method. Here each cell shows its fastest
+    gamma. Memory is the peak of decoding, weights included, on one GPU. {SPEED_NOTE}""",
+)
