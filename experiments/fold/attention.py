@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,22 +60,32 @@ def by_distance(item: Computed, plan: Plan) -> Folded:
         columns[heading] = share(slice(number, number + 1))
     columns[Heading(name="newest 128", unit="%", digits=3)] = share(newest)
     columns[Heading(name="128 and more", unit="%", digits=3)] = share(slice(newest.stop, None))
-    return _folded(item, plan, columns, {name: name for name in item.options["settings"]})
+    folded = _folded(item, plan, columns, {name: name for name in item.options["settings"]})
+    empty = {cell.column for cell in folded.cells if cell.ours == 0.0} - {c.column for c in folded.cells if c.ours}
+    return replace(  # no prompt is long enough for these distances
+        folded,
+        headings=[heading for heading in folded.headings if heading.name not in empty],
+        cells=[cell for cell in folded.cells if cell.column not in empty],
+    )
 
 
 def coverage(item: Computed, plan: Plan) -> Folded:
-    """Return the attention per token held exact, for each method and number of reserved tokens."""
+    """Return the attention per token held exact and by LogQuant's eq. 2, for each method and reserved length."""
     lengths = item.options["lengths"]
     settings, columns = {}, {}
     for length in lengths:
         for name, text in item.options["settings"].items():
             settings[f"{name} {length}"] = text.replace("{R4}", str(length + 4)).replace("{R}", str(length))
-        heading = Heading(name=f"R = {length}", unit="1e-3", digits=3, x=float(length))
-        columns[heading] = _coverage_at(length)
+        columns[Heading(name=f"R = {length}", unit="1e-3", digits=3, x=float(length))] = _coverage_at(length)
+    for length in lengths:
+        columns[Heading(name=f"R = {length}, eq. 2", unit="1e-3", digits=3)] = _coverage_at(length, 3 * (length // 3))
     return _folded(item, plan, columns, {name: name for name in item.options["settings"]}, settings)
 
 
-def _coverage_at(length: int) -> Figure:
+def _coverage_at(length: int, count: int = 0) -> Figure:
+    """Return the figure of one reserved length: attention per token held exact, or divided by `count`."""
+    if count:
+        return lambda o, s: 1000 * o.figures(f"{s} {length}", "coverage") / count
     return lambda o, s: 1000 * o.figures(f"{s} {length}", "coverage_per_token")
 
 

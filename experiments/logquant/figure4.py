@@ -24,7 +24,8 @@ ITEM = Computed(
         "steps": 4,
         "base": "LogQuant",
         "claims": tuple(
-            Claim(text=f"LogQuant covers more than {other}", first="LogQuant", second=other, column="R = 128")
+            Claim(text=f"LogQuant covers more than {other}{words}", first="LogQuant", second=other, column=column)
+            for column, words in (("R = 128", " (per token held)"), ("R = 128, eq. 2", " (eq. 2)"))
             for other in ("KiVi", "Streaming", "H2O")
         ),
     },
@@ -33,8 +34,9 @@ ITEM = Computed(
     x="reserved length, tokens",
     y="attention per reserved token, 1e-3",
     caption="""The paper: three models, a subset of GSM8K, the tokens 0 and 1 left out; it selects 3W tokens by each
-    method's rule (sec. 3.2, eq. 2). Here: the attention of the tokens that a method holds exact, divided by their
-    number at that step (LogQuant's is between 2W and 3W, eq. 2 divides by 3W). KiVi is the newest R tokens, as in
-    sec. 3.2 (its own window would move between 0 and R); Streaming holds four sinks in addition; H2O selects all R
-    tokens by the attention received so far. 50 prompts, up to 4 tokens of each answer.""",
+    method's rule and divides their attention by 3W (sec. 3.2, eq. 2). LogQuant's algorithm holds between 2W and 3W
+    tokens, the others R, and fewer tokens get more attention each: so there are two columns, divided by the number
+    held at that step (drawn) and by 3W (eq. 2). KiVi is the newest R tokens, as in sec. 3.2 (its own window would
+    move between 0 and R); Streaming holds four sinks in addition; H2O selects all R tokens by the attention received
+    so far. 50 prompts, up to 4 tokens of each answer.""",
 )

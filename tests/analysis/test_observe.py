@@ -194,7 +194,7 @@ def test_refusals_name_what_they_need():
     ids, mask = zoo.padded_batch([20, 12])
     for rows, reason in (
         (slice(0, 2), "the batch has 2 rows"),
-        (slice(1, 2), "without padding, and the prompt begins"),
+        (slice(1, 2), "without padding, but the prompt begins"),
     ):
         exact = method.new_cache(loaded.model)
         Observation({}, Options()).attach(loaded.model)
