@@ -56,7 +56,6 @@ def parser() -> argparse.ArgumentParser:
         help="how to start the runs; joblib: in several processes",
     )
     add("--jobs", type=int, default=-1, metavar="N", help="number of joblib's processes (default: one per processor)")
-    add("--rerun", action="store_true", help="make samples anew that older code made")
     add(
         "--dry-run",
         action="store_true",

@@ -16,7 +16,6 @@ from experiments.plan import Plan
 from experiments.runs import Launcher, Outcome, Run, execute_all
 from experiments.write import write
 from kvbench.errors import KvbenchError
-from kvbench.util.table import table
 
 
 def item_runs(item: Item, plan: Plan) -> list[Run]:
@@ -102,8 +101,13 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
 
 def listing(items: Sequence[Item], plan: Plan) -> str:
     """Return the list of all items: id, number, title, needs, and the state of their runs."""
-    rows = [[item.id, item.number, item.title, needs(item), state(item, plan)] for item in items]
-    return table(["item", "of the paper", "title", "needs", "here"], rows)
+    width = max(len(item.id) for item in items)
+    numbers = max(len(item.number) for item in items)
+    lines = []
+    for item in items:
+        lines.append(f"{item.id:{width}}  {item.number:{numbers}}  {item.title}")
+        lines.append(f"{'':{width}}  needs {needs(item)}; here: {state(item, plan)}")
+    return "\n".join([*lines, "", f"{len(items)} items. `python -m experiments ITEM` makes one, `--dry-run` says how."])
 
 
 def needs(item: Item) -> str:
@@ -121,4 +125,4 @@ def state(item: Item, plan: Plan) -> str:
     scales = [path.parent.name for path in sorted(folder.glob("*/cells.json"))]
     if (folder / "cells.json").exists():
         scales.insert(0, "done")
-    return ", ".join(scales) or "-"
+    return ", ".join(scales) or "nothing"
