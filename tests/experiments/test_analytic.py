@@ -1,0 +1,63 @@
+"""QuantSpec's items without runs: intensities, bytes, roofline times, and latencies from a file of the bench."""
+
+import json
+
+import pytest
+
+from experiments.fold import analytic, kernels
+from experiments.plan import Plan
+from experiments.registry import items
+
+
+def folded(name, fold, **plan):
+    return fold(items()[f"quantspec/{name}"], Plan(**plan))
+
+
+def test_the_cells_of_figure_7_are_bytes_of_keys_and_values():
+    figure = folded("figure7", analytic.memory)
+    assert figure.at("Llama-2-7B", "batch 16", "256k").ours == pytest.approx(16 * 2**18 * 2**19 / 1e9)
+    assert figure.at("Llama-2-7B", "weights", "1k").ours == pytest.approx(13.477, abs=1e-3)
+    assert [verdict.verdict for verdict in figure.verdicts] == ["holds", "holds"]
+
+
+def test_decoding_lies_below_the_ridge_point_and_prefill_above():
+    for name, fold, sign in (("figure2", analytic.decoding, -1), ("figure6", analytic.prefill, 1)):
+        figure = folded(name, fold)
+        ridge = figure.at("Llama-2-7B", "ridge point, A6000", "aggregate, 64k").ours
+        values = [cell.ours for cell in figure.cells if cell.row.startswith("batch")]
+        assert len(values) == 4 * 3 * 5 and all(sign * (value - ridge) > 0 for value in values)
+        assert [verdict.verdict for verdict in figure.verdicts] == ["holds"]
+
+
+def test_a_wide_cache_in_a_narrow_model_is_computed_from_the_model_that_is_named():
+    figure = folded("figure7", analytic.memory, models=("llama3.1-8b",))
+    assert figure.at("llama3.1-8b", "batch 1", "1k").ours == pytest.approx(2**10 * 2**17 / 1e9)
+    assert figure.verdicts[0].verdict == "does not hold"  # 8 KV heads in place of 32
+
+
+def test_short_contexts_gain_by_weights_and_long_ones_by_the_cache():
+    figure = folded("figure5", analytic.weights_or_kv)
+    model = "Llama-2-7B-32K-Instruct"
+    gains = {(row, c): figure.at(model, row, c).ours for row in figure.rows for c in ("1k", "128k")}
+    assert gains["weights only", "1k"] > gains["KV cache only", "1k"]
+    assert gains["weights only", "128k"] < gains["KV cache only", "128k"]
+    assert gains["both", "128k"] > max(gains["weights only", "128k"], gains["KV cache only", "128k"])
+
+
+def test_latencies_of_a_file_are_set_against_the_papers(tmp_path):
+    rows = [
+        {"model": "7b", "batch": 1, "context": 65536, "q_len": 1, "format": name, "us": us}
+        for name, us in (("int8", 150.0), ("int4_g128", 80.0))
+    ]
+    content = {"device": "a GPU", "baselines": {}, "rows": rows}
+    for name in ("64k", "128k", "256k"):
+        content["baselines"][f"7b B1 {name} q1"] = {"flash": {"us": 200.0}, "cudnn": {"us": 100.0}}
+    (tmp_path / "quantspec_table5.json").write_text(json.dumps(content), encoding="utf-8")
+    table = kernels.latencies(items()["quantspec/table5"], Plan(), tmp_path)
+    cell = table.at("Llama-2-7B, one layer", "INT4 (upper nibbles)", "64k")
+    assert (cell.ours, cell.paper) == (0.08, 0.54)
+    assert {v.claim.split(" at ")[0]: v.verdict for v in table.verdicts} == {
+        "INT8 (both nibbles)": "holds",  # 1.33 of 1.44
+        "INT4 (upper nibbles)": "does not hold",  # 2.5 of 2.88
+    }
+    assert table.at("Llama-2-7B, one layer", "INT8 (both nibbles)", "256k").reason.startswith("not measured")
