@@ -109,7 +109,6 @@ def _attention() -> Iterator[Rule]:
         shown = ups if label.startswith("int2") else ups[:1]
         values = [gate, *micro, *map(share, rows), *(row["best_us"] for row in rows), *shown]
         yield Row(PAGE, after, label, values, f"{FIRST}, {SECOND}")
-    heads = "| µs (x over bf16, share of the read ceiling) |"
     for label, model, thousands in (
         ("32/32 heads, 4k tokens", "7b", 4),
         ("32/32 heads, 32k", "7b", 32),
@@ -119,7 +118,7 @@ def _attention() -> Iterator[Rule]:
         rows = [attention(FIRST, model, 1, thousands, form) for form in ("int8", "int4_g32", "int4_g128", "int2_g128")]
         found = [row for row in rows if row is not None]
         values = [found[0]["best_us"], *(x for row in found for x in (row["us"], times(row), share(row)))]
-        yield Row(SPEED, heads, label, values, FIRST)
+        yield Row(SPEED, "", label, values, FIRST)
 
 
 def _packing() -> Iterator[Rule]:
@@ -163,12 +162,11 @@ def _steps() -> Iterator[Rule]:
         yield Row(PAGE, head, label, values, TPOT)
     names = ("fp16", "kivi int4, G 32", "kivi int4, G 128", "kivi int2, G 128", "logquant int2, W 64")
     settings = [SETTINGS[name] for name in (*names, "cocktail 10/30/60")]
-    shown = "| | fp16 | kivi int4, G 32 | kivi int4, G 128 | kivi int2, G 128 | logquant int2 | cocktail 10/30/60 |"
     for label, thousands in (("32k tokens", 32), ("128k", 128)):
         values = [x for name in settings for x in (median(step(name, thousands)), roof(step(name, thousands)))]
-        yield Row(SPEED, shown, label, values, TPOT)
+        yield Row(SPEED, "", label, values, TPOT)
     peaks = [step(name, 128)["peak"]["decode"] / 2**30 for name in settings]
-    yield Row(SPEED, shown, "peak while decoding at 128k, GiB", peaks, TPOT)
+    yield Row(SPEED, "", "peak while decoding at 128k, GiB", peaks, TPOT)
     static = "results/h200/whole/tpot_static.json"
     compiled = median(one(load(static)["rows"], setting="static-compiled"))
     yield Text(SPEED, "StaticCache with `torch.compile` takes {} ms at 32k", [compiled], static)
@@ -230,18 +228,17 @@ def _batches() -> Iterator[Rule]:
             if length == "4k":
                 of_speed["16"] += [one(done, batch=16)["tokens_per_s"]]
         yield Row(PAGE, head, label, cells, f"results/h200/whole/batch_4k_{name}.json, batch_8k_{name}.json")
-    shown = "| tokens a second (batch) | fp16 |"
     for label, key in (
         ("7B, batch 16", "16"),
         ("7B, largest batch", "4k"),
         ("... prompts of 8,192", "8k"),
     ):
-        yield Row(SPEED, shown, label, of_speed[key], "results/h200/whole/batch_*.json")
+        yield Row(SPEED, "", label, of_speed[key], "results/h200/whole/batch_*.json")
     files = [f"results/h200/whole/logquant_setting_{name}.json" for name in ("fp16", "logquant")]
     best = [max((r for r in load(file)["rows"] if r["status"] == "ok"), key=lambda r: r["batch"]) for file in files]
     gains = [100 * (best[1][key] / best[0][key] - 1) for key in ("tokens_per_s", "batch")]
     values = [x for row in best for x in (row["tokens_per_s"], row["batch"])] + gains
-    yield Row(SPEED, shown, "8B, LogQuant's setting", values, files[1])
+    yield Row(SPEED, "", "8B, LogQuant's setting", values, files[1])
     yield Text(PAGE, "So {} % throughput and {} % batch;", gains, files[1])
     points = [sorted((r for r in load(f)["rows"] if r["status"] == "ok"), key=lambda r: r["batch"]) for f in files]
     failed = [next(r["batch"] for r in load(file)["rows"] if r["status"] == "oom") for file in files]

@@ -14,11 +14,10 @@ def rules() -> Iterator[Rule]:
     """Yield the rules of docs/methods.md."""
     file = "results/tiny/sensitivity.json"
     means = load(file)["mean"]
-    formats = "| | fp16 | kivi int4 | kivi int3 |"
-    yield Row(PAGE, formats, "mean score, %", [100 * cell["score"] for cell in means.values()], file)
+    yield Row(PAGE, "", "mean score, %", [100 * cell["score"] for cell in means.values()], file)
     others = [cell for name, cell in means.items() if name != "fp16"]
     values = [value for cell in others for value in (100 * cell["vs_fp16"], 100 * cell["stderr"])]
-    yield Row(PAGE, formats, "to fp16, points", values, file)
+    yield Row(PAGE, "", "to fp16, points", values, file)
     counts = {cell["n"] for entries in load(file)["tasks"].values() for cell in entries.values()}
     (each,) = counts
     values = [len(load(file)["tasks"]), load(file)["length"], each]
@@ -27,9 +26,8 @@ def rules() -> Iterator[Rule]:
     names: tuple[str, ...] = ("kivi 4", "logquant 4", "kivi 2", "logquant 2", "kivi 2, G 64", "cocktail")
     names += ("kivi 2, key per token",)
     names += ("hf_quantized 2 (hqq)", "snapkv, bytes of kivi 2", "kivi evict, bytes of kivi 2")
-    whole = "| | kivi 4 | logquant 4 |"
-    yield Row(PAGE, whole, "Δ", [value for name in names for value in mini.to_fp16(name)], mini.SCORES)
-    yield Row(PAGE, whole, "KV bytes, MiB (fp16 15.94)", [mini.mib(name) for name in names], mini.SCORES)
+    yield Row(PAGE, "", "Δ", [value for name in names for value in mini.to_fp16(name)], mini.SCORES)
+    yield Row(PAGE, "", "KV bytes, MiB (fp16 15.94)", [mini.mib(name) for name in names], mini.SCORES)
     yield Text(PAGE, "KV bytes, MiB (fp16 {})", [mini.mib("fp16")], mini.SCORES)
     yield Text(
         PAGE, "three retrieval tasks at 4,096 tokens, {} samples", [mini.setting("fp16")["mean"]["n"]], mini.SCORES

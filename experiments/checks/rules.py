@@ -66,7 +66,8 @@ class Row:
 
     Args:
         document: the file, from the repository's root.
-        after: text that stands before the table, once (a heading, or the table's own head).
+        after: text before the table that occurs once (a heading, or the table's own head): the first such row behind it
+            is meant; empty: the document has only one.
         label: the first cell.
         values: what the numbers should be, in order.
         source: the file that they are read from.
@@ -81,12 +82,14 @@ class Row:
     def find(self, text: str) -> list[Shown]:
         """Return the numbers. Raises NotFound without such a row, or with another number of numbers in it."""
         begin = text.find(self.after)
-        where = f"{self.document}: row {self.label!r} after {self.after!r}"
-        if begin < 0 or text.count(self.after) > 1:
+        where = f"{self.document}: row {self.label!r}{f' after {self.after!r}' if self.after else ''}"
+        if self.after and text.count(self.after) != 1:
             raise NotFound(f"{where}: that text occurs {text.count(self.after)} times")
-        line = re.compile(rf"^\| *{re.escape(self.label)} *\|(?P<cells>.*)$", re.MULTILINE).search(text, begin)
-        if line is None:
-            raise NotFound(f"{where}: not there")
+        row = re.compile(rf"^\| *{re.escape(self.label)} *\|(?P<cells>.*)$", re.MULTILINE)
+        lines = list(row.finditer(text, begin))
+        if not lines or (len(lines) > 1 and not self.after):
+            raise NotFound(f"{where}: occurs {len(lines)} times")
+        line = lines[0]
         found = list(NUMBER.finditer(line["cells"]))
         if len(found) != len(self.values):
             raise NotFound(f"{where}: has {len(found)} numbers, the rule has {len(self.values)} values")
