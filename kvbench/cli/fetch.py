@@ -31,7 +31,7 @@ from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
 from kvbench.util.confdir import conf_dir, options
 from kvbench.util.progress import say
-from kvbench.util.schema import build
+from kvbench.util.schema import MOST_TOKENS, build
 
 #: hint if the hub does not answer
 REMEDY = (
@@ -95,6 +95,8 @@ def configurations(overrides: Sequence[str]) -> Iterator[dict[str, Any]]:
         ConfigError: a choice, key or value is wrong.
     """
     composer = Composer()
+    if "model" not in named(overrides):  # data are fetched for any model: their prompts need not fit the default one
+        overrides = [*overrides, f"model.max_length={MOST_TOKENS}"]
     jobs = composer.check(overrides, multirun=True)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         for job in jobs:

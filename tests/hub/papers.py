@@ -1,0 +1,172 @@
+"""The papers' repositories as the stand-in serves them: tiny's weights under their ids, and made-up records.
+
+Layouts are those of the hub: an archive, parquet shards, gzipped and plain JSON lines. All texts are generated here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import yaml
+from pyarrow import parquet
+
+from kvbench.models.spec import local_folder
+from kvbench.tasks.longbench import EXTENDED, templates
+from kvbench.util.confdir import options
+from tests.hub.standin import Hub
+
+_WORDS = "the old river house stood near a quiet road where people walked home late with their bread".split()
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def text(seed: object, words: int) -> str:
+    """Return `words` words, the same ones for the same seed."""
+    draw = random.Random(str(seed))
+    return " ".join(draw.choice(_WORDS) for _ in range(words))
+
+
+def lines(records: Records) -> bytes:
+    """Return records as JSON lines."""
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def table(records: Records) -> bytes:
+    """Return records as a parquet file of small row groups."""
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(list(records)), buffer, row_group_size=2)
+    return buffer.getvalue()
+
+
+def longbench() -> dict[str, bytes]:
+    """Return the official archive with two records of every task."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as members:
+        for task in (*templates(), *EXTENDED):
+            base = task.removesuffix("_e")
+            classes = ["place", "person"] if base in ("trec", "lsht") else None
+            answer = classes[0] if classes else "Paragraph 1" if base == "passage_retrieval_en" else "1"
+            answer = "段落1" if base == "passage_retrieval_zh" else answer
+            fields = {"answers": [answer], "all_classes": classes, "length": 60, "dataset": base, "language": "en"}
+            records = [
+                {"input": text((task, n), 6), "context": text((n, task), 60), **fields, "_id": f"{n:032x}"}
+                for n in range(2)
+            ]
+            members.writestr(f"data/{task}.jsonl", lines(records))
+    return {"README.md": b"# LongBench", "data.zip": archive.getvalue()}
+
+
+def gsm8k() -> dict[str, bytes]:
+    """Return both splits; LogQuant's script shows training records up to number 94."""
+    files = {"README.md": b"# GSM8K"}
+    for split, count in (("train", 96), ("test", 3)):
+        records = [
+            {"question": f"What is {n} plus 1?", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"}
+            for n in range(count)
+        ]
+        files[f"main/{split}-00000-of-00001.parquet"] = table(records)
+    return files
+
+
+def openbookqa() -> dict[str, bytes]:
+    """Return both splits with the nested choices of the hub's copy."""
+    choices = {"text": ["sun", "moon", "rain", "snow"], "label": ["A", "B", "C", "D"]}
+    records = [
+        {"id": str(n), "question_stem": text(n, 5), "choices": choices, "answerKey": "ABCD"[n % 4]} for n in range(6)
+    ]
+    return {f"main/{split}-00000-of-00001.parquet": table(records) for split in ("train", "test")}
+
+
+def texts(count: int, words: int) -> list[dict[str, str]]:
+    """Return records with a text and nothing else that is read."""
+    return [{"text": text(n, words), "url": f"http://example.org/{n}"} for n in range(count)]
+
+
+def files_of(hub_id: str) -> dict[str, bytes]:
+    """Return the files of a repository of a data set."""
+    if hub_id == "emozilla/pg19-test":  # two shards, with the digest that early uploads have in their names
+        shards = {f"data/test-0000{n}-of-00002-29a571947c0b5ccc.parquet": table(texts(2, 3000)) for n in range(2)}
+        return {"README.md": b"# PG-19", **shards}
+    if hub_id == "allenai/multi_lexsum":
+        cases = [{"id": str(n), "case_documents": ["a", "b"], "summary/short": text(n, 9)} for n in range(5)]
+        documents = {name: {"doc_text": text(name, 2000)} for name in ("a", "b")}
+        folder = "releases/v20220616"
+        return {f"{folder}/test.json": lines(cases), f"{folder}/sources.json": json.dumps(documents).encode()}
+    if hub_id == "xinrongzhang2022/InfiniteBench":
+        books = [{"id": n, "context": text(n, 3000), "answer": [text(n, 9)], "options": []} for n in range(5)]
+        return {"longbook_sum_eng.jsonl": lines(books)}
+    return {
+        "zai-org/LongBench": longbench,
+        "openai/gsm8k": gsm8k,
+        "allenai/openbookqa": openbookqa,
+        "Salesforce/wikitext": lambda: {
+            "wikitext-2-raw-v1/test-00000-of-00001.parquet": table([{"text": text(n, 40) + "\n"} for n in range(60)])
+        },
+        "allenai/c4": lambda: {"en/c4-validation.00000-of-00008.json.gz": gzip.compress(lines(texts(4, 900)))},
+    }[hub_id]()
+
+
+def datasets() -> dict[str, dict[str, Any]]:
+    """Return the source of each choice of ``conf/dataset`` that is on the hub."""
+    groups = {name: yaml.safe_load(path.read_text(encoding="utf-8")) for name, path in options("dataset").items()}
+    return {name: group["source"] for name, group in groups.items() if (group.get("source") or {}).get("hub_id")}
+
+
+def add_datasets(hub: Hub) -> None:
+    """Add every data set of ``conf/dataset``, at the commit that its configuration names."""
+    for source in datasets().values():
+        name = f"datasets/{source['hub_id']}"
+        if name not in hub.repositories:
+            hub.add(name, files_of(source["hub_id"]))
+            if source["revision"]:
+                hub.pin(name, source["revision"])
+
+
+def add_model(hub: Hub, preset: str, *, refuses: int | None = None) -> str:
+    """Add tiny's weights, in two shards and with a chat template, under a preset's id and commit; return the id."""
+    group = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
+    hub.add(group["hub_id"], _tiny(), refuses=refuses)
+    if group["revision"]:
+        hub.pin(group["hub_id"], group["revision"])
+    return str(group["hub_id"])
+
+
+def _tiny() -> dict[str, bytes]:
+    from safetensors.torch import load_file, save
+
+    folder = local_folder("kvbench:tiny")
+    assert folder is not None
+    files = {name: (folder / name).read_bytes() for name in ("config.json", "generation_config.json", "tokenizer.json")}
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    files["tokenizer_config.json"] = json.dumps({**tokenizer, "chat_template": template}).encode()
+    tensors, index = load_file(folder / "model.safetensors"), {}
+    names = sorted(tensors)
+    for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), start=1):
+        shard = f"model-0000{number}-of-00002.safetensors"
+        files[shard] = save({name: tensors[name] for name in part}, metadata={"format": "pt"})
+        index |= dict.fromkeys(part, shard)
+    files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": index}).encode()
+    return {**files, "README.md": b"# a model", "consolidated.safetensors": b"another copy of the weights"}
+
+
+def add_encoder(hub: Hub, folder: Path) -> None:
+    """Add a BERT of a few hundred parameters as Contriever, which is a plain checkpoint without pooling."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(_WORDS))]
+    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+    folder.joinpath("vocab.txt").write_text("\n".join(words))
+    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    hub.add("facebook/contriever", {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()})
