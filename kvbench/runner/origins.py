@@ -14,7 +14,7 @@ from kvbench.errors import ModelError
 from kvbench.hub.record import note
 from kvbench.hub.repository import Repository
 from kvbench.models.download import wanted
-from kvbench.models.locate import repository_of
+from kvbench.models.locate import is_cached, repository_of
 from kvbench.models.spec import ModelConfig
 from kvbench.results.store import RunStore
 from kvbench.tasks.base import Task
@@ -54,17 +54,15 @@ def noted(store: RunStore) -> dict[str, Any]:
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
-    """Return repository, commit and checksums of the weights under ``model``; empty unless the hub's cache has them."""
+    """Return repository, commit and checksums of the weights under ``model``; empty unless all are in the cache."""
     if model.weights == "random" or model.folder() is not None or model.hub_id is None:
         return {}
     repository = repository_of(model)
     folder = repository.snapshot()
-    if folder is None:
+    if folder is None or not is_cached(model):
         return {}
     files = wanted([file.name for file in folder.iterdir() if file.is_file()])
     weights = [name for name in files if name.endswith((".safetensors", ".bin"))]
-    if not weights:
-        return {}
     return {"model": _entry(repository, [(name, folder / name) for name in weights])}
 
 
