@@ -35,7 +35,7 @@ def test_the_reach_is_the_longest_text_of_which_nothing_is_packed(residual, sink
     reach = method.reach()
     assert (reach.tokens if reach else 0) == residual + sinks
     if residual == 5000:
-        message = r"method=Rule: nothing would be packed .* 5000 tokens(?s:.*)a smaller window"
+        message = r"method=Rule: nothing would be packed .* 5000 tokens(?s:.*)reduce the window"
         with pytest.raises(ConfigError, match=message):
             method.check_reach(5001)
         method.check_reach(5002)
