@@ -67,7 +67,7 @@ def cell(metrics: Mapping[str, Any]) -> dict[str, Any]:
     nll = scores["nll"]
     paired = nll.get("vs_fp16") or {}
     return {
-        "ppl": scores["perplexity"],
+        "ppl": scores["perplexity"]["ppl"],
         "diff": paired.get("diff"),
         "stderr": paired.get("stderr"),
         "n": nll["n"],

@@ -134,3 +134,31 @@ def test_numbers_of_tables_without_a_rule_are_listed(tmp_path):
 def test_a_number_is_written_as_the_one_before_it(shown, value, written):
     assert numbers.like(shown, value) == written
     assert numbers.agrees(written, value)
+
+
+#: numbers that once stood in the documents and not in the files: document, what it shows now, the wrong number
+SLIPS = [
+    ("docs/methods.md", "−5.6 ± 1.3", "−5.1 ± 1.3"),
+    ("docs/methods.md", "| 3.18 |", "| 3.19 |"),
+    ("README.md", "31 settings", "33 settings"),
+    ("results/mini/README.md", "31 settings", "36 settings"),
+    ("results/mini/search/table.md", "| - | 5.48 MiB", "| nan | 5.48 MiB"),
+    ("docs/speed.md", "15.4 %", "15.5 %"),
+    ("docs/speed.md", "15.0 (1.5x", "15.1 (1.5x"),
+    ("results/h200/README.md", "29.1 and 47.3 ms", "29.1 and 48 ms"),
+    ("results/tiny/perplexity.md", "20.513 against", "20.531 against"),
+    ("results/quantspec/equality.md", "| 0.938 |", "| 0.983 |"),
+]
+
+
+def test_numbers_that_slipped_before_would_be_found(tmp_path):
+    for name in {rule.document for rule in rules()}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    for name, right, wrong in SLIPS:
+        shown = (tmp_path / name).read_text(encoding="utf-8")
+        assert right in shown, (name, right)
+        (tmp_path / name).write_text(shown.replace(right, wrong, 1), encoding="utf-8")
+    found = check.check(rules(), tmp_path)
+    assert sorted(difference.document for difference in found.differences) == sorted(name for name, _, _ in SLIPS)
+    assert found.lost == []
