@@ -1,0 +1,202 @@
+"""Items from the command line to their files, on tiny; cut sessions, missing weights, points, lengths, --dry-run."""
+
+import csv
+import json
+
+import pytest
+
+from experiments import registry, runs, session
+from experiments.__main__ import main, parser
+from experiments.data import columns_of, data_overrides, scaled, shortened
+from experiments.fold import points
+from experiments.fold.sources import Cause, missing_runs, runs_of, sources_of
+from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.plan import Plan
+from experiments.runs import Outcome, Run, execute, run_of
+from kvbench.errors import ModelError
+
+MINI = (Column(name="needle", data="mini", task="needle", options=("dataset.tasks=[needle]",)),)
+ITEM = Grid(
+    id="cocktail/table9",
+    number="Table IX",
+    title="Two settings & more",
+    caption="A caption with 100% of it.",
+    models=(Model("llama2-7b", "Llama2-7B"),),
+    rows=(
+        Row(name="FP16", setting="fp16"),
+        Row(name="KIVI", setting="kivi:int2", small="kivi:int2:residual=32"),
+        Row(name="none", setting=None, absent="it has no weights"),
+    ),
+    columns=(
+        Column(name="QMSum", data="longbench_cocktail", task="qmsum"),
+        Column(name="memory", data="efficiency", figure="peak_decode", scale=2**-30, unit="GiB", prompt=4096, batch=1),
+    ),
+    groups=(Group(name="Average"),),
+    mini=MINI,
+    base="FP16",
+    claims=(Claim(text="KIVI loses", first="FP16", second="KIVI", column="Average"),),
+    draw="bars",
+)
+
+
+@pytest.fixture
+def plan(tmp_path):
+    lengths = {"lengths": (512,), "limit": 1, "max_new_tokens": 2}
+    return Plan(models=("tiny",), data="mini", device="cpu", runs=tmp_path / "runs", out=tmp_path / "out", **lengths)
+
+
+def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
+    made = []
+    whole = runs.execute_all
+
+    def cut(todo, launcher, jobs):
+        for outcome in whole(todo, launcher, jobs):
+            made.append(outcome)
+            yield outcome
+            if len(made) == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "execute_all", cut)
+    with pytest.raises(KeyboardInterrupt):
+        session.make([ITEM], plan, "local", 1)
+    assert [outcome.status for outcome in made] == ["ok"] and not (plan.out).exists()
+    assert session.make([ITEM], plan, "local", 1) == 0
+    assert made[0].id == made[1].id and len({outcome.id for outcome in made}) == 4  # two settings, answers and points
+    folder = plan.folder(ITEM)
+    content = json.loads((folder / "cells.json").read_text())
+    cells = {(cell["row"], cell["column"]): cell for cell in content["cells"]}
+    full = cells["FP16", "needle"]
+    assert full["n"] == 1 and full["runs"] == [made[0].id] and full["paper"] is None
+    rows = runs.samples(plan.runs, full["runs"][0])
+    scores = [row["scores"]["score"] for row in rows.values() if row["task"] == "needle"]
+    assert full["ours"] == pytest.approx(100 * sum(scores))
+    assert cells["FP16", "memory"]["ours"] > 1 and cells["none", "needle"]["reason"] == "it has no weights"
+    table = (folder / "table.md").read_text()
+    assert "| FP16 | ours |" in table and "Empty (none): it has no weights" in table and "ours - FP16" in table
+    assert "KIVI: kivi:int2:residual=32 in place of kivi:int2" in table
+    assert "efficiency 512 + 2 tokens in place of 4096 + 128" in table
+    latex = (folder / "table.tex").read_text()
+    assert r"\toprule" in latex and r"Two settings \& more" in latex and r"100\% of it" in latex
+    lines = list(csv.DictReader((folder / "table.csv").open()))
+    assert len(lines) == 3 * 3 and {line["model"] for line in lines} == {"tiny"}
+    assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").exists()
+    capsys.readouterr()
+    assert session.make([ITEM], plan, "local", 1, fold_only=True) == 0
+    assert "| FP16 | ours |" in capsys.readouterr().out
+
+
+def test_run_ids_are_those_of_the_typed_command(plan, monkeypatch):
+    run = next(run for run in missing_runs(ITEM, plan) if "method=fp16" in run.overrides)
+    assert run.command.startswith("python -m kvbench method=fp16 model=tiny dataset=mini ")
+    from kvbench.cli.compose import Composer
+
+    assert Composer().check(list(run.overrides)) == [list(run.overrides)]  # every override is accepted as typed
+    name, reason = runs.identify(run)
+    assert len(name.split("-")) == 2 and not reason
+
+
+def test_a_missing_model_is_asked_for_once(monkeypatch, tmp_path):
+    asked = []
+
+    def refuse(config):
+        asked.append(config["method"]["_target_"])
+        raise ModelError("model llama2-7b: no weights on this machine.\n  hint: get them")
+
+    monkeypatch.setattr("kvbench.runner.run.run", refuse)
+    monkeypatch.setattr(runs, "_absent", {})
+    first, second = (run_of(name, "llama2-7b", ["dataset=mini"], Plan(runs=tmp_path)) for name in ("fp16", "kivi"))
+    assert execute(first).status == "absent" and execute(second).reason.startswith("model llama2-7b")
+    assert len(asked) == 1
+
+
+def test_a_run_that_breaks_does_not_end_the_others(monkeypatch, tmp_path):
+    def broken(config):
+        raise ZeroDivisionError("1 / 0")
+
+    monkeypatch.setattr("kvbench.runner.run.run", broken)
+    outcome = execute(run_of("fp16", "tiny", ["dataset=mini"], Plan(runs=tmp_path)))
+    assert outcome.status == "failed" and outcome.reason.startswith("ZeroDivisionError: 1 / 0")
+
+
+def test_a_reason_is_shown_where_the_run_is_missing(plan):
+    run = run_of("fp16", "tiny", ["dataset=mini"], plan)
+    place = ("tiny", "FP16", "needle")
+    outcomes = {
+        one: Outcome(one, "", "absent", "no network") for one in runs_of(ITEM, plan).values() if isinstance(one, Run)
+    }
+    sources = sources_of(ITEM, plan, outcomes)
+    assert sources[place].reason == "no network" and not sources[place].rows
+    assert isinstance(runs_of(ITEM, plan)["tiny", "none", "needle"], Cause)
+    assert run not in outcomes
+
+
+def test_large_models_are_not_measured_without_a_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "has_gpu", lambda: False)
+    plan = Plan(runs=tmp_path)
+    measured = [run for run in missing_runs(ITEM, plan) if run.data == "efficiency"]
+    assert measured and all("model.weights=random" in run.overrides for run in measured)
+    assert execute(measured[0]).reason == runs.NO_GPU
+
+
+def test_points_of_files(tmp_path):
+    point = {"prompt": 4096, "batch": 2, "status": "ok", "peak": {"decode": 2**31}, "stepping": "graph"}
+    rows = [
+        {**point, "setting": "kivi:int4,residual=128"},
+        {**point, "batch": 8, "status": "oom", "setting": "kivi:int4"},
+    ]
+    content = {"model": "llama2-7b", "device": "NVIDIA H200", "memory_limit_gb": 44.7, "rows": rows}
+    (tmp_path / "memory.json").write_text(json.dumps(content))
+    column = Column(name="x", data="efficiency", prompt=4096, batch=2, memory_gb=44.7)
+
+    def at(**changes):
+        return points.measured("llama2-7b", "kivi:int4", Column(**{**vars(column), **changes}), (tmp_path,))
+
+    source = at()
+    assert source.runs == ("memory.json",) and source.note == "NVIDIA H200, graph"
+    assert list(source.rows) == ["efficiency@4096/b2"]
+    assert at(batch=8).reason == "out of memory on NVIDIA H200" == at(batch=16).reason
+    assert at(batch=4) is None and at(memory_gb=None) is None and at(prompt=512) is None
+    assert points.measured("llama2-7b", "kivi:int2", column, (tmp_path,)) is None
+
+
+def test_lengths_are_scaled_to_the_model_and_said():
+    tiny, llama = Model("tiny"), Model("llama2-7b")
+    books = Column(name="books", data="pg19", options=("dataset.lengths=[4096,8192]",))
+    assert "dataset.lengths=[1024]" in data_overrides(books, Plan(models=("tiny",)), tiny)
+    assert shortened(books, Plan(), tiny) == "pg19 [1024] tokens in place of [4096,8192]"
+    assert "dataset.lengths=[4006]" in data_overrides(books, Plan(), llama)  # 4096 less 90 new tokens
+    text = Column(name="text", data="perplexity/wikitext2", options=("dataset.window=512",))
+    assert shortened(text, Plan(), tiny) == "" and "dataset.window=512" in data_overrides(text, Plan(), tiny)
+    memory = ITEM.columns[1]
+    assert (scaled(memory, Plan(), tiny).prompt, scaled(memory, Plan(), tiny).unit) == (1024, "MiB")
+    assert scaled(memory, Plan(), llama) == memory
+
+
+def test_mini_replaces_data_sets_and_keeps_points():
+    names = [column.name for column in columns_of(ITEM, Plan(data="mini"))]
+    assert names == ["needle", "memory"]
+    assert [column.name for column in columns_of(ITEM, Plan())] == ["QMSum", "memory"]
+
+
+def test_command_line(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "items", lambda: {ITEM.id: ITEM})
+    assert main(["--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "cocktail/table9" in text and "llama2-7b; longbench_cocktail, efficiency" in text
+    assert main(["cocktail/table8"]) == 2
+    assert "no such item" in capsys.readouterr().err
+    assert parser().parse_args(["all", "--models", "tiny", "--data", "mini"]).items == ["all"]
+
+
+def test_dry_run(plan, capsys, monkeypatch):
+    from experiments.predict import duration, expect, predicted
+
+    text = predicted([ITEM, ITEM], plan)
+    assert text.count("python -m kvbench method=fp16 model=tiny dataset=mini") == 1
+    assert "4 of which are shared with items above" in text and "4 runs, expected on one h200" in text
+    qmsum = run_of("fp16", "llama2-7b", ["dataset=longbench_cocktail", "dataset.tasks=[qmsum]"], plan)
+    seconds, peak = expect(qmsum)
+    # 200 samples of 127 steps; a step reads 13.2 GB of weights and 2.1 GB of keys and values at 4.7 TB/s, about 3.2 ms
+    assert 200 * 127 * 3e-3 < seconds < 200 * 127 * 6e-3
+    assert 14 < peak / 2**30 < 17
+    assert [duration(12), duration(120), duration(7200)] == ["12 s", "2.0 min", "2.0 h"]
