@@ -114,12 +114,15 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A mean over columns: a paper's average, or a group of tasks.
+    """A summary of columns: a mean (a paper's average, a group of tasks), or a limit of points of time and memory.
 
     Args:
         name: heading.
         columns: names of the columns; empty: all columns with the figure of the first.
         mini: names of the columns with ``--data mini``; empty: all.
+        pick: ``mean`` over the columns; ``largest`` number of the columns that have one; or ``last``: the position `x`
+            of the last column that has a number.
+        unit: unit, where it is not that of the first column.
         published: columns of the published CSV and their values, if the paper prints the mean.
         value: as :class:`Column`.
     """
@@ -127,6 +130,8 @@ class Group:
     name: str
     columns: tuple[str, ...] = ()
     mini: tuple[str, ...] = ()
+    pick: Literal["mean", "largest", "last"] = "mean"
+    unit: str = ""
     published: Mapping[str, str] | None = None
     value: str = ""
 

@@ -65,7 +65,8 @@ def fold(item: Grid, plan: Plan, sources: Sources, notes: Sequence[str] = ()) ->
         headings = []
     for group in groups:  # the mean of one column is that column
         if item.only_groups or len(of_group(group, columns, plan)) > 1:
-            headings.append(Heading(name=group.name, unit=first.unit, digits=first.digits, mean=True))
+            digits = 0 if group.pick == "last" else first.digits
+            headings.append(Heading(name=group.name, unit=group.unit or first.unit, digits=digits, mean=True))
     devices = sorted({cell.note for cell in cells if cell.note})
     notes = [*notes, f"Measured on: {'; '.join(devices)}."] if devices else notes
     return Folded(
@@ -137,17 +138,19 @@ class _Table:
         )
 
     def mean(self, row: Setting, group: Group) -> Cell:
-        """Return the unweighted mean over the columns of a group."""
+        """Return the unweighted mean over the columns of a group, or what the group picks of them."""
         members = self.members(group)
         place = {"model": self.model.title, "row": row.name, "column": group.name}
         paper = None if group.published is None else self._paper(row, group.published, group.value)
-        whole = self._mean(row.name, members)
+        whole = self._whole(row.name, members, group.pick)
         runs = tuple(dict.fromkeys(run for column in members for run in self.source(row, column).runs))
         if whole is None:
             missing = [column for column in members if (row.name, column.name) not in self.statistics]
             reason = self.cell(row, missing[0]).reason if missing else "no columns"
             return Cell(**place, paper=paper, reason=reason, runs=runs)
-        difference = None if row.name == self.item.base else self.difference(row.name, self.item.base, members)
+        difference = (
+            None if row.name == self.item.base else self.difference(row.name, self.item.base, members, group.pick)
+        )
         return Cell(
             **place,
             paper=paper,
@@ -163,8 +166,16 @@ class _Table:
         """Return the columns of a group under the plan."""
         return of_group(group, self.columns, self.plan)
 
-    def difference(self, first: str, second: str, members: Sequence[Column]) -> tuple[float, float | None] | None:
-        """Return the mean over columns of the paired differences of two rows, with its standard error."""
+    def difference(
+        self, first: str, second: str, members: Sequence[Column], pick: str = "mean"
+    ) -> tuple[float, float | None] | None:
+        """Return the mean over columns of the paired differences of two rows, with its standard error.
+
+        Of a group that picks a number, the difference of the numbers picked, without an error.
+        """
+        if pick != "mean":
+            one, two = (self._whole(name, members, pick) for name in (first, second))
+            return None if one is None or two is None else (one[0] - two[0], None)
         pairs = []
         for column in members:
             one, two = (self.statistics.get((name, column.name)) for name in (first, second))
@@ -189,8 +200,8 @@ class _Table:
         def cell(name: str) -> Cell | None:
             return self.mean(rows[name], group) if group else self.cell(rows[name], members[0])
 
-        difference = self.difference(claim.first, claim.second, members)
-        if difference is None and claim.relative:
+        difference = self.difference(claim.first, claim.second, members, group.pick if group else "mean")
+        if difference is None and claim.relative and group is None:
             values = [self.statistics.get((name, members[0].name)) for name in (claim.first, claim.second)]
             if all(value is not None for value in values):
                 difference = values[0].value - values[1].value, None  # type: ignore[union-attr]
@@ -205,6 +216,15 @@ class _Table:
     def _of(self, name: str) -> list[Column]:
         group = next((g for g in self.groups if g.name == name), None)
         return self.members(group) if group else [c for c in self.columns if c.name == name]
+
+    def _whole(self, row: str, members: Sequence[Column], pick: str) -> tuple[float, float | None] | None:
+        """Return the mean over columns with its standard error, or the number that a group picks."""
+        if pick == "mean":
+            return self._mean(row, members)
+        known = [column for column in members if (row, column.name) in self.statistics]
+        if pick == "last":
+            return max(((column.x or 0.0, None) for column in known), default=None)
+        return max(((self.statistics[row, column.name].value, None) for column in known), default=None)
 
     def _mean(self, row: str, members: Sequence[Column]) -> tuple[float, float | None] | None:
         figures = [self.statistics.get((row, column.name)) for column in members]

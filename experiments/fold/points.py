@@ -14,33 +14,35 @@ from typing import Any
 
 from experiments.fold.grid import Source
 from experiments.item import Column
+from kvbench.bench.choices import shape_of
 from kvbench.config.setting import parse
 from kvbench.errors import ConfigError
+from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
 
 FOLDERS = tuple(Path(__file__).resolve().parents[2] / "results" / "h200" / name for name in ("whole", "papers"))
 #: how the reason of a point that did not fit begins
 OUT_OF_MEMORY = "out of memory"
-Key = tuple[str, str, int, int, float | None]
+Key = tuple[Shape, str, int, int, float | None]
 
 
 def measured(model: str, setting: str, column: Column, folders: tuple[Path, ...] = FOLDERS) -> Source | None:
     """Return the source of one point; None if no file has it. Above a batch that ran out of memory, all did.
 
     Args:
-        model: preset of the model.
+        model: preset of the model; the points of a model with the same dimensions are its points too.
         setting: the setting; settings that are written differently but choose the same are the same.
         column: has the prompt length, the batch and the memory limit.
         folders: folders of the files.
     """
-    by_key, chosen = points(folders), canonical(setting)
-    source = by_key.get((model, chosen, column.prompt, column.batch, column.memory_gb))
+    by_key, chosen, shape = points(folders), canonical(setting), shape_of(model)
+    source = by_key.get((shape, chosen, column.prompt, column.batch, column.memory_gb))
     if source is not None:
         return source
     ended = [
         (key[3], source)
         for key, source in by_key.items()
-        if (*key[:3], key[4]) == (model, chosen, column.prompt, column.memory_gb)
+        if (*key[:3], key[4]) == (shape, chosen, column.prompt, column.memory_gb)
         and source.reason.startswith(OUT_OF_MEMORY)
     ]
     smaller = [pair for pair in ended if pair[0] < column.batch]
@@ -61,7 +63,7 @@ def canonical(setting: str) -> str:
 
 @cache
 def points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
-    """Return the points of all files in some folders: (model, setting, prompt, batch, memory limit in GiB) -> source.
+    """Return the points of all files in some folders, by :data:`Key`: dimensions, setting, prompt, batch, limit in GiB.
 
     A point that ran out of memory is a source without rows whose reason says so.
     """
@@ -72,7 +74,7 @@ def points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
             try:
                 limit = content.get("memory_limit_gb")
                 setting = canonical(record["setting"])
-                key = (content["model"], setting, record["prompt"], record["batch"], limit)
+                key = (shape_of(content["model"]), setting, record["prompt"], record["batch"], limit)
             except (KeyError, ConfigError):
                 continue  # another command's file, or a cache of stock transformers
             by_key[key] = _source(path, content, record)

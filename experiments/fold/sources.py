@@ -118,6 +118,8 @@ def _elsewhere(model: Model, row: Setting, column: Column, plan: Plan) -> Source
     """Return a point of the files in ``results/h200/papers``; None if none has it, or models are named."""
     if column.data != POINTS or plan.models or row.setting is None:
         return None
+    if column.only and model.preset not in column.only:
+        return None
     return measured(model.preset, row.timed or row.setting, scaled(column, plan, model))
 
 

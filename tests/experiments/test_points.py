@@ -5,8 +5,10 @@ import json
 import pytest
 
 from experiments.fold.figures import FIGURES
+from experiments.fold.grid import Source, fold
 from experiments.fold.points import measured
-from experiments.item import Column
+from experiments.item import Claim, Column, Grid, Group, Model, Row
+from experiments.plan import Plan
 
 COLUMN = Column(name="TPOT", data="efficiency", figure="tpot_s", prompt=512, batch=2, memory_gb=44.7)
 
@@ -54,3 +56,46 @@ def test_the_rate_of_decoding_is_all_tokens_over_all_seconds():
     assert rate.value == pytest.approx(40 / 4)
     assert sum(rate.influences) / 2 == pytest.approx(rate.value)
     assert FIGURES["decode_rate"]([{"measured": {"decoded": 0, "step_s": []}}]) is None
+
+
+def test_models_of_one_shape_share_their_points(tmp_path):
+    """Time and memory depend on a model's dimensions: Longchat-7B has those of Llama-2-7B, Llama-3.1-8B has others."""
+    write(tmp_path / "one", "a", record("fp16"))
+    sources = {name: measured(name, "fp16", COLUMN, (tmp_path / "one",)) for name in ("longchat-7b", "llama3.1-8b")}
+    assert sources["longchat-7b"].runs == ("a.json",) and sources["llama3.1-8b"] is None
+
+
+def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
+    """LogQuant's claim: each setting at its own best batch."""
+    columns = tuple(
+        Column(name=f"b{n}", data="efficiency", figure="tokens_per_s", scale=1.0, prompt=512, batch=n, x=float(n))
+        for n in (1, 2, 4)
+    )
+    names = tuple(column.name for column in columns)
+    item = Grid(
+        id="logquant/figure7",
+        number="Figure 7",
+        title="",
+        caption="",
+        models=(Model("llama3.1-8b", "8B"),),
+        rows=(Row(name="BF16", setting="fp16"), Row(name="LogQuant", setting="logquant")),
+        columns=columns,
+        groups=(Group(name="best", columns=names, pick="largest"), Group(name="last", columns=names, pick="last")),
+        base="BF16",
+        claims=tuple(
+            Claim(text=name, first="LogQuant", second="BF16", column=name, low=60.0, relative=True)
+            for name in ("best", "last")
+        ),
+    )
+    rates = {"BF16": (10.0, 30.0, None), "LogQuant": (12.0, 32.0, 45.0)}
+    sources = {
+        ("8B", row, f"b{n}"): Source(
+            {} if rate is None else {f"{n}": {"measured": {"point": {"tokens_per_s": rate}}}}, reason="out of memory"
+        )
+        for row, numbers in rates.items()
+        for n, rate in zip((1, 2, 4), numbers, strict=True)
+    }
+    table = fold(item, Plan(), sources)
+    assert [table.at("8B", row, "best").ours for row in rates] == [30.0, 45.0]
+    assert [table.at("8B", row, "last").ours for row in rates] == [2.0, 4.0]
+    assert [(v.ours, v.verdict) for v in table.verdicts] == [(50.0, "does not hold"), (100.0, "holds")]

@@ -1,0 +1,77 @@
+"""LogQuant, Figure 7: memory and throughput by batch, until memory ends."""
+
+from experiments.item import Claim, Column, Grid, Group, Model, Row
+
+_BATCHES = (1, 2, 4, 64, 96, 100, 104, 256, 340, 348, 440)
+_BEST, _MOST = "best throughput", "largest batch"
+
+
+def _columns(figure: str, scale: float, unit: str, digits: int) -> tuple[Column, ...]:
+    what = {"tokens_per_s": "throughput", "peak": "peak GPU memory"}[figure]
+    return tuple(
+        Column(
+            name=f"{what}, batch {batch}",
+            data="efficiency",
+            figure=figure,
+            scale=scale,
+            unit=unit,
+            digits=digits,
+            prompt=512,
+            batch=batch,
+            new_tokens=2000,
+            memory_gb=48.0,
+            x=float(batch),
+            panel=f"{what}, {unit}",
+        )
+        for batch in _BATCHES
+    )
+
+
+_RATES = _columns("tokens_per_s", 1.0, "tokens/s", 0)
+
+ITEM = Grid(
+    id="logquant/figure7",
+    number="Figure 7",
+    title="Memory and throughput by batch",
+    models=(Model("llama3.1-8b", "Llama-3.1-8B"),),
+    rows=(
+        Row(name="BF16", setting="fp16"),
+        Row(name="LogQuant (2-bit)", setting="logquant:reserved=126"),
+        Row(name="LogQuant (2-bit), W = 64", setting="logquant:int2_g128:window=64:reserved=192"),
+    ),
+    columns=(*_RATES, *_columns("peak", 2**-30, "GiB", 1)),
+    groups=(
+        Group(name=_BEST, columns=tuple(c.name for c in _RATES), mini=tuple(c.name for c in _RATES), pick="largest"),
+        Group(
+            name=_MOST,
+            columns=tuple(c.name for c in _RATES),
+            mini=tuple(c.name for c in _RATES),
+            pick="last",
+            unit="sequences",
+        ),
+    ),
+    base="BF16",
+    claims=tuple(
+        Claim(
+            text=f"{name}: {text}",
+            first=name,
+            second="BF16",
+            column=column,
+            low=low,
+            relative=True,
+        )
+        for name in ("LogQuant (2-bit)", "LogQuant (2-bit), W = 64")
+        for text, column, low in (
+            ("at least 25 % more throughput", _BEST, "throughput gain vs BF16, HF pipeline, 48 GB"),
+            ("at least 60 % larger batch", _MOST, "batch size gain at the same memory"),
+        )
+    ),
+    draw="lines",
+    x="batch",
+    y="throughput, tokens/s",
+    caption="""The paper: Llama-3.1-8B, prompts of 512 tokens, up to 2,000 new ones, 126 reserved tokens (W = 42), 48 GB
+    of an H100, the generation pipeline of transformers; its points are not printed. Here: an H200 with at most 48 GiB,
+    random weights, on which neither time nor memory depends, captured and compiled steps, prefill included. The batches
+    tried differ between the rows: the largest is the last that fitted. Groups of W = 64 tokens fit the tiles of the
+    fastest kernel.""",
+)
