@@ -9,7 +9,7 @@ from experiments.checks.rules import Rule
 
 def rules() -> Iterator[Rule]:
     """Yield all rules, one document's or folder's after the other."""
-    from experiments.checks import efficiency, h200, h200x2, methods, mini, quantspec, readme, tiny
+    from experiments.checks import analysis, efficiency, h200, h200x2, methods, mini, quantspec, readme, tiny
 
-    for module in (readme, methods, mini, tiny, quantspec, efficiency, h200, h200x2):
+    for module in (readme, methods, mini, tiny, quantspec, efficiency, analysis, h200, h200x2):
         yield from module.rules()

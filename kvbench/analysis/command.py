@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
 
     from kvbench.analysis.analyse import analyse, texts
     from kvbench.analysis.observe import Options
-    from kvbench.analysis.table import findings, markdown
+    from kvbench.analysis.table import findings, markdown, page
     from kvbench.config.run_config import RuntimeConfig
     from kvbench.models.load import load
     from kvbench.profiling.device import device_name
@@ -119,7 +119,7 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
         place = environment(str(loaded.device), device_name(loaded.device), dtype)
         command = "python -m kvbench.analysis " + " ".join(given)
         outcome.save(arguments.out, {"command": command, "weights": model.weights, "environment": place})
-        (arguments.out / "table.md").write_text(f"`{command}`\n\n{table}", encoding="utf-8")
+        (arguments.out / "table.md").write_text(page(outcome, command), encoding="utf-8")
     return table
 
 

@@ -143,13 +143,17 @@ class Outcome:
         atomic.write(folder / ABOUT, (json.dumps(facts, indent=1) + "\n").encode())
 
     @classmethod
-    def load(cls, folder: Path) -> Outcome:
+    def load(cls, folder: Path, *, arrays: bool = True) -> Outcome:
         """Read what :meth:`save` wrote.
+
+        Args:
+            folder: the folder.
+            arrays: False reads the rows only.
 
         Raises:
             DataError: a file is missing.
         """
-        for name in (ABOUT, ROWS, ARRAYS):
+        for name in (ABOUT, ROWS, ARRAYS) if arrays else (ABOUT, ROWS):
             if not (folder / name).is_file():
                 raise DataError(
                     f"{folder} does not contain {name}.\n  hint: write an analysis with python -m "
@@ -159,18 +163,22 @@ class Outcome:
         outcome = cls(facts["model"], Shape(**facts["shape"]), Bins(**facts["bins"]), tuple(facts["settings"]))
         outcome.prompts = facts["prompts"]
         outcome.rows = [json.loads(line) for line in (folder / ROWS).read_text(encoding="utf-8").splitlines()]
-        with np.load(folder / ARRAYS) as arrays:
-            for name in arrays.files:
+        if arrays:
+            outcome._read_arrays(folder / ARRAYS)
+        return outcome
+
+    def _read_arrays(self, path: Path) -> None:
+        with np.load(path) as file:
+            for name in file.files:
                 kind, rest = name.split("/", 1)
                 if kind == "exact":
-                    outcome.exact[rest] = arrays[name]
+                    self.exact[rest] = file[name]
                 elif kind == "errors":
                     setting, part = rest.rsplit("/", 1)
-                    outcome.errors.setdefault(setting, {})[part] = arrays[name]
+                    self.errors.setdefault(setting, {})[part] = file[name]
                 else:
                     part, identifier = rest.split("/", 1)
-                    outcome.positions.setdefault(part, {})[identifier] = arrays[name]
-        return outcome
+                    self.positions.setdefault(part, {})[identifier] = file[name]
 
 
 def _stacked(before: np.ndarray | None, array: np.ndarray) -> np.ndarray:

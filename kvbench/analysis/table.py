@@ -86,6 +86,16 @@ def findings(outcome: Outcome) -> str:
     return line + (f" Pairs without such a difference: {'; '.join(alike)}." if alike else "")
 
 
+def page(outcome: Outcome, command: str) -> str:
+    """Return the content of ``table.md``: the command, the table, and how many methods are told apart.
+
+    Args:
+        outcome: the analysis.
+        command: the command line that made it.
+    """
+    return f"`{command}`\n\n{markdown(outcome)}\n\n{findings(outcome)}\n"
+
+
 def _cell(name: str, average: float, error: float) -> str:
     scale = {"l1_share": 100.0, "lost": 100.0, "output_error": 100.0, "coverage_per_token": 1000.0}.get(name, 1.0)
     percent = " %" if scale == 100.0 else ""

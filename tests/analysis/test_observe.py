@@ -205,7 +205,7 @@ def test_refusals_name_what_they_need():
     Observation({}, Options()).attach(loaded.model)
     with torch.inference_mode():
         prefill(loaded.model, exact, ids[:1], None)
-        with pytest.raises(CacheError, match="2 came after the prompt"):
+        with pytest.raises(CacheError, match="analysed token by token, but 2 tokens"):
             forward(loaded.model, exact, ids[:1, :2], None, torch.tensor([[20, 21]]))
     method.detach(loaded.model)
 
