@@ -14,13 +14,12 @@ from functools import cache
 from typing import Any
 
 from experiments import published
-from experiments.data import POINTS, preset
+from experiments.data import POINTS
 from experiments.item import Item
 from experiments.plan import Plan
 from experiments.runs import Run, composed
 from experiments.session import item_runs
 from kvbench.errors import KvbenchError
-from kvbench.hub.transfer import amount
 
 #: the GPU of the expected times and of the memory that has to suffice
 GPU = "h200"
@@ -157,57 +156,20 @@ def _setting(run: Run) -> Any:
 
 
 def downloads(runs: Sequence[Run]) -> list[str]:
-    """Return a line per model and data set that is not on this machine, with its size."""
-    lines = []
-    for name in sorted({run.model for run in runs if "model.weights=random" not in run.overrides}):
-        size = model_size(name)
-        if size:
-            lines.append(f"download: model {name}, {size}")
-    for run in {run.data: run for run in runs}.values():
-        lines += [f"download: {line}" for line in data_sizes(run)]
-    return lines or ["Nothing to download."]
-
-
-def model_size(name: str) -> str:
-    """Return the size of a model's weights to download; empty if they are on this machine."""
-    from kvbench.models.locate import locate
+    """Return a line per model, and per file of a data set, that is not on this machine, with its size."""
+    from kvbench import tasks
+    from kvbench.config.downloads import data_downloads, model_download
+    from kvbench.models import by_name
     from kvbench.models.spec import ModelConfig
     from kvbench.util.schema import build
 
-    group = preset("model", name)
-    try:
-        model = build(ModelConfig, group, "model") if group else None
-        if model is not None and locate(model).local:
-            return ""
-    except KvbenchError:
-        pass  # not on this machine, and the hub does not answer: the size follows from the architecture
-    parameters = (group.get("architecture") or {}).get("parameters")
-    gated = " (gated: its licence has to be accepted first)" if group.get("gated") else ""
-    return (f"about {amount(2 * parameters)}" if parameters else "of unknown size") + gated
-
-
-def data_sizes(run: Run) -> Iterator[str]:
-    """Yield a line per file of a run's data set that is not on this machine."""
-    from kvbench import tasks
-    from kvbench.tasks import hub_files
-
-    config = composed(run.overrides)["dataset"]
-    if config.get("path") is not None:
-        return
-    done = set()
-    for source, part in tasks.load(config).files():
-        name = source.file.replace("{task}", part).partition("!")[0]
-        if (source.hub_id, name) in done:
-            continue
-        done.add((source.hub_id, name))
-        try:
-            missing = hub_files.sizes(source, name, f"dataset {config['name']}", "")[1]
-        except KvbenchError as error:
-            yield f"dataset {run.data}: {source.hub_id}/{name} (size unknown: {str(error).splitlines()[0]})"
-            continue
-        if missing != 0:
-            size = "size unknown" if missing is None else amount(missing)
-            yield f"dataset {run.data}: {source.hub_id}/{name}, {size}"
+    names = sorted({run.model for run in runs if "model.weights=random" not in run.overrides})
+    entries = [model_download(build(ModelConfig, by_name.group(name), "model")) for name in names]
+    for run in {run.data: run for run in runs}.values():
+        group = composed(run.overrides)["dataset"]
+        entries += data_downloads(tasks.load(group), group)
+    missing = dict.fromkeys(entry for entry in entries if entry is not None and entry.bytes != 0)
+    return [f"download: {entry}" for entry in missing] or ["Nothing to download."]
 
 
 def duration(seconds: float) -> str:

@@ -67,7 +67,7 @@ def model_download(model: ModelConfig) -> Download | None:
     """Return what a model takes from the hub; None if it has random weights or is in a folder."""
     if model.weights == "random" or model.folder() is not None or model.hub_id is None:
         return None
-    what = f"model {model.name} ({model.hub_id})"
+    what = f"model {model.name} ({model.hub_id}{', gated' if model.gated else ''})"
     if is_cached(model):
         return Download(what, 0, "on this machine")
     try:

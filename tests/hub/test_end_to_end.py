@@ -153,7 +153,7 @@ def test_a_model_is_fetched_in_two_goes(hub: Hub, capsys: pytest.CaptureFixture[
     assert hub.downloads() == ["model-00002-of-00002.safetensors"]
     assert "model llama2-7b: 1 file, " in capsys.readouterr().err
     assert [str(entry) for entry in downloads(["llama2-7b", "tiny"], ["mini"])] == [
-        "model llama2-7b (meta-llama/Llama-2-7b-hf): on this machine"
+        "model llama2-7b (meta-llama/Llama-2-7b-hf, gated): on this machine"
     ]
 
 
@@ -194,7 +194,7 @@ def test_sizes_without_a_hub_are_estimates_or_unknown(
 ) -> None:
     with reachable(monkeypatch, tmp_path / "none", None):
         shown = [str(entry) for entry in downloads(["llama2-7b", "qwen1.5-7b-chat-awq"], ["gsm8k"])]
-    assert shown[0].startswith("model llama2-7b (meta-llama/Llama-2-7b-hf): 13.5 GB (about, 2 bytes for each of its ")
+    assert shown[0].startswith("model llama2-7b (meta-llama/Llama-2-7b-hf, gated): 13.5 GB (about, 2 bytes ")
     assert shown[1:] == [
         "model qwen1.5-7b-chat-awq (Qwen/Qwen1.5-7B-Chat-AWQ): unknown size (HF_HUB_OFFLINE is set)",
         "data openai/gsm8k/main/train-00000-of-00001.parquet: unknown size (HF_HUB_OFFLINE is set)",
