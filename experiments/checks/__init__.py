@@ -1,15 +1,19 @@
-"""The numbers of the documents, each with the file that it comes from (:mod:`experiments.check`)."""
+"""The numbers of the documents, each with the file that it comes from (:mod:`experiments.check`).
+
+Every module here but ``numbers`` and ``rules`` has a function ``rules()``, which yields those of one document or folder.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
 from experiments.checks.rules import Rule
 
 
 def rules() -> Iterator[Rule]:
-    """Yield all rules, one document's or folder's after the other."""
-    from experiments.checks import analysis, efficiency, h200, h200x2, methods, mini, quantspec, readme, tiny
-
-    for module in (readme, methods, mini, tiny, quantspec, efficiency, analysis, h200, h200x2):
-        yield from module.rules()
+    """Yield all rules, module by module."""
+    for module in iter_modules(__path__):
+        if module.name not in ("numbers", "rules"):
+            yield from import_module(f"{__name__}.{module.name}").rules()
