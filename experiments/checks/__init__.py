@@ -1,6 +1,7 @@
 """The numbers of the documents, each with the file that it comes from (:mod:`experiments.check`).
 
-Every module here but ``numbers`` and ``rules`` has a function ``rules()``, which yields those of one document or folder.
+Every module here but ``numbers`` and ``rules`` has a function ``rules()``: the rules of one document or folder. They
+import no torch.
 """
 
 from __future__ import annotations
