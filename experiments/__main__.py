@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths=tuple((text.partition("=")[0], text.partition("=")[2]) for text in arguments.path),
         lengths=tuple(arguments.lengths),
         device=arguments.device,
+        fold_only=arguments.fold_only,
         rerun=arguments.rerun,
         runs=arguments.runs,
         out=arguments.out,

@@ -25,6 +25,7 @@ class Plan:
         lengths: prompt lengths in place of a data set's or item's; empty: those that fit the model.
         device: ``runtime.device``.
         rerun: True to make samples of older code anew (``runtime.rerun``).
+        fold_only: make tables of what exists, and compute nothing.
         runs: folder of the runs, which the main command line shares (``runtime.results_dir``).
         out: folder of tables and figures.
     """
@@ -37,6 +38,7 @@ class Plan:
     lengths: tuple[int, ...] = ()
     device: str = "auto"
     rerun: bool = False
+    fold_only: bool = False
     runs: Path = Path("results/runs")
     out: Path = Path("results")
 

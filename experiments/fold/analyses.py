@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +15,7 @@ from experiments.data import data_overrides
 from experiments.item import Column, Model
 from experiments.plan import Plan
 from experiments.runs import composed, run_of
-from kvbench.analysis.outcome import Outcome
+from kvbench.analysis.outcome import Outcome, Shape
 from kvbench.config.run_config import RunConfig, check
 from kvbench.config.setting import parse
 from kvbench.errors import KvbenchError
@@ -24,6 +25,8 @@ from kvbench.util.progress import say
 
 #: packages whose code an analysis depends on
 CODE = ("analysis", "attention", "cache", "calibration", "methods", "models", "quantizers", "retrieval", "tasks")
+#: prompts after which an unfinished analysis is written, so that a killed command goes on there
+SAVED = 5
 #: with ``--data mini`` all bundled tasks together
 MINI = Column(name="mini", data="mini")
 
@@ -113,6 +116,8 @@ def _made(configs: list[tuple[RunConfig, str]], settings: dict[str, str], plan: 
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
     folder = plan.runs / f"attention-{digest}"
     if not (folder / "about.json").exists():
+        if plan.fold_only:
+            return Analysis(None, reason="not run")
         _make(configs, settings, steps, folder)
     return Analysis(Outcome.load(folder), folder.name)
 
@@ -135,19 +140,22 @@ def _make(configs: list[tuple[RunConfig, str]], settings: dict[str, str], steps:
     loaded = load(config.model, config.runtime)
     drawn: list[Sample] = [sample for one, _ in configs for sample in samples(one.task, loaded.tokenizer)]
     prompts = texts(drawn, loaded, config.model, steps)
-    outcome = analyse(loaded, prompts, methods, Options(steps=steps, positions=True), _reporter(loaded.name, prompts))
-    outcome.save(folder, {"settings_text": settings, "steps": steps})
-
-
-def _reporter(model: str, prompts: Sequence[Any]) -> Any:
-    done: list[str] = []
+    half = folder.with_name(f"{folder.name}.partial")
+    shape = Shape(loaded.architecture.layers, loaded.architecture.heads)
+    chosen = Options(steps=steps, positions=True)
+    outcome = Outcome(loaded.name, shape, chosen.bins, tuple(methods))
+    if (half / "about.json").exists():  # of a command that was killed
+        outcome = Outcome.load(half)
 
     def report(name: str) -> None:
-        done.append(name)
-        if len(done) % 5 == 0 or len(done) == len(prompts):
-            say(f"attention of {model}: {len(done)} of {len(prompts)} prompts")
+        done = len(outcome.prompts)
+        if done % SAVED == 0 and done < len(prompts):
+            outcome.save(half)
+            say(f"attention of {loaded.name}: {done} of {len(prompts)} prompts")
 
-    return report
+    analyse(loaded, prompts, methods, chosen, report, outcome)
+    outcome.save(folder, {"settings_text": settings, "steps": steps})
+    shutil.rmtree(half, ignore_errors=True)
 
 
 @cache

@@ -205,8 +205,6 @@ def _density_panels(
     model: Model, outcome: Outcome, spikes: np.ndarray, visible: np.ndarray, distances: np.ndarray, exponent: float
 ) -> list[dict[str, Any]]:
     of_steps = next(iter(outcome.positions["mean"].values()))
-    scores = of_steps[-1][2:]
-    place = np.arange(2, 2 + len(scores))
     totals, seen = spikes.sum(0), visible.sum(0)
     known = (totals > 0) & (distances > 0)
     x, y = distances[known], totals[known] / seen[known]
@@ -216,7 +214,7 @@ def _density_panels(
             "title": f"{model.title}: attention in one decode step",
             "x": "token position",
             "y": "mean attention probability",
-            "series": [{"kind": "stems", "x": place.tolist(), "y": _rounded(scores)}],
+            "series": [_stems(of_steps[-1][2:])],
         },
         {
             "title": f"{model.title}: exponent {exponent:.2f}",
@@ -247,12 +245,18 @@ def _step_panels(outcome: Outcome, highest: int, title: str) -> list[dict[str, A
                 "x": "token position" if number == min(3, len(of_steps) - 1) else "",
                 "y": "highest prob.",
                 "series": [
-                    {"kind": "stems", "x": place.tolist(), "y": _rounded(scores)},
+                    _stems(scores),
                     {"kind": "points", "x": place[top].tolist(), "y": _rounded(scores[top])},
                 ],
             }
         )
     return panels
+
+
+def _stems(scores: np.ndarray) -> dict[str, Any]:
+    """Return the series of the scores of positions 2, 3, ..., without those too small to be seen."""
+    seen = np.flatnonzero(scores > 0.005 * scores.max())
+    return {"kind": "stems", "x": (seen + 2).tolist(), "y": _rounded(scores[seen])}
 
 
 def _cell(model: Model, row: str, heading: Heading, number: float, error: float, count: int, made: Analysis) -> Cell:

@@ -62,6 +62,7 @@ def analyse(
     methods: Mapping[str, Method],
     options: Options | None = None,
     report: Callable[[str], None] | None = None,
+    outcome: Outcome | None = None,
 ) -> Outcome:
     """Let a model answer prompts with exact attention, and compare each method's attention with it at every step.
 
@@ -75,6 +76,7 @@ def analyse(
             that speculates is analysed without its draft (``Method.alone``).
         options: what is observed; None: the defaults.
         report: called after each prompt with its id.
+        outcome: an outcome of the same model, methods and options to go on with: prompts that it has are left out.
 
     Raises:
         ConfigError: there is no prompt.
@@ -84,8 +86,12 @@ def analyse(
     if not prompts:
         raise ConfigError("samples", None, "does not provide a prompt to analyse", hint="dataset.limit=4")
     shape = loaded.architecture
-    outcome = Outcome(loaded.name, Shape(shape.layers, shape.heads), options.bins, tuple(methods))
+    if outcome is None:
+        outcome = Outcome(loaded.name, Shape(shape.layers, shape.heads), options.bins, tuple(methods))
+    done = {prompt["id"] for prompt in outcome.prompts}
     for text in prompts:
+        if text.id in done:
+            continue
         observation, bills = observed(loaded, text, methods, options)
         add(outcome, text, observation, bills)
         if report is not None:

@@ -159,6 +159,16 @@ def test_blocks_change_nothing():
             assert np.allclose(array, small.errors[name][part], atol=1e-5), (name, part)
 
 
+def test_an_outcome_goes_on_where_it_ended():
+    settings, loaded, options = {"kivi": made("kivi")}, loaded_of(), Options(steps=1, bins=BINS)
+    texts = [text_of(60, seed) for seed in range(3)]
+    whole = analyse(loaded, texts, settings, options)
+    half, reported = analyse(loaded, texts[:2], settings, options), []
+    assert analyse(loaded, texts, settings, options, reported.append, half) is half
+    assert reported == ["text 2"] and half.rows == whole.rows
+    assert np.array_equal(half.errors["kivi"]["l1"], whole.errors["kivi"]["l1"])
+
+
 class Largest(TorchDispatchMode):
     """The number of elements of the largest tensor that any operation returns."""
 

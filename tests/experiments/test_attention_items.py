@@ -13,6 +13,7 @@ from experiments.registry import items
 from experiments.write import write
 from kvbench.analysis.bins import Bins
 from kvbench.analysis.outcome import Outcome, Shape
+from tests.data_support import data_dir
 
 NAMES = ("table4", "figure1", "figure2", "figure3", "figure4", "figure8")
 LAYERS, HEADS, STEPS, TOKENS = 2, 3, 4, 60
@@ -81,6 +82,50 @@ def test_every_item_is_folded_written_and_drawn(name, folded, tmp_path):
     assert cells["claims"] and all(one["verdict"] != "not run" for one in cells["claims"])
     if item.draw != "table":
         assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").is_file()
+
+
+def test_an_analysis_is_made_once_and_a_killed_one_goes_on(monkeypatch, tmp_path):
+    """On the bundled model with one short prompt of each bundled task."""
+    from experiments.fold import analyses
+    from experiments.item import Model
+    from kvbench.analysis import analyse as module
+
+    plan = Plan(models=("tiny",), data="mini", limit=1, lengths=(512,), runs=tmp_path)
+    chosen = {"KIVI": "kivi:int2:residual=32"}
+    monkeypatch.setattr(analyses, "SAVED", 1)
+    observed, calls = module.observed, []
+
+    def cut(loaded, text, methods, options):
+        calls.append(text.id)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return observed(loaded, text, methods, options)
+
+    monkeypatch.setattr(module, "observed", cut)
+    make = lambda plan: analyses.analysis(Model("tiny"), (), chosen, plan, prompts=2, steps=1)  # noqa: E731
+    with pytest.raises(KeyboardInterrupt):
+        make(plan)
+    assert make(Plan(**{**vars(plan), "fold_only": True})).reason == "not run"
+    first = make(plan)
+    assert len(calls) == 6 and len(set(calls)) == 5 and len(first.outcome.prompts) == 5
+    assert [path.name for path in tmp_path.iterdir()] == [first.id]
+    again = make(plan)
+    assert len(calls) == 6 and again.id == first.id and again.outcome.rows == first.outcome.rows
+    absent = analyses.analysis(Model("llama3-8b-instruct"), (), chosen, plan, prompts=2, steps=1)
+    assert absent.outcome is None and "llama3-8b-instruct" in absent.reason
+
+
+def test_the_papers_own_records(tmp_path):
+    """Figure 2 reads GSM8K and OpenBookQA, with the bundled model in place of the paper's."""
+    paths = (
+        ("gsm8k_logquant", str(data_dir("gsm8k"))),
+        ("openbookqa", str(data_dir("openbookqa"))),
+    )
+    plan = Plan(models=("tiny",), limit=1, max_new_tokens=2, paths=paths, runs=tmp_path)
+    table = spikes.steps(items()["logquant/figure2"], plan)
+    assert [cell.row for cell in table.cells] == ["GSM8K", "OpenBookQA"]
+    assert all(0 <= cell.ours <= 100 and cell.n == 1 for cell in table.cells)
+    assert len(table.arrays["panels"]) == 4
 
 
 def test_table_4_has_the_papers_numbers_for_its_model_and_data():
