@@ -9,6 +9,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from kvbench.attention import reference
 from kvbench.cache import Prompts
+from kvbench.cache.options import Options
 from kvbench.cache.segments.base import FullSegment
 from kvbench.cache.store import Store
 from kvbench.decoding import generate
@@ -37,6 +38,16 @@ def test_without_reorder_attention_visits_run_by_run(monkeypatch):
             assert reference.blocks(layer, row) == keys
         visits[reorder] = keys
     assert len(visits[True]) < 5 < len(visits[False])
+
+
+def test_without_reorder_the_row_says_why_no_kernel_served():
+    llama, (ids, _) = model("llama"), padded_batch([200])
+    method = load_method("cocktail", encoder="bm25", chunk_size=8, split=(10, 40, 50), reorder=False)
+    cache = method.new_cache(llama, Prompts.from_batch(ids, decode=lambda ids: " ".join(map(str, ids))))
+    cache.options = Options(kernels="triton")
+    generate(llama, cache, ids, max_new_tokens=2)
+    assert {"reference", "packed", "reference (chunks are visited where they stand)"} <= cache.layers[0].paths
+    method.detach(llama)
 
 
 def test_reset_closes_an_open_prompt():
