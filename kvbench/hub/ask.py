@@ -47,8 +47,13 @@ def ask(repository: Repository, name: str) -> Answer:
     return answer
 
 
-def demand(repository: Repository, name: str) -> Answer:
+def demand(repository: Repository, name: str, *, only_repository: bool = False) -> Answer:
     """Return the hub's answer about a file that it has.
+
+    Args:
+        repository: the repository at the revision.
+        name: name of the file.
+        only_repository: True if it is enough that the hub has the repository at this revision.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account, or does not have the file.
@@ -58,7 +63,7 @@ def demand(repository: Repository, name: str) -> Answer:
         raise HubError(answer.problem, absent=True)
     if answer.status in (401, 403):
         raise refused(repository, answer.status)
-    if answer.status == 404:
+    if answer.status == 404 and not (only_repository and answer.commit):
         raise HubError(f"the hub does not have this file at revision {repository.asked} (404)", absent=True)
     return answer
 
@@ -80,7 +85,7 @@ def _request(url: str) -> Answer:
     try:
         metadata = get_hf_file_metadata(url, timeout=PROBE_SECONDS)
     except HfHubHTTPError as error:
-        return Answer(status=error.response.status_code)
+        return Answer(status=error.response.status_code, commit=error.response.headers.get("X-Repo-Commit"))
     except Exception as error:  # whatever goes wrong on the way is the answer
         text = str(error).strip().splitlines()
         return Answer(problem=": ".join([type(error).__name__, *text[:1]]))

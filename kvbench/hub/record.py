@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,10 @@ FILE = "kvbench.json"
 
 
 def recorded(repository: Repository) -> dict[str, Any]:
-    """Return ``commit``, ``fetched`` (the date) and ``files`` (name to ``bytes`` and ``sha256``); empty if unknown."""
+    """Return ``commit``, ``fetched`` (the date), ``files`` (name to ``bytes`` and ``sha256``) and any ``splits``.
+
+    Empty if nothing is recorded.
+    """
     entry = _read(repository).get(repository.asked)
     return entry if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else {}
 
@@ -79,6 +82,13 @@ def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str,
     return entries
 
 
+def note_split(repository: Repository, name: str, files: Sequence[str]) -> None:
+    """Record which files a split has, for machines that cannot ask the hub."""
+    today = datetime.date.today().isoformat()
+    splits = {name: list(files)}
+    _update(repository, {"commit": repository.commit(), "fetched": today, "files": {}, "splits": splits})
+
+
 def sha256(file: Path) -> str:
     """Return the SHA-256 of a file of the cache: the hub's if the file is stored under it, else that of its content."""
     name = stored_hash(file) or ""
@@ -129,13 +139,13 @@ def _read(repository: Repository) -> dict[str, Any]:
 
 
 def _update(repository: Repository, entry: dict[str, Any]) -> None:
-    """Add an entry for the revision; the commit and the date of an earlier entry stay, its files are added to."""
+    """Add an entry for the revision; commit and date of an earlier entry stay, its files and splits are added to."""
     with suppress(OSError):  # a cache that is only readable
         repository.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(repository.folder / f".{FILE}.lock"):
             revisions = _read(repository)
             before = revisions.get(repository.asked) or {}
-            files = {**before.get("files", {}), **entry["files"]}
-            revisions[repository.asked] = {**entry, **before, "files": files}
+            merged = {key: {**before.get(key, {}), **entry[key]} for key in ("files", "splits") if entry.get(key)}
+            revisions[repository.asked] = {**entry, **before, **merged}
             text = json.dumps({"version": 1, "revisions": revisions}, indent=1, sort_keys=True)
             atomic.write(repository.folder / FILE, text.encode() + b"\n")

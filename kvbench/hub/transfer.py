@@ -40,13 +40,13 @@ def plan(repository: Repository, wanted: Callable[[Sequence[str]], Sequence[str]
     Args:
         repository: the repository at the revision.
         wanted: chooses among the names of all of its files.
-        probe: a file that every such repository has, about which the hub is asked first.
+        probe: a file that most repositories have, about which the hub is asked first.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account, does not have the repository or revision, or the
             revision has moved since its first fetch.
     """
-    settle(repository, demand(repository, probe).commit, "the hub")
+    settle(repository, demand(repository, probe, only_repository=True).commit, "the hub")
     with _translated(repository):
         from huggingface_hub import HfApi
         from huggingface_hub.hf_api import RepoFile

@@ -51,7 +51,7 @@ class Found:
     Args:
         path: the file, the archive, or the first shard.
         member: name of the member in the archive; None for a file.
-        more: the other shards of a parquet file, in order.
+        more: the other shards, in order.
     """
 
     path: Path

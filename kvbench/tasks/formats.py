@@ -92,6 +92,10 @@ def read_text(found: Found) -> str:
 
 
 def _numbered(found: Found) -> Iterator[tuple[str, Any]]:
+    if found.more and found.ending != ".parquet":
+        for part in found.each():
+            yield from _numbered(part)
+        return
     if found.ending == ".parquet":
         values: Iterable[Any] = parquet_records(found)
     elif found.ending == ".json" and (content := found.content()).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from kvbench.errors import DataError
 from kvbench.hub.ask import demand
-from kvbench.hub.record import settle
+from kvbench.hub.record import note_split, recorded, settle
 from kvbench.hub.repository import HubError, Repository
 from kvbench.hub.transfer import Plan, fetch, fetch_file, plan
 from kvbench.tasks.shards import whole_split
 from kvbench.tasks.source import HubSource
+from kvbench.tasks.splits import is_split, split_files
 
 
 def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
@@ -20,7 +21,7 @@ def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
 
     Args:
         source: repository and revision; its `file` is not used.
-        name: path of the file in the repository; may contain ``*``.
+        name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
         what: the data set as messages name it.
 
     Raises:
@@ -30,13 +31,18 @@ def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
     folder = None if repository is None else repository.snapshot()
     if repository is None or folder is None:
         return None
-    if "*" in name:
+    if is_split(name):
+        matches = [str(file) for file in recorded(repository).get("splits", {}).get(name, [])]
+    elif "*" in name:
         matches = [str(file.relative_to(folder)) for file in folder.glob(name) if file.is_file()]
     else:
-        matches = [name] * (folder / name).is_file()
+        matches = [name]
     try:
-        files = [folder / file for file in whole_split(matches, name, what, folder)] if matches else []
+        ordered = whole_split(matches, name, what, folder) if matches and not is_split(name) else matches
     except DataError:
+        return None
+    files = [folder / file for file in ordered]
+    if not all(file.is_file() for file in files):
         return None
     if files:
         try:
@@ -51,7 +57,7 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
 
     Args:
         source: repository and revision; its `file` is not used.
-        name: path of the file in the repository; may contain ``*``.
+        name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
         what: the data set as messages name it.
         remedy: hint of the error for a file that cannot be downloaded.
 
@@ -64,10 +70,12 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
     if repository is None:
         raise DataError(f"{what}: no file is given.\n  hint: set dataset.path=FILE_OR_FOLDER")
     try:
-        if "*" not in name:
+        if "*" not in name and not is_split(name):
             return [fetch_file(repository, name)]
         files = plan(repository, lambda names: _matching(names, name, what, repository), "README.md")
         folder = fetch(repository, files)
+        if is_split(name):
+            note_split(repository, name, files.files)
         return [folder / file for file in files.files]
     except HubError as error:
         raise refusal(source, name, what, error, remedy) from error
@@ -82,7 +90,7 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
 
     Args:
         source: repository and revision; its `file` is not used.
-        name: path of the file in the repository; may contain ``*``.
+        name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
         what: the data set as messages name it.
         remedy: hint of the error for a file that cannot be downloaded.
     """
@@ -93,7 +101,7 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
     if here:
         return sum(file.stat().st_size for file in here), 0
     try:
-        if "*" not in name:
+        if "*" not in name and not is_split(name):
             size = demand(repository, name).size
             return size or 0, size
         files: Plan = plan(repository, lambda names: _matching(names, name, what, repository), "README.md")
@@ -114,6 +122,8 @@ def _repository(source: HubSource) -> Repository | None:
 
 
 def _matching(names: Sequence[str], pattern: str, what: str, repository: Repository) -> list[str]:
+    if is_split(pattern):
+        return split_files(pattern, names, fetch_file(repository, "README.md") if "README.md" in names else None)
     matches = fnmatch.filter(names, pattern)
     if not matches:
         raise HubError(f"the hub does not have this file at revision {repository.asked}", absent=True)

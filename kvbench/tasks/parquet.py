@@ -35,7 +35,7 @@ def parquet_records(found: Found) -> Iterator[Record]:
         raise DataError(f"{found}: reading parquet needs {error.name}.\n  hint: pip install datasets") from error
     most, total = limit(MAX_FILE), 0
     try:
-        with tempfile.TemporaryDirectory() as folder, _silenced(), _on_disk(found, Path(folder)) as files:
+        with tempfile.TemporaryDirectory() as folder, silenced(), _on_disk(found, Path(folder)) as files:
             stream = datasets.load_dataset(
                 "parquet",
                 data_files={"rows": [glob.escape(str(file)) for file in files]},
@@ -77,7 +77,7 @@ def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Keep `datasets` from logging what becomes an exception anyway."""
     from datasets.utils import logging
 

@@ -16,6 +16,8 @@ class HubSource:
         revision: commit, which pins the content; None for the newest.
         file: path in the repository. ``{task}`` is replaced by the name of a task or split, ``a.zip!b.jsonl`` is the
             member b.jsonl of an archive, and ``*`` matches any characters (one file, or all shards of a split).
+            ``@CONFIG/{task}`` is what the package `datasets` takes for the split: the files that the repository's
+            README or their names assign to it; ``@/{task}`` in the repository's default configuration.
     """
 
     hub_id: str | None = None

@@ -77,6 +77,47 @@ def test_a_pattern_is_a_file_or_all_shards_of_a_split(hub: Hub) -> None:
         data.find(HubSource(hub_id="o/m", file="train-*.parquet"), "test", None, "toy")
 
 
+README = """---
+configs:
+- config_name: main
+  data_files:
+  - split: train
+    path: main/train-*
+  - split: test
+    path: main/test-*
+- config_name: lines
+  data_files: lines/*.jsonl
+---
+"""
+
+
+def test_a_split_is_what_datasets_finds_in_the_repository(hub: Hub) -> None:
+    """Its rules, on names alone: no request of its own, and what it found is known offline afterwards."""
+    shards = {f"main/test-0000{shard}-of-00002.parquet": rows(shard) for shard in range(2)}
+    lines = {f"lines/{name}.jsonl": json.dumps({"text": name}).encode() for name in "ab"}
+    hub.add("datasets/o/r", {"README.md": README.encode(), **shards, **lines, "main/train-0.parquet": rows(5)})
+
+    def texts(name: str, split: str, repository: str = "o/r") -> list[str]:
+        found = data.find(HubSource(hub_id=repository, file=name), split, None, "toy")
+        return [record["text"] for record in data.read_records(found)]
+
+    assert texts("@main/{task}", "test") == ["text 0", "text 1"]
+    assert texts("@lines/{task}", "train") == ["a", "b"]
+    hub.asked.clear()
+    assert texts("@main/{task}", "test") == ["text 0", "text 1"] and not hub.asked
+    with pytest.raises(DataError, match=r"the repository has no split 'dev' \(it has: train, test\)\.\n  hint: set"):
+        texts("@main/{task}", "dev")
+    with pytest.raises(DataError, match=r"finds no such files: BuilderConfig 'mian' not found\. Available: \['main'"):
+        texts("@mian/{task}", "test")
+    # by the names of the files, without a README
+    hub.add("datasets/o/s", {"data/train.jsonl": b'{"text": "t"}', "data/test.csv": b"text\nu"})
+    hub.add("datasets/o/t", {"data/validation-00000-of-00001.parquet": rows(7), "other.txt": b"x"})
+    assert texts("@/{task}", "validation", "o/t") == ["text 7"]
+    hub.add("datasets/o/u", {"u.py": b"raise SystemExit('a script')"})
+    with pytest.raises(DataError, match=r"it has a script \(u\.py\), and scripts are never run\.\n  hint: "):
+        texts("@/{task}", "test", "o/u")
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [

@@ -1,0 +1,66 @@
+"""The files of a split, as the package `datasets` resolves them from a repository's README and file names.
+
+`datasets` is shown a folder of empty files with the repository's names, so that it applies its rules without its own
+network access, whose retries take half a minute; the files themselves are downloaded and verified by `kvbench.hub`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from kvbench.hub.repository import HubError
+from kvbench.tasks.parquet import silenced
+
+#: most files of a repository whose splits are resolved
+_MOST = 20_000
+
+
+def is_split(name: str) -> bool:
+    """Return True if `name` asks for a split (``@CONFIG/SPLIT``, or ``@/SPLIT``) rather than for a file."""
+    return name.startswith("@")
+
+
+def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[str]:
+    """Return the names of a split's files, in order.
+
+    Args:
+        name: ``@CONFIG/SPLIT``, or ``@/SPLIT`` for the repository's default configuration.
+        names: names of all files of the repository.
+        readme: its README.md, which may list configurations; None if it has none.
+
+    Raises:
+        HubError: the repository has no such configuration or split, or no files that are read without a script.
+    """
+    import datasets
+
+    config, _, split = name.removeprefix("@").rpartition("/")
+    plain = [entry for entry in names if not PurePosixPath(entry).is_absolute() and ".." not in entry.split("/")]
+    if len(plain) > _MOST:
+        raise HubError(f"the repository has {len(plain)} files", "name the split's files: dataset.source.file=FILE")
+    with tempfile.TemporaryDirectory() as temporary, silenced():
+        folder = Path(temporary, "repository")
+        for entry in plain:
+            (folder / entry).parent.mkdir(parents=True, exist_ok=True)
+            (folder / entry).touch()
+        if readme is not None:
+            shutil.copyfile(readme, folder / "README.md")
+        try:
+            builder = datasets.load_dataset_builder(str(folder), name=config or None, cache_dir=f"{temporary}/cache")
+            splits = {str(key): list(files) for key, files in (builder.config.data_files or {}).items()}
+        except Exception as error:  # the kinds of errors of `datasets` change with its version
+            reason = str(error).replace(str(folder), "the repository").splitlines()[0].rstrip(".")
+            scripts = [entry for entry in plain if entry.endswith(".py")]
+            script = f"; it has a script ({scripts[0]}), and scripts are never run" if scripts else ""
+            raise HubError(
+                f"the package datasets finds no such files: {reason}{script}",
+                "set dataset.source.file=@CONFIG/{task} with another CONFIG, or to the path of a file",
+            ) from error
+        if split not in splits:
+            raise HubError(
+                f"the repository has no split '{split}' (it has: {', '.join(splits)})",
+                "set dataset.split to one of them",
+            )
+        return [Path(file).resolve().relative_to(folder.resolve()).as_posix() for file in splits[split]]
