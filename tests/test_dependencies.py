@@ -35,7 +35,6 @@ USED_OTHERWISE = {
     "ruff": "a command",
     "mypy": "a command",
     "types_pyyaml": "types for mypy",
-    "datasets": "fetching and the tables of the papers will use it",
 }
 #: imported, and not declared: with the reason
 UNDECLARED = {
