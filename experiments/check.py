@@ -56,8 +56,8 @@ def documents(root: Path) -> list[str]:
 
 
 @dataclass
-class Result:
-    """What a comparison found.
+class Outcome:
+    """The outcome of a comparison.
 
     Attributes:
         differences: numbers that differ from their file.
@@ -70,7 +70,7 @@ class Result:
     covered: dict[str, set[int]] = field(default_factory=dict)
 
 
-def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Result:
+def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Outcome:
     """Compare documents with the files.
 
     Args:
@@ -78,21 +78,21 @@ def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Res
         root: folder of the documents.
         write: write what the files give into the documents.
     """
-    result, grouped = Result(), dict[str, list[Rule]]()
+    outcome, grouped = Outcome(), dict[str, list[Rule]]()
     try:
         for rule in wanted:
             grouped.setdefault(rule.document, []).append(rule)
     except (LookupError, OSError) as error:
-        result.lost.append(f"{type(error).__name__}: {error}")
+        outcome.lost.append(f"{type(error).__name__}: {error}")
     for document, mine in grouped.items():
         text = (root / document).read_text(encoding="utf-8")
         changes: dict[tuple[int, int], tuple[str, str]] = {}
-        covered = result.covered[document] = set()
+        covered = outcome.covered[document] = set()
         for rule in mine:
             try:
                 places = rule.find(text)
             except NotFound as error:
-                result.lost.append(str(error))
+                outcome.lost.append(str(error))
                 continue
             for place in places:
                 covered.update(range(place.start, place.stop))
@@ -101,12 +101,12 @@ def check(wanted: Iterable[Rule], root: Path = ROOT, write: bool = False) -> Res
                     changes[place.start, place.stop] = (new, place.source)
         for (start, stop), (right, source) in sorted(changes.items()):
             line = text.count("\n", 0, start) + 1
-            result.differences.append(Difference(document, line, text[start:stop], right, source))
+            outcome.differences.append(Difference(document, line, text[start:stop], right, source))
         if write and changes:
             for (start, stop), (right, _) in sorted(changes.items(), reverse=True):
                 text = text[:start] + right + text[stop:]
             (root / document).write_text(text, encoding="utf-8")
-    return result
+    return outcome
 
 
 def _wanted(text: str, place: Shown) -> str | None:
@@ -155,19 +155,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write the files' numbers into the documents")
     parser.add_argument("--uncovered", action="store_true", help="list the numbers of tables that no rule covers")
     arguments = parser.parse_args(argv)
-    found = check(rules(), write=arguments.write)
-    for difference in found.differences:
+    outcome = check(rules(), write=arguments.write)
+    for difference in outcome.differences:
         print(f"{'written: ' if arguments.write else ''}{difference}")
-    for place in found.lost:
+    for place in outcome.lost:
         print(f"error: {place}", file=sys.stderr)
     if arguments.uncovered:
-        for name, line, number in uncovered(found.covered, documents(ROOT)):
+        for name, line, number in uncovered(outcome.covered, documents(ROOT)):
             print(f"{name}:{line}: {number} has no rule")
         for (name, head), reason in EXEMPT.items():
             print(f"{name}{f', {head}' if head else ''}: no rules needed: {reason}")
-    differ = f"{len(found.differences)} numbers {'written' if arguments.write else 'differ from their files'}"
-    print(f"{len(found.covered)} documents, {differ}, {len(found.lost)} rules without a place")
-    return 1 if found.lost or (found.differences and not arguments.write) else 0
+    differ = f"{len(outcome.differences)} numbers {'written' if arguments.write else 'differ from their files'}"
+    print(f"{len(outcome.covered)} documents, {differ}, {len(outcome.lost)} rules without a place")
+    return 1 if outcome.lost or (outcome.differences and not arguments.write) else 0
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ def _attention() -> Iterator[Rule]:
         ("32/8 heads, 128k", "8b", 128),
     ):
         rows = [attention(FIRST, model, 1, thousands, form) for form in ("int8", "int4_g32", "int4_g128", "int2_g128")]
-        found = [row for row in rows if row is not None]
-        values = [found[0]["best_us"], *(x for row in found for x in (row["us"], times(row), share(row)))]
+        measured = [row for row in rows if row is not None]
+        values = [measured[0]["best_us"], *(x for row in measured for x in (row["us"], times(row), share(row)))]
         yield Row(SPEED, "", label, values, FIRST)
 
 

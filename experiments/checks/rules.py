@@ -90,15 +90,15 @@ class Row:
         if not lines or (len(lines) > 1 and not self.after):
             raise NotFound(f"{where}: occurs {len(lines)} times")
         line = lines[0]
-        found = list(NUMBER.finditer(line["cells"]))
-        if len(found) != len(self.values):
-            raise NotFound(f"{where}: has {len(found)} numbers, the rule has {len(self.values)} values")
+        numbers = list(NUMBER.finditer(line["cells"]))
+        if len(numbers) != len(self.values):
+            raise NotFound(f"{where}: has {len(numbers)} numbers, the rule has {len(self.values)} values")
         first = line.start("cells")
         in_label = NUMBER.finditer(text, line.start(), first)
         labels = [Shown(*number.span(), None, self.source) for number in in_label]
         return labels + [
             Shown(first + number.start(), first + number.end(), value, self.source)
-            for number, value in zip(found, self.values, strict=True)
+            for number, value in zip(numbers, self.values, strict=True)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Numbers of the documents: held to their files, found, compared and written as the document shows them."""
+"""Numbers of the documents: held to their files, outcome, compared and written as the document shows them."""
 
 import subprocess
 import sys
@@ -42,11 +42,11 @@ def row(*values, after="| | kivi | atom |", label="speed"):
 
 
 def test_the_documents_show_what_their_files_say():
-    found = check.check(rules())
-    assert [str(difference) for difference in found.differences] == [], "python -m experiments --check --write"
-    assert found.lost == []
-    assert len(found.covered) > 12 and sum(map(len, found.covered.values())) > 5000
-    missing = check.uncovered(found.covered, check.documents(ROOT))
+    outcome = check.check(rules())
+    assert [str(difference) for difference in outcome.differences] == [], "python -m experiments --check --write"
+    assert outcome.lost == []
+    assert len(outcome.covered) > 12 and sum(map(len, outcome.covered.values())) > 5000
+    missing = check.uncovered(outcome.covered, check.documents(ROOT))
     assert [place for place in missing if place[0] == "README.md"] == []
 
 
@@ -58,14 +58,14 @@ def test_the_check_needs_no_torch():
 def test_numbers_are_compared_with_the_digits_that_are_shown(tmp_path):
     agreeing = [text(1.8499, 12.4501, 1319), row(3.35, 0.1204, 0.0051, -7.05), row(9.94e-5, after="## Later")]
     assert check.check(agreeing, page(tmp_path)).differences == []
-    found = check.check([text(1.86, 12.5, 1320), row(3.4, 0.12, 0.0056, 7.1)], tmp_path).differences
-    assert [(entry.line, entry.shown, entry.wanted) for entry in found] == [
+    outcome = check.check([text(1.86, 12.5, 1320), row(3.4, 0.12, 0.0056, 7.1)], tmp_path).differences
+    assert [(entry.line, entry.shown, entry.wanted) for entry in outcome] == [
         (3, "1.8", "1.9"),
         (4, "1,319", "1,320"),
         (8, ".005", ".006"),
         (8, "−7.1", "+7.1"),
     ]
-    assert str(found[0]) == "page.md:3: shows 1.8, figures.json gives 1.9"
+    assert str(outcome[0]) == "page.md:3: shows 1.8, figures.json gives 1.9"
 
 
 def test_writing_changes_the_numbers_and_nothing_else(tmp_path):
@@ -159,6 +159,6 @@ def test_numbers_that_slipped_before_would_be_found(tmp_path):
         shown = (tmp_path / name).read_text(encoding="utf-8")
         assert right in shown, (name, right)
         (tmp_path / name).write_text(shown.replace(right, wrong, 1), encoding="utf-8")
-    found = check.check(rules(), tmp_path)
-    assert sorted(difference.document for difference in found.differences) == sorted(name for name, _, _ in SLIPS)
-    assert found.lost == []
+    outcome = check.check(rules(), tmp_path)
+    assert sorted(difference.document for difference in outcome.differences) == sorted(name for name, _, _ in SLIPS)
+    assert outcome.lost == []
