@@ -142,7 +142,7 @@ def latex(item: Item, folded: Folded) -> str:
         lines += [r"\midrule", rf"\multicolumn{{{len(folded.headings) + 1}}}{{l}}{{\emph{{{escaped(model)}}}}} \\"]
         for row in folded.rows:
             own = [(folded.at(model, row, h.name), h) for h in folded.headings]
-            ours = [with_error(c.ours, c.stderr, h.digits).replace("±", r"\,$\pm$\,") if c else "" for c, h in own]
+            ours = [with_error(c.ours, c.stderr, h.digits).replace(" ±", r"\,$\pm$\,") if c else "" for c, h in own]
             lines.append(" & ".join([escaped(row), *(text or "--" for text in ours)]) + r" \\")
             if any(c is not None and c.paper is not None for c, _ in own) and not folded.marks:
                 paper = [number(c.paper, h.digits) if c else "" for c, h in own]

@@ -13,7 +13,7 @@ from experiments.fold.sources import Cause, missing_runs, runs_of, sources_of
 from experiments.item import Claim, Column, Grid, Group, Model, Row
 from experiments.plan import Plan
 from experiments.runs import Outcome, Run, execute, run_of
-from kvbench.errors import ModelError
+from kvbench.errors import ConfigError, ModelError
 
 MINI = (Column(name="needle", data="mini", task="needle", options=("dataset.tasks=[needle]",)),)
 ITEM = Grid(
@@ -200,3 +200,26 @@ def test_dry_run(plan, capsys, monkeypatch):
     assert 200 * 127 * 3e-3 < seconds < 200 * 127 * 6e-3
     assert 14 < peak / 2**30 < 17
     assert [duration(12), duration(120), duration(7200)] == ["12 s", "2.0 min", "2.0 h"]
+
+
+def test_joblib_makes_each_run_once_in_processes_of_their_own(tmp_path):
+    wrong = [Run(("method=fp16", f"dataset={name}"), "tiny", name) for name in ("none", "nothing", "none")]
+    outcomes = list(runs.execute_all(wrong, "joblib", 2))
+    assert {outcome.run.data for outcome in outcomes} == {"none", "nothing"} and len(outcomes) == 2
+    assert all(outcome.status == "absent" and outcome.reason for outcome in outcomes)
+
+
+def test_a_missing_calibration_is_made(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    typed = []
+
+    def refuse(config, checked, task):
+        raise ConfigError("method.calibration", None, "there is none")
+
+    monkeypatch.setattr("kvbench.runner.resolve.material", refuse)
+    monkeypatch.setattr("kvbench.cli.calibrate.main", typed.append)
+    run = run_of("kvquant", "tiny", ["dataset=mini"], Plan())
+    runs.calibrate(runs.composed(run.overrides), run)
+    assert typed == [["--model", "tiny", "--text", "mini", "python", "--device", "auto"]]
+    runs.calibrate({}, run_of("kivi", "tiny", ["dataset=mini"], Plan()))
+    assert len(typed) == 1

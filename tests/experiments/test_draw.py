@@ -1,0 +1,93 @@
+"""Tables as text, and pictures where matplotlib is missing."""
+
+import builtins
+
+import pytest
+
+from experiments.draw.figure import NO_MATPLOTLIB, draw
+from experiments.draw.table import claims, escaped, latex, markdown, number, to_csv, with_error
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.item import Column, Grid, Row
+from experiments.plan import Plan
+from experiments.write import write
+
+ITEM = Grid(
+    id="cocktail/figure9",
+    number="Figure 9",
+    title="A sweep",
+    caption="A caption.",
+    rows=(Row(name="a 1", setting="fp16", series="a", x=1.0), Row(name="a 2", setting="kivi", series="a", x=2.0)),
+    columns=(Column(name="score", data="mini"),),
+    draw="sweep",
+)
+VERDICTS = [
+    Verdict(
+        claim="more", model="tiny", paper=0.5, ours=2.0, stderr=0.5, n=10, low=0.0, high=float("inf"), unit="%",
+        verdict="holds",
+    )
+]  # fmt: skip
+
+
+def folded(marks=()):
+    cells = [
+        Cell(model="tiny", row="a 1", column="score", paper=50.0, ours=48.0, stderr=1.5, n=10, runs=("one",)),
+        Cell(model="tiny", row="a 2", column="score", reason="no weights\n  hint: get them"),
+    ]
+    rows = ["a 1", "a 2"]
+    headings = [Heading(name="score")]
+    return Folded(headings=headings, rows=rows, models=["tiny"], cells=cells, verdicts=VERDICTS, marks=marks)
+
+
+def test_paper_ours_and_difference():
+    text = markdown(ITEM, folded())
+    assert "| | | score (n = 10) |" in text
+    for line in ("| a 1 | paper | 50.00 |", "|  | ours | 48.00 ±1.50 |", "|  | ours - paper | -2.00 |"):
+        assert line in text
+    assert "Empty (a 2): no weights" in text and "hint" not in text
+    assert "| more | tiny | +0.50 | +2.00 ±0.50 | 10 | above 0 % | holds |" in text
+
+
+def test_generated_records_show_no_difference():
+    text = markdown(ITEM, folded(marks=["format only"]))
+    assert "**format only**" in text and "paper |" not in text and "holds" not in text
+    assert "50.00" not in latex(ITEM, folded(marks=["format only"]))
+
+
+def test_csv_has_a_line_per_cell():
+    head, first, second = to_csv(folded()).splitlines()
+    assert head.split(",")[:6] == ["model", "row", "column", "paper", "ours", "difference"]
+    assert first == "tiny,a 1,score,50.0,48.0,-2.0,1.5,10,,,one,"
+    assert second.endswith(",no weights")
+
+
+def test_latex():
+    text = latex(ITEM, folded())
+    assert r"a 1 & 48.00\,$\pm$\,1.50 \\" in text and r"\quad paper & 50.00 \\" in text and r"a 2 & -- \\" in text
+    assert escaped("50% of a_b & γ") == r"50\% of a\_b \& $\gamma$"
+
+
+def test_numbers():
+    assert (number(None), number(1.005, 1), number(2.0, 2, sign=True)) == ("", "1.0", "+2.00")
+    assert (with_error(1.0, None), with_error(None, 1.0), with_error(1.0, 0.25)) == ("1.00", "", "1.00 ±0.25")
+    assert claims(VERDICTS)[0].startswith("| claim |")
+
+
+def test_without_matplotlib_tables_are_written_all_the_same(tmp_path, monkeypatch):
+    imported = builtins.__import__
+
+    def missing(name, *rest):
+        if name == "matplotlib":
+            raise ImportError(name)
+        return imported(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    folder, reason = write(ITEM, folded(), Plan(models=("tiny",), data="mini", out=tmp_path))
+    assert reason == NO_MATPLOTLIB and (folder / "table.md").exists() and not (folder / "figure.png").exists()
+    assert folder == tmp_path / "cocktail" / "figure9" / "tiny-mini"
+
+
+def test_a_sweep_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    assert draw(ITEM, folded(), tmp_path) == ""
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (tmp_path / "figure.svg").read_text(encoding="utf-8")
