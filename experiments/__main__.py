@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--fold-only", action="store_true", help="write the tables from existing runs, without running anything")
     add("--check", action="store_true", help="hold the numbers of README, docs and results to the files they come from")
-    add("--write", action="store_true", help="with --check: write the files' numbers into the documents")
+    add("--reproduce", action="store_true", help="print docs/reproduce.md's table of all items and their claims")
+    add("--write", action="store_true", help="with --check or --reproduce: write into the documents")
+    add("--expect", action="store_true", help="with --reproduce: predict the time of every item anew (minutes)")
     add("--uncovered", action="store_true", help="with --check: list the numbers of tables that no rule covers")
     add("--rerun", action="store_true", help="make samples of older code anew (runtime.rerun)")
     add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
@@ -78,8 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from experiments import check
 
         return check.main([f"--{name}" for name in ("write", "uncovered") if getattr(arguments, name)])
-    if arguments.write or arguments.uncovered:
-        parser().error("--write and --uncovered need --check")
+    if arguments.reproduce:
+        from experiments import reproduce
+        from experiments.registry import items
+
+        return reproduce.main(list(items().values()), arguments.write, arguments.expect)
+    if arguments.write or arguments.uncovered or arguments.expect:
+        parser().error("--write needs --check or --reproduce, --uncovered --check, and --expect --reproduce")
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,
@@ -104,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _do(arguments: argparse.Namespace, plan: Plan) -> int:
-    from experiments import session
+    from experiments import reproduce, session
     from experiments.registry import chosen, items
 
     if not arguments.items:
@@ -116,7 +123,10 @@ def _do(arguments: argparse.Namespace, plan: Plan) -> int:
 
         print(predicted(picked, plan))
         return 0
-    return session.make(picked, plan, arguments.launcher, arguments.jobs, arguments.fold_only)
+    status = session.make(picked, plan, arguments.launcher, arguments.jobs, arguments.fold_only)
+    if plan.out.resolve() == reproduce.ROOT / "results":
+        reproduce.main(list(items().values()), write=True)  # docs/reproduce.md follows the results
+    return status
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class Group:
         columns: names of the columns; empty: all columns with the figure of the first.
         mini: names of the columns with ``--data mini``; empty: all.
         pick: ``mean`` over the columns; ``largest`` number of the columns that have one; or ``last``: the position `x`
-            of the last column that has a number.
+            of the last column that has a number; both only where memory ended in one of the columns.
         unit: unit, where it is not that of the first column.
         published: columns of the published CSV and their values, if the paper prints the mean.
         value: as :class:`Column`.

@@ -77,6 +77,6 @@ ITEM = Grid(
     what memory it counted; the other models are ours alone. Without module I, as many chunks of each width are drawn at
     random. Without module II, chunks stay where they stand: each run of chunks of one width is stored and billed by
     itself, with the rest of its last tile of 128 tokens, and no fused kernel reads it, so that its steps are eager (16
-    of them, which leaves it 0.05 GiB less). Here: one sequence, and the larger of the peaks while reading the
-    prompt and while decoding. {POINTS_CAPTION}""",
+    of them, which leaves its cache up to 0.05 GiB smaller). Here: one sequence, and the larger of the peaks while
+    reading the prompt and while decoding. {POINTS_CAPTION}""",
 )

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+#: how the reason of a point that did not fit into memory begins
+OUT_OF_MEMORY = "out of memory"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Heading:

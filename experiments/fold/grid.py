@@ -9,7 +9,7 @@ from statistics import fmean
 
 from experiments import published
 from experiments.data import POINTS, columns_of, groups_of, scaled
-from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.fold.cells import OUT_OF_MEMORY, Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
 from experiments.fold.figures import FIGURES, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
@@ -147,6 +147,8 @@ class _Table:
         if whole is None:
             missing = [column for column in members if (row.name, column.name) not in self.statistics]
             reason = self.cell(row, missing[0]).reason if missing else "no columns"
+            if group.pick != "mean":
+                reason = "not measured until memory ended"
             return Cell(**place, paper=paper, reason=reason, runs=runs)
         difference = (
             None if row.name == self.item.base else self.difference(row.name, self.item.base, members, group.pick)
@@ -221,6 +223,9 @@ class _Table:
         """Return the mean over columns with its standard error, or the number that a group picks."""
         if pick == "mean":
             return self._mean(row, members)
+        setting = next(one for one in self.item.rows if one.name == row)
+        if not any(self.source(setting, column).reason.startswith(OUT_OF_MEMORY) for column in members):
+            return None  # the largest of those tried says nothing
         known = [column for column in members if (row, column.name) in self.statistics]
         if pick == "last":
             return max(((column.x or 0.0, None) for column in known), default=None)

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.fold.cells import OUT_OF_MEMORY
 from experiments.fold.grid import Source
 from experiments.item import Column
 from kvbench.bench.choices import shape_of
@@ -21,8 +22,6 @@ from kvbench.profiling.roofline import Shape
 from kvbench.tasks.efficiency import point_id
 
 FOLDERS = tuple(Path(__file__).resolve().parents[2] / "results" / "h200" / name for name in ("whole", "papers"))
-#: how the reason of a point that did not fit begins
-OUT_OF_MEMORY = "out of memory"
 Key = tuple[Shape, str, int, int, float | None]
 
 

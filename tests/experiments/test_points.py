@@ -69,7 +69,7 @@ def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
     """LogQuant's claim: each setting at its own best batch."""
     columns = tuple(
         Column(name=f"b{n}", data="efficiency", figure="tokens_per_s", scale=1.0, prompt=512, batch=n, x=float(n))
-        for n in (1, 2, 4)
+        for n in (1, 2, 4, 8)
     )
     names = tuple(column.name for column in columns)
     item = Grid(
@@ -78,7 +78,11 @@ def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
         title="",
         caption="",
         models=(Model("llama3.1-8b", "8B"),),
-        rows=(Row(name="BF16", setting="fp16"), Row(name="LogQuant", setting="logquant")),
+        rows=(
+            Row(name="BF16", setting="fp16"),
+            Row(name="LogQuant", setting="logquant"),
+            Row(name="KIVI", setting="kivi"),
+        ),
         columns=columns,
         groups=(Group(name="best", columns=names, pick="largest"), Group(name="last", columns=names, pick="last")),
         base="BF16",
@@ -87,15 +91,21 @@ def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
             for name in ("best", "last")
         ),
     )
-    rates = {"BF16": (10.0, 30.0, None), "LogQuant": (12.0, 32.0, 45.0)}
+    rates = {
+        "BF16": (10.0, 30.0, None, None),
+        "LogQuant": (12.0, 32.0, 45.0, None),
+        "KIVI": (9.0, 99.0),  # stopped before memory ended
+    }
     sources = {
         ("8B", row, f"b{n}"): Source(
-            {} if rate is None else {f"{n}": {"measured": {"point": {"tokens_per_s": rate}}}}, reason="out of memory"
+            {} if rate is None else {f"{n}": {"measured": {"point": {"tokens_per_s": rate}}}},
+            reason="out of memory" if rate is None else "",
         )
         for row, numbers in rates.items()
-        for n, rate in zip((1, 2, 4), numbers, strict=True)
+        for n, rate in zip((1, 2, 4, 8), numbers, strict=False)
     }
     table = fold(item, Plan(), sources)
-    assert [table.at("8B", row, "best").ours for row in rates] == [30.0, 45.0]
-    assert [table.at("8B", row, "last").ours for row in rates] == [2.0, 4.0]
+    assert [table.at("8B", row, "best").ours for row in rates] == [30.0, 45.0, None]
+    assert [table.at("8B", row, "last").ours for row in rates] == [2.0, 4.0, None]
+    assert table.at("8B", "KIVI", "last").reason == "not measured until memory ended"
     assert [(v.ours, v.verdict) for v in table.verdicts] == [(50.0, "does not hold"), (100.0, "holds")]

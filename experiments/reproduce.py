@@ -1,0 +1,196 @@
+"""``python -m experiments --reproduce``: docs/reproduce.md, from the registry and what lies in results.
+
+For each item: its command, the hardware and the time that the paper's models and data take (``--expect``: predicted
+anew, which takes minutes, and kept in :data:`EXPECTED`), what was measured here, and how each claim came out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.draw.table import with_error
+from experiments.item import Item
+from experiments.plan import Plan
+from kvbench.util import atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reproduce.md"
+#: file with the expected time and memory of every item with the paper's models and data
+EXPECTED = ROOT / "results" / "expected.json"
+BEGIN, END = "<!-- reproduce:begin (python -m experiments --reproduce --write) -->", "<!-- reproduce:end -->"
+#: verdicts in the order of the page
+VERDICTS = ("holds", "does not hold", "cannot be seen", "not run")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The results of an item with certain models and data.
+
+    Args:
+        name: folder below the item's; empty for the paper's own models and data.
+        path: the ``cells.json``.
+        content: what the file holds.
+    """
+
+    name: str
+    path: Path
+    content: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Models and data in words."""
+        return self.name or "paper's models"
+
+    @property
+    def numbers(self) -> int:
+        """Number of cells with a number of ours."""
+        return sum(cell["ours"] is not None for cell in self.content["cells"])
+
+
+def scales(item: Item, results: Path) -> list[Scale]:
+    """Return the results of an item that have a number, those with the paper's models first; no generated records."""
+    paths = [results / item.id / "cells.json", *sorted((results / item.id).glob("*/cells.json"))]
+    there = []
+    for path in paths:
+        if path.exists():
+            name = "" if path.parent == results / item.id else path.parent.name
+            scale = Scale(name, path, json.loads(path.read_text(encoding="utf-8")))
+            if scale.numbers and not scale.content["marks"]:
+                there.append(scale)
+    return there
+
+
+def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the generated part of the page: a table of all items, then their claims.
+
+    Args:
+        items: the items, in the order of the page.
+        results: folder of the results.
+        expected: by item the ``hours`` on one H200 and the peak ``gib`` with the paper's models and data, and the
+            number of ``runs``.
+    """
+    lines = [
+        "| item | of the paper | on one H200 with real weights | measured here | claims |",
+        "|:--|:--|:--|:--|:--|",
+    ]
+    found = {item.id: scales(item, results) for item in items}
+    for item in items:
+        measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in found[item.id])
+        claims = "; ".join(f"{one.title}: {text}" for one in found[item.id] if (text := counted(one)))
+        time = needed(expected.get(item.id))
+        name = f"[{item.id}](#{anchor(item)})"
+        lines.append(f"| {name} | {item.number}: {item.title} | {time} | {measured or '-'} | {claims or '-'} |")
+    for item in items:
+        lines += ["", f"### {item.id}", "", *section(item, found[item.id], results)]
+    return "\n".join(lines)
+
+
+def section(item: Item, found: Sequence[Scale], results: Path) -> Iterator[str]:
+    """Yield the lines of one item: command, tables, and claims with the numbers that decide them."""
+    yield f"{item.number}: {item.title}. `python -m experiments {item.id}`"
+    if not found:
+        yield ""
+        yield "Nothing was measured here."
+    for scale in found:
+        folder = scale.path.parent.relative_to(results)
+        more = "".join(f", [{name}](../results/{folder}/{name})" for name in ("figure.png",) if _there(scale, name))
+        yield ""
+        yield f"{scale.title}{_limit(scale)} ([table](../results/{folder}/table.md){more}):"
+        yield ""
+        claims = scale.content["claims"]
+        for word in VERDICTS[:3]:
+            for claim in claims:
+                if claim["verdict"] == word:
+                    number = with_error(claim["ours"], claim["stderr"], sign=True)
+                    unit = f" {claim['unit']}" if claim["unit"] else ""
+                    model = f" ({claim['model']})" if len({c["model"] for c in claims}) > 1 else ""
+                    yield f"- {word}: {claim['claim']}{model}: {number}{unit}"
+        missing = sum(claim["verdict"] == "not run" for claim in claims)
+        if missing:
+            yield f"- not run: {missing} claim{'s' if missing > 1 else ''}"
+        if not claims:
+            yield "- the paper's claims are in words, beside the table"
+
+
+def counted(scale: Scale) -> str:
+    """Return how the claims of a scale came out, as counts."""
+    counts = Counter(claim["verdict"] for claim in scale.content["claims"])
+    words = {"holds": "hold", "does not hold": "do not", "cannot be seen": "cannot be seen"}
+    return ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts[key])
+
+
+def needed(expected: Mapping[str, float] | None) -> str:
+    """Return the time and memory that an item is expected to take."""
+    if expected is None:
+        return "not predicted"
+    if not expected["runs"]:
+        return "no run"
+    if not expected["hours"]:
+        return f"{expected['runs']:.0f} runs, not predicted"
+    return f"{expected['hours']:.2g} h, {expected['gib']:.0f} GiB ({expected['runs']:.0f} runs)"
+
+
+def anchor(item: Item) -> str:
+    """Return the anchor of an item's section."""
+    return item.id.replace("/", "")
+
+
+def expect(items: Sequence[Item]) -> dict[str, dict[str, float]]:
+    """Return what every item is expected to take with the paper's models and data."""
+    from experiments import predict
+    from experiments.session import item_runs
+
+    expected = {}
+    for item in items:
+        runs = item_runs(item, Plan())
+        known = [figures for run in runs if (figures := predict.expect(run)) is not None]
+        hours = sum(seconds for seconds, _ in known) / 3600
+        gib = max((size for _, size in known), default=0.0) / 2**30
+        expected[item.id] = {"runs": len(runs), "hours": round(hours, 3), "gib": round(gib, 1)}
+    return expected
+
+
+def main(items: Sequence[Item], write: bool = False, again: bool = False) -> int:
+    """Print or write the generated part of the page.
+
+    Args:
+        items: all items.
+        write: write it into docs/reproduce.md.
+        again: predict times and memory anew.
+    """
+    if again:
+        atomic.write(EXPECTED, (json.dumps(expect(items), indent=1) + "\n").encode())
+    text = page(items, ROOT / "results", predicted())
+    if not write:
+        print(text)
+        return 0
+    before, after = PAGE.read_text(encoding="utf-8").split(BEGIN)[0], PAGE.read_text(encoding="utf-8").split(END)[1]
+    atomic.write(PAGE, f"{before}{BEGIN}\n{text}\n{END}{after}".encode())
+    return 0
+
+
+def predicted() -> dict[str, dict[str, float]]:
+    """Return the expected time and memory by item, as they were predicted last; empty if they never were."""
+    expected: dict[str, dict[str, float]] = {}
+    if EXPECTED.exists():
+        expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
+    return expected
+
+
+def generated() -> str:
+    """Return the generated part of the page as it stands in docs/reproduce.md."""
+    return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip("\n")
+
+
+def _there(scale: Scale, name: str) -> bool:
+    return (scale.path.parent / name).exists()
+
+
+def _limit(scale: Scale) -> str:
+    limit = scale.content.get("limit")
+    return f", at most {limit} samples per data set" if limit is not None else ""
