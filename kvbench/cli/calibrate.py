@@ -188,9 +188,7 @@ def _check(arguments: argparse.Namespace) -> None:
             "--outliers", arguments.outliers, "is not a valid share of outliers", allowed="0 to 0.5, such as 0.01"
         )
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", arguments.device):
-        raise ConfigError(
-            "--device", arguments.device, "is not a device", allowed=("auto", "cpu", "cuda", "cuda:0", "mps")
-        )
+        raise ConfigError("--device", arguments.device, "is not a device", allowed="auto, cpu, cuda, cuda:N or mps")
     if arguments.device.startswith("cuda") and not has_gpu():
         raise ConfigError("--device", arguments.device, "no GPU is visible on this machine", hint="--device cpu")
     if arguments.out is not None:

@@ -51,11 +51,14 @@ def prefill(
     logits = _prompt(model, cache, input_ids, mask, chunk, rows)
     bad = (torch.isnan(logits) | torch.isposinf(logits)).any(-1).nonzero()
     if len(bad):
+        damaged = "download the weights again, since they must be damaged"
+        remedy = (
+            damaged if logits.dtype == torch.float32 else f"set model.dtype=float32; if the error remains, {damaged}"
+        )
         raise NonFiniteError(
-            f"the model's logits after the prompt of row {int(bad[0])} contain NaN or Inf: either its weights do, or "
-            f"its numbers exceed the range of {str(logits.dtype).removeprefix('torch.')}.\n"
-            "  hint: set model.dtype=float32; if the error remains, the weights are damaged and must "
-            "be downloaded again"
+            f"the model's logits after the prompt of row {int(bad[0])} contain NaN or Inf: either the model's weights "
+            f"contain them too, or its activations exceed the range of {str(logits.dtype).removeprefix('torch.')}.\n"
+            f"  hint: {remedy}"
         )
     return logits
 
