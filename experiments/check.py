@@ -53,7 +53,8 @@ EXEMPT = {
 def documents(root: Path) -> list[str]:
     """Return the documents whose tables should have rules: README.md, docs and results."""
     paths = [root / "README.md", *sorted((root / "docs").glob("*.md")), *sorted((root / "results").rglob("*.md"))]
-    return [str(path.relative_to(root)) for path in paths]
+    names = [path.relative_to(root) for path in paths]
+    return [str(name) for name in names if name.parts[:2] not in {("results", "runs"), ("results", "sweeps")}]
 
 
 @dataclass
