@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.draw.figure import draw
 from experiments.draw.table import latex, markdown, to_csv
-from experiments.fold.cells import Folded
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.item import Item
 from experiments.plan import Plan
 from kvbench.util import atomic
@@ -29,6 +29,10 @@ def write(item: Item, folded: Folded, plan: Plan) -> tuple[Path, str]:
         "limit": plan.limit,
         "marks": list(folded.marks),
         "notes": list(folded.notes),
+        "headings": [asdict(heading) for heading in folded.headings],
+        "rows": list(folded.rows),
+        "models": list(folded.models),
+        "base": folded.base,
         "claims": [asdict(one) for one in folded.verdicts],
         "cells": [{**asdict(cell), "difference": cell.difference} for cell in folded.cells],
         "arrays": folded.arrays,
@@ -42,6 +46,26 @@ def write(item: Item, folded: Folded, plan: Plan) -> tuple[Path, str]:
     for name, text in texts.items():
         atomic.write(folder / name, text.encode())
     return folder, draw(item, folded, folder)
+
+
+def read(content: dict[str, Any]) -> Folded:
+    """Return the folded item of a ``cells.json``, without the arrays of its picture."""
+    verdicts = []
+    for claim in content["claims"]:  # JSON has no infinity
+        low = -math.inf if claim["low"] is None else claim["low"]
+        high = math.inf if claim["high"] is None else claim["high"]
+        verdicts.append(Verdict(**{**claim, "low": low, "high": high}))
+    cells = [{key: value for key, value in cell.items() if key != "difference"} for cell in content["cells"]]
+    return Folded(
+        headings=[Heading(**heading) for heading in content["headings"]],
+        rows=content["rows"],
+        models=content["models"],
+        cells=[Cell(**{**cell, "runs": tuple(cell["runs"])}) for cell in cells],
+        base=content["base"],
+        verdicts=verdicts,
+        notes=content["notes"],
+        marks=content["marks"],
+    )
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,26 @@
+"""Rules for the tables of items (results/PAPER/ITEM/table.md), which are those of the cells beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.checks.rules import ROOT, Rule, Whole
+
+
+def rules(root: Path = ROOT) -> Iterator[Rule]:
+    """Yield a rule for each item whose table is in results."""
+    paths = sorted((root / "results").glob("*/*/cells.json"))
+    if not paths:
+        return
+    from experiments.draw.table import markdown
+    from experiments.registry import items
+    from experiments.write import read
+
+    known = items()
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        document = str(path.with_name("table.md").relative_to(root))
+        text = markdown(known[content["item"]], read(content))
+        yield Whole(document, text, str(path.relative_to(root)))

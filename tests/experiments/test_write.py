@@ -1,0 +1,67 @@
+"""Files of a folded item: the cells beside a table are enough to make it again, and hold it."""
+
+import json
+import math
+
+from experiments import check
+from experiments.checks import items as rules_of_items
+from experiments.draw.table import markdown
+from experiments.fold.cells import Cell, Folded, Heading, Verdict
+from experiments.plan import Plan
+from experiments.registry import items
+from experiments.write import read, write
+
+
+def folded(**more):
+    return Folded(
+        headings=[Heading(name="Qasper", digits=1), Heading(name="Average", mean=True)],
+        rows=["FP16", "Cocktail"],
+        models=["tiny"],
+        cells=[
+            Cell(model="tiny", row="FP16", column="Qasper", paper=9.5, ours=8.25, stderr=0.5, n=20, runs=("a-b",)),
+            Cell(
+                model="tiny",
+                row="Cocktail",
+                column="Qasper",
+                ours=7.0,
+                stderr=0.75,
+                n=20,
+                to_base=-1.25,
+                to_base_stderr=1.0,
+            ),
+            Cell(model="tiny", row="Cocktail", column="Average", reason="no data set is complete"),
+        ],
+        base="FP16",
+        notes=["torch 2.13"],
+        **more,
+    )
+
+
+def test_a_table_is_that_of_its_cells(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.write.draw", lambda item, folded, folder: "")
+    item = items()["cocktail/table2"]
+    verdict = Verdict(
+        claim="it stays",
+        model="tiny",
+        paper=-0.1,
+        ours=-1.25,
+        stderr=1.0,
+        n=20,
+        low=-1.0,
+        high=math.inf,
+        unit="",
+        verdict="cannot be seen",
+    )
+    whole = folded(verdicts=[verdict])
+    folder, _ = write(item, whole, Plan(out=tmp_path / "results"))
+    content = json.loads((folder / "cells.json").read_text())
+    assert markdown(item, read(content)) == markdown(item, whole) == (folder / "table.md").read_text()
+    assert read(content).verdicts[0].high == math.inf
+    document = str((folder / "table.md").relative_to(tmp_path))
+    outcome = check.check(rules_of_items.rules(tmp_path), tmp_path)
+    assert (outcome.differences, outcome.lost, list(outcome.covered)) == ([], [], [document])
+
+    shown = (folder / "table.md").read_text()
+    (folder / "table.md").write_text(shown.replace("7.0", "9.0", 1))
+    (difference,) = check.check(rules_of_items.rules(tmp_path), tmp_path).differences
+    assert "7.0" in difference.wanted and "9.0" in difference.shown
