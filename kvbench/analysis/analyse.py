@@ -79,12 +79,19 @@ def analyse(
         outcome: an outcome of the same model, methods and options to go on with: prompts that it has are left out.
 
     Raises:
-        ConfigError: there is no prompt.
+        ConfigError: there is no prompt, or the model's heads are spread over several processes.
         NonFiniteError: attention is NaN, because the model's keys, queries or values are.
     """
     options = options or Options()
     if not prompts:
         raise ConfigError("samples", None, "does not provide a prompt to analyse", hint="dataset.limit=4")
+    if loaded.layout == "tensor_parallel":
+        raise ConfigError(
+            "runtime.tensor_parallel",
+            "auto",
+            "splits the heads over processes, and an analysis needs all of them in one",
+            hint="runtime.tensor_parallel=null, with runtime.device_map=auto for several GPUs",
+        )
     shape = loaded.architecture
     if outcome is None:
         outcome = Outcome(loaded.name, Shape(shape.layers, shape.heads), options.bins, tuple(methods))
@@ -140,9 +147,9 @@ def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[s
     steps = len(observation.steps)
     exact = {name: _mean(observation.steps, name) for name in ("mass", "spikes", "visible")}
     if observation.prompt:
-        sums = torch.stack([sums / count for sums, _, count in observation.prompt]).cpu().numpy()
+        sums = torch.stack([(sums / count).cpu() for sums, _, count in observation.prompt]).numpy()
         exact |= {"prompt_mass": sums[:, 0], "prompt_spikes": sums[:, 1]}
-        exact["prompt_visible"] = torch.stack([seen / count for _, seen, count in observation.prompt]).cpu().numpy()
+        exact["prompt_visible"] = torch.stack([(seen / count).cpu() for _, seen, count in observation.prompt]).numpy()
     errors = {name: {part: _mean(of_steps, part) for part in ERRORS} for name, of_steps in observation.errors.items()}
     for name, parts in {"exact attention": exact, **errors}.items():
         broken = [part for part, array in parts.items() if not np.isfinite(array).all()]
@@ -165,9 +172,9 @@ def _mean(steps: Sequence[Sequence[object]], name: str) -> np.ndarray:
     layers = []
     for layer in zip(*steps, strict=True):
         fields: list[Tensor] = [getattr(of_step, name) for of_step in layer]
-        shape_of_steps = 0 if name == "visible" else 1
-        layers.append(torch.cat(fields, shape_of_steps).mean(shape_of_steps))
-    return torch.stack(layers).float().cpu().numpy()
+        dimension = 0 if name == "visible" else 1
+        layers.append(torch.cat(fields, dimension).mean(dimension).float().cpu())
+    return torch.stack(layers).numpy()
 
 
 def _prompt(text: Text, ids: Tensor, loaded: LoadedModel) -> Prompts:

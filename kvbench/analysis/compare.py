@@ -30,7 +30,7 @@ from kvbench.analysis.exact import heads_first
 from kvbench.cache.layer import KVLayer
 
 #: a difference of two sums of probabilities up to this is rounding: nothing was dropped
-ROUNDING = 1e-6
+ROUNDING = 1e-5
 #: sums of a comparison over the tokens of each bin
 SUMS = ("exact", "mass", "l1", "kl", "coverage")
 

@@ -190,8 +190,9 @@ class Observation:
             return
         self.steps[-1].append(kept)
         if self.options.positions:
-            self.highest[-1] = torch.maximum(self.highest[-1], shown.highest)
-            self.mean[-1] += (shown.mean - self.mean[-1]) / (layer + 1)
+            device = self.highest[-1].device  # layers may be on several
+            self.highest[-1] = torch.maximum(self.highest[-1], shown.highest.to(device))
+            self.mean[-1] += (shown.mean.to(device) - self.mean[-1]) / (layer + 1)
 
 
 @dataclass(frozen=True)
