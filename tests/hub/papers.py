@@ -65,11 +65,14 @@ def longbench() -> dict[str, bytes]:
 
 
 def gsm8k() -> dict[str, bytes]:
-    """Return both splits; LogQuant's script shows training records up to number 94."""
+    """Return both splits; LogQuant's script shows training records up to number 94, and its paper wants 600 tokens."""
     files = {"README.md": b"# GSM8K"}
     for split, count in (("train", 96), ("test", 3)):
         records = [
-            {"question": f"What is {n} plus 1?", "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}"}
+            {
+                "question": f"{text(n, 90)} What is {n} plus 1?",
+                "answer": f"It is {n}+1=<<{n}+1={n + 1}>>{n + 1}.\n#### {n + 1}",
+            }
             for n in range(count)
         ]
         files[f"main/{split}-00000-of-00001.parquet"] = table(records)

@@ -24,10 +24,10 @@ SHORT = ["decoding.max_new_tokens=3", "logger=none", "runtime.device=cpu"]
 
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
-    """A hub with all data sets, three models of the papers and an encoder."""
+    """A hub with all data sets, two models of the papers and an encoder."""
     with serving() as hub:
         add_datasets(hub)
-        for preset in ("llama2-7b", "llama3.1-8b-instruct", "lwm-text-chat-128k"):
+        for preset in ("llama2-7b", "lwm-text-chat-128k"):
             add_model(hub, preset)
         add_encoder(hub, tmp_path_factory.mktemp("encoder"))
         yield hub
@@ -67,13 +67,6 @@ def test_cocktail_as_typed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None
     hub.asked.clear()
     assert main(command) == 0  # all there: neither the hub nor the model is needed
     assert not hub.downloads() and "16 samples" in capsys.readouterr().err
-
-
-def test_logquant_as_typed(hub: Hub) -> None:
-    overrides = ["method=logquant", "quantizer=int2", "dataset=gsm8k_logquant", "dataset.limit=2"]
-    assert main([*overrides, "model=llama3.1-8b-instruct", *SHORT]) == 0
-    files = [name for entry in metrics()["data"]["origin"]["data"] for name in entry["sha256"]]
-    assert files == ["main/train-00000-of-00001.parquet", "main/test-00000-of-00001.parquet"]
 
 
 def test_quantspec_as_typed(hub: Hub) -> None:

@@ -34,9 +34,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("item", "options"),
     [
-        ("cocktail/table3", ["--limit", "2"]),
-        ("logquant/table1", ["--limit", "2", "--models", "llama3.1-8b-instruct"]),
-        ("quantspec/table3", ["--limit", "1", "--lengths", "256"]),
+        ("cocktail/table3", ["--limit", "1"]),
+        ("logquant/table1", ["--limit", "1", "--models", "llama3.1-8b-instruct"]),
+        ("quantspec/table2", ["--limit", "1", "--lengths", "256"]),
     ],
 )
 def test_a_table_of_each_paper(
