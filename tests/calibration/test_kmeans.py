@@ -64,6 +64,14 @@ def test_thresholds_and_codebooks_beside_the_authors(side, sparse):
     assert distortion(histogram, ours) < distortion(histogram, theirs)
 
 
+def test_the_order_of_levels_does_not_count():
+    histogram = Histogram.empty()
+    histogram.add(torch.tensor([-0.5, -0.5, 0.0, 0.75]))
+    error = (2 * 0.25**2 + 0.0 + 0.25**2) / 4  # -0.25, 0 and 0.5 are the nearest
+    for order in ([-0.25, 0.0, 0.5], [0.5, 0.0, -0.25], [0.0, 0.5, -0.25]):
+        assert distortion(histogram, torch.tensor(order)) == pytest.approx(error, rel=1e-3)
+
+
 def test_weights_move_levels_to_where_errors_matter():
     values = torch.linspace(-1, 1, 2000)
     plain, weighted = Histogram.empty(), Histogram.empty()

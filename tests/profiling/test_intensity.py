@@ -96,6 +96,11 @@ def test_speed_up_of_speculation(times, acceptance, gamma, factor):
     assert best_gamma(acceptance, *times) == (gamma, pytest.approx(factor, abs=0.006))
 
 
+def test_among_equal_speed_ups_the_shortest_draft_is_the_best():
+    assert speed_up(0.0, 1, 2.0, 0.0, 2.5) == speed_up(0.0, 8, 2.0, 0.0, 2.5) == 0.8
+    assert best_gamma(0.0, 2.0, 0.0, 2.5) == (1, 0.8)
+
+
 def test_a_draft_that_costs_as_much_as_its_target_never_pays():
     assert best_gamma(0.95, 1.0, 1.0, 1.0)[1] < 1.0
 

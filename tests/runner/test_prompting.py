@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import string
+
 import pytest
 
 from kvbench.errors import DataError, ModelError
 from kvbench.models.random_weights import byte_tokenizer
-from kvbench.runner.prompting import encode, pad, prompt_limit, wrapper
+from kvbench.runner.prompting import encode, longbench_cut, pad, prompt_limit, wrapper
 from kvbench.tasks.base import PromptRules, Sample
 
 CONTEXT = "0123456789" * 5
@@ -65,6 +67,25 @@ def test_the_middle_goes_and_the_span_follows(tokenizer, limit):
     left = text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) if prompt.context_span else ""
     kept = text_of(tokenizer, prompt.ids)
     assert left == kept.removeprefix("Read: ").removesuffix("\nAnswer:")
+
+
+@pytest.mark.parametrize("span", [(0, 30), (3, 24), (24, 36), (26, 32), (30, 60), (33, 41), (2, 8), (50, 58)])
+@pytest.mark.parametrize("limit", [31, 40])
+def test_the_span_keeps_what_is_left_of_a_context_that_begins_or_ends_in_the_cut(tokenizer, span, limit):
+    text = string.ascii_letters + string.digits[:8]  # 60 characters, each of them once
+    prompt = encode(sample(prompt=text, context_span=span), tokenizer, limit=limit)
+    kept = text_of(tokenizer, prompt.ids)
+    inside = text_of(tokenizer, prompt.ids[slice(*prompt.context_span)]) if prompt.context_span else ""
+    assert len(prompt.ids) == limit and len(kept) in (limit, limit - 1)
+    assert inside == "".join(character for character in text[slice(*span)] if character in kept)
+
+
+@pytest.mark.parametrize(("limit", "removed"), [(20, 41), (21, 41), (60, 1), (61, 0)])
+def test_longbenchs_cut_counts_what_it_removed_and_an_odd_limit_loses_one_more(tokenizer, limit, removed):
+    text = string.ascii_letters + string.digits[:8]
+    kept, border, count = longbench_cut(text, tokenizer, limit)
+    assert count == removed and len(kept) == 60 - removed
+    assert kept[:border] == text[:border] and text.endswith(kept[border:])
 
 
 def test_a_task_may_refuse(tokenizer):
