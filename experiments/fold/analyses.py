@@ -87,11 +87,17 @@ def notes(item: Any, plan: Plan, *analyses: Analysis) -> list[str]:
             heads = one.outcome.shape.layers * one.outcome.shape.heads
             tokens = sorted(row["prompt_tokens"] for row in one.outcome.prompts)
             steps = sorted(row["steps"] for row in one.outcome.prompts)
+            count = f"{len(tokens)} prompt{'s' if len(tokens) > 1 else ''}"
             lines.append(
-                f"{one.outcome.model}: {len(tokens)} prompts of {tokens[0]} to {tokens[-1]} tokens, {steps[0]} to "
-                f"{steps[-1]} decode steps; the largest possible L1 error is {2 * heads} ({heads} heads in all layers)."
+                f"{one.outcome.model}: {count} of {_range(tokens)} tokens, {_range(steps)} decode steps; the largest "
+                f"possible L1 error is {2 * heads} ({heads} heads in all layers)."
             )
     return list(dict.fromkeys(lines))
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as the range that they span: ``8``, or ``318 to 512``."""
+    return f"{numbers[0]}" if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
 def _with_limit(plan: Plan, prompts: int) -> Plan:
