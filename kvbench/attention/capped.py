@@ -27,21 +27,23 @@ CHANNELS = 8
 def with_sinks(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, sinks: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return arguments for SDPA that make it apply sinks: a key in front scores the sink of each query's head.
+    """Turn a model's attention sinks into one extra key in front, so that plain SDPA computes attention with sinks.
+
+    The score of a query with the extra key is the sink of that query's head. The extra value is zero.
 
     Args:
         query: ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, D]``.
-        mask: ``[B or 1, Hq or 1, q, n]``, or None.
-        scaling: factor on the scores of the tokens; the scores of sinks are not scaled.
-        sinks: ``[Hq]``.
-        causal: `mask` is None and means causal. A query of zeros is put in front as well, to line up with the extra
-            key.
+        values: ``[B, H, n, Dv]``.
+        mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
+        scaling: factor on the scores of the tokens; sinks are not scaled.
+        sinks: one logit per query head, ``[Hq]``.
+        causal: True if `mask` is None and attention is causal. A query of zeros is then put in front as well, so that
+            query i still lines up with key i.
 
     Returns:
-        Query, keys and values with 8 extra channels, and the mask. Of SDPA's output, only the last q queries and the
-        first Dv channels are meaningful.
+        Four arguments for SDPA: query, keys and values with 8 extra channels and the extra key in front, and the mask.
+        In SDPA's output, only the last q queries and the first Dv channels are meaningful.
     """
     batch, heads, count, channels = query.shape
     # clamped to the range of fp16 (65504): a sink that far from all scores takes all of the probability, or none
@@ -73,20 +75,20 @@ def attend(
     causal: bool = True,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention with capped scores, for some KV heads and queries at a time.
+    """Compute attention with a softcap in bounded memory: the scores of some KV heads and queries at a time.
 
     Args:
-        query: ``[B, Hq, q, D]``; the last q of the n tokens.
+        query: ``[B, Hq, q, D]``. With a causal mask, these are the last q of the n tokens.
         keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, D]``.
+        values: ``[B, H, n, Dv]``.
         mask: ``[B or 1, Hq or 1, q, n]`` (bool or additive), or None.
-        scaling: factor on the scores, before the cap.
+        scaling: factor on the scores, applied before the cap.
         logits: the model's softcap, and its sinks if it has any.
-        causal: whether ``mask=None`` means causal; otherwise it means that everything is visible.
+        causal: what ``mask=None`` means. True: causal attention. False: every query sees every key.
         dropout: probability with which attention weights are dropped (training).
 
     Returns:
-        ``[B, q, Hq, Dv]``.
+        The output, ``[B, q, Hq, Dv]``.
     """
     batch, query_heads, count, _ = query.shape
     heads, width = keys.shape[1:3]
@@ -151,6 +153,13 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def causal(module: torch.nn.Module, query: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
-    """Return True if there is no mask and that means causal, by the rule of transformers' ``sdpa``."""
+    """Return True if attention without a mask is causal, by the rule of transformers' ``sdpa``.
+
+    Args:
+        module: the model's attention module; its ``is_causal`` is used unless the call sets one.
+        query: ``[B, Hq, q, D]``. For a single query the answer is False, as it sees all keys.
+        mask: the mask of the call. If there is one, the answer is False.
+        kwargs: other arguments of the call, possibly with ``is_causal``.
+    """
     given = kwargs.get("is_causal")
     return mask is None and query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if given is None else given)

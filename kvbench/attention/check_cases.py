@@ -20,16 +20,18 @@ Tier = tuple[Format, Format, float]
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration of a decode step.
+    """One configuration of a decode step, for checking or timing a kernel.
 
     Args:
-        shape: key of :data:`SHAPES`.
-        tiers: for each tier the format of keys, the format of values, and its share of the tokens outside the window.
-            Tokens that no tier takes are exact.
-        context: number of cached tokens of each row of the batch.
-        window: number of newest keys, and of newest values, that are exact.
+        name: name of the configuration in the report.
+        shape: key of :data:`SHAPES`, which gives the numbers of heads and channels.
+        tiers: for each tier, the format of keys, the format of values, and the fraction of the tokens outside the
+            window that are stored in it. All remaining tokens are in full precision.
+        context: number of cached tokens in each row of the batch.
+        window: number of newest keys, and of newest values, in full precision.
         queries: number of new tokens in the step.
-        timed: measure microseconds as well; only two KV heads are then checked for correctness.
+        dtype: dtype of the query and of everything in full precision.
+        timed: True to measure the time as well. Only two KV heads are then checked for correctness.
     """
 
     name: str
@@ -42,11 +44,19 @@ class Case:
     timed: bool = False
 
     def shortened(self) -> Case:
-        """Return the case with at most two rows and a context of a few tiles."""
+        """Return a small copy of the case: at most two rows, with about 1500 tokens or fewer each."""
         return replace(self, context=tuple(min(n, 1500 + i) for i, n in enumerate(self.context[:2])))
 
     def lengths(self, tokens: int) -> tuple[list[int], list[int]]:
-        """Return how many tokens each segment of a row of `tokens` holds: for keys, and for values."""
+        """Return how a row of the batch divides its tokens between the segments of its keys and of its values.
+
+        Args:
+            tokens: number of cached tokens in the row.
+
+        Returns:
+            Two lists, one for keys and one for values. Each contains the number of tokens per tier, in the order of the
+            tiers, and finally the number in full precision. Each list sums to `tokens`.
+        """
         exact_k, exact_v = self.window
         keys = [int((tokens - exact_k) * share) // 128 * 128 for _, _, share in self.tiers]
         if keys and sum(share for _, _, share in self.tiers) > 0.999:
@@ -57,7 +67,11 @@ class Case:
         return [*keys, tokens - sum(keys)], [*values, tokens - sum(values)]
 
     def work(self, seed: int) -> Work:
-        """Return a layer with random contents on the GPU."""
+        """Return a layer of this configuration, filled with random codes and values on the GPU, as kernels take it.
+
+        Args:
+            seed: seed of the random contents.
+        """
         _, heads, channels = SHAPES[self.shape]
         rows = [self.lengths(tokens) for tokens in self.context]
         keys = [Piece(key, [row[0][i] for row in rows]) for i, (key, _, _) in enumerate(self.tiers)]
@@ -74,7 +88,7 @@ class Case:
         )
 
     def query(self) -> Tensor:
-        """Return a random query ``[B, Hq, q, D]``, scaled so that scores have a standard deviation of 1 to 2."""
+        """Return a random query ``[B, Hq, q, D]``. Its scale gives scores a standard deviation of 1 to 2."""
         query_heads, _, channels = SHAPES[self.shape]
         shape = (len(self.context), query_heads, self.queries, channels)
         rng = torch.Generator(DEVICE).manual_seed(1)
@@ -82,22 +96,46 @@ class Case:
 
 
 def channel(bits: int, group: int, kind: str = "affine") -> Format:
-    """Return a per-channel format: `group` tokens of one channel share parameters."""
+    """Return a format whose groups run along tokens: `group` consecutive tokens of one channel share parameters.
+
+    Args:
+        bits: bits of a code.
+        group: number of tokens in a group.
+        kind: ``affine`` or ``hierarchical`` (:class:`kvbench.attention.phases.Format`).
+    """
     return Format(kind, bits, "channel", group)
 
 
 def token(bits: int, group: int, kind: str = "affine") -> Format:
-    """Return a per-token format: `group` channels of one token share parameters."""
+    """Return a format whose groups run along channels: `group` consecutive channels of one token share parameters.
+
+    Args:
+        bits: bits of a code.
+        group: number of channels in a group.
+        kind: ``affine``, ``atom`` or ``hierarchical`` (:class:`kvbench.attention.phases.Format`).
+    """
     return Format(kind, bits, "token", group)
 
 
 def windows(bits: int, window: int) -> Format:
-    """Return a per-channel format whose groups divide blocks of `window` tokens, regardless of tile boundaries."""
+    """Return a per-channel format for tokens that are packed in blocks of `window` tokens (LogQuant).
+
+    Each block is divided into the fewest groups of at most 64 tokens, so a group may cross the boundary of a tile.
+
+    Args:
+        bits: bits of a code.
+        window: number of tokens in a block.
+    """
     return Format("affine", bits, "channel", -(-window // -(-window // 64)), window)
 
 
 def whole(key: Format, value: Format) -> tuple[Tier, ...]:
-    """Return the tiers of a cache with a single tier, which takes all tokens outside the window."""
+    """Return the tiers of a cache that stores all tokens outside the window in one format.
+
+    Args:
+        key: format of the keys.
+        value: format of the values.
+    """
     return ((key, value, 1.0),)
 
 
@@ -112,8 +150,8 @@ LOGQUANT_W42 = whole(windows(2, 42), token(2, 64))
 def correctness() -> list[Case]:
     """Return the cases that check correctness.
 
-    They cover every format and various head counts and step sizes, on a context of a few tiles and windows that do not
-    end with a tile.
+    Together they cover every format, several numbers of heads and several step sizes. Each has a context of a few
+    tiles, and windows that do not end at a tile boundary.
     """
     cases = []
     for bits in (2, 4, 8):

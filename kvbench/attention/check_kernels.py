@@ -38,7 +38,14 @@ Attend = Callable[[Tensor, Work, float], Tensor]
 
 
 def kernels(names: str) -> dict[str, Any]:
-    """Return the modules of the kernels in `names` (separated by commas) that can be imported; report the others."""
+    """Import the kernels in `names`, and print a line about each that cannot be imported.
+
+    Args:
+        names: keys of :data:`KERNELS`, separated by commas.
+
+    Returns:
+        The imported modules by name.
+    """
     modules = {}
     for name in names.split(","):
         try:
@@ -49,7 +56,12 @@ def kernels(names: str) -> dict[str, Any]:
 
 
 def tune(text: str) -> None:
-    """Change Triton's launch choices: ``"warps=1,stages=4"`` for all code widths, ``"2:warps=2"`` for 2 bits only."""
+    """Change the launch parameters of the Triton kernel, as the option ``--tune`` describes them.
+
+    Args:
+        text: assignments to fields of :class:`kvbench.attention.triton.tuning.Tuning`. ``"warps=1,stages=4"`` applies
+            to all code widths, ``"2:warps=2;4:stages=4"`` to 2-bit and to 4-bit codes.
+    """
     from kvbench.attention.triton import tuning as triton_tuning
 
     for part in filter(None, text.split(";")):
@@ -59,7 +71,10 @@ def tune(text: str) -> None:
 
 
 def nbytes(work: Work) -> int:
-    """Return the bytes that a kernel has to read: codes and parameters, or exact values, of all tokens."""
+    """Return how many bytes a kernel has to read to attend to all tokens of `work`.
+
+    These are the codes and the parameters of packed tokens, and the fp16 or bf16 values of all others.
+    """
     total = 0.0
     for i, pair in enumerate(work.phases):
         tokens = sum(row[i][2] for row in work.counts)
@@ -71,7 +86,16 @@ def nbytes(work: Work) -> int:
 
 
 def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: float) -> float:
-    """Return the median time of a call, in microseconds, in a CUDA graph whose calls cycle through `works`."""
+    """Return the median time of one call of `attend`, in microseconds.
+
+    The calls are recorded in one CUDA graph. Replays of the graph are timed and divided by its number of calls.
+
+    Args:
+        attend: the kernel's attention function.
+        query: ``[B, Hq, q, D]``.
+        works: layers that the calls use in turn, so that their contents do not stay in the L2 cache.
+        scaling: factor on the scores.
+    """
     graph = torch.cuda.CUDAGraph()
     calls = len(works) * max(1, 8 // len(works))
     with torch.cuda.graph(graph):
@@ -93,7 +117,17 @@ def microseconds(attend: Attend, query: Tensor, works: list[Work], scaling: floa
 
 
 def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
-    """Run `case` by the kernel `name` and return its line of the report."""
+    """Check one configuration with one kernel, and time it if the case says so.
+
+    Args:
+        case: the configuration.
+        name: name of the kernel, for the report.
+        module: the kernel's module, with an ``attend`` function.
+
+    Returns:
+        A line of the report: ``case`` and ``kernel``; then either ``refused`` (the kernel's reason), or ``error``
+        (relative error) and ``ok``; for a timed case also ``us`` (microseconds) and ``gbs`` (GB/s).
+    """
     line: dict[str, Any] = {"case": case.name, "kernel": name}
     query, work = case.query(), case.work(0)
     reason = module.refuses(query, work) if hasattr(module, "refuses") else None
@@ -124,10 +158,16 @@ def shown(line: dict[str, Any]) -> str:
 
 
 def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
-    """Measure the configurations that follow the first `done`, and append a line of JSON for each to `log`.
+    """Measure the configurations that remain after the first `done`, in a worker process.
+
+    Args:
+        todo: pairs of configuration and name of the kernel.
+        done: number of pairs at the beginning of `todo` that have been measured already.
+        log: file to which a line of JSON is appended for each pair.
+        names: kernels to import, separated by commas.
 
     Returns:
-        The exit status: 0 when all are done, 1 as soon as an error has corrupted the CUDA context.
+        The exit status: 0 after the last pair; 1 as soon as an error has corrupted the CUDA context.
     """
     modules = kernels(names)
     for case, name in todo[done:]:
@@ -151,11 +191,11 @@ def run(todo: list[tuple[Case, str]], done: int, log: Path, names: str) -> int:
 
 
 def prepare(chosen: list[Case], share: str) -> None:
-    """Compile Triton's kernels for one worker's share of the configurations, by running them on a short context.
+    """Compile the Triton kernels of some configurations in advance, by running each on a short context.
 
     Args:
-        chosen: configurations of the whole run, of which the share is taken.
-        share: ``"i/n"``: every n-th configuration, starting from number i.
+        chosen: all configurations of the report.
+        share: which of them this worker compiles. ``"i/n"`` means every n-th, starting from number i.
     """
     first, of = (int(x) for x in share.split("/"))
     module = kernels("triton").get("triton")
@@ -171,7 +211,11 @@ def prepare(chosen: list[Case], share: str) -> None:
 
 
 def main() -> int:
-    """Run the configurations; return the exit status, 1 if any is wrong or has failed."""
+    """Run the command line: check the kernels and print the report.
+
+    Returns:
+        The exit status: 1 if any configuration has failed or has a wrong result, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m kvbench.attention.check_kernels", description=__doc__)
     parser.add_argument(
         "--only", default="", help="check only configurations whose name matches this regular expression"

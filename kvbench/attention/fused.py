@@ -21,15 +21,17 @@ from kvbench.cache.options import Kernels
 def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN) -> Tensor | None:
     """Attend from the newest tokens to everything in the stores with a fused kernel, if one can serve the step.
 
+    The layer's paths record which kernel served the step, or why none could.
+
     Args:
-        layer: its stores already contain the new tokens.
-        query: ``[B, Hq, q, D]``.
-        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
+        layer: layer whose stores already contain the new tokens.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
     Returns:
-        ``[B, q, Hq, Dv]``, or None if the reference path must serve the step.
+        The output ``[B, q, Hq, Dv]``, or None if the reference path must serve the step.
     """
     wanted = layer.progress.options.kernels
     if wanted == "reference" or (query.device.type != "cuda" and wanted != "triton"):
@@ -51,18 +53,31 @@ def attend(layer: KVLayer, query: Tensor, mask: Tensor | None, scaling: float, l
 
 
 def label(name: str, described: Work) -> set[str]:
-    """Return what to record in a layer's paths for a step that kernel `name` served: its name, and ``packed``.
+    """Return the entries that a step adds to its layer's paths, for the result row.
 
-    ``packed`` says that the kernel read packed codes; it is missing where all segments were exact.
+    Args:
+        name: kernel that served the step.
+        described: the layer as the kernel read it.
+
+    Returns:
+        The kernel's name, and ``packed`` if at least one segment contained packed codes.
     """
     return {name, "packed"} if any(f.kind != "full" for pair in described.signature() for f in pair) else {name}
 
 
 def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleType]:
-    """Return the name and module of the first kernel that can serve `described`.
+    """Return the first kernel that can serve a step.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        described: the layer's phases.
+        wanted: ``auto`` tries CUDA, then Triton; ``cuda`` and ``triton`` try only that kernel.
+
+    Returns:
+        The kernel's name and its module.
 
     Raises:
-        NotServed: no kernel can; the message gives the reason of each.
+        NotServed: no kernel can serve the step; the message gives the reason of each.
     """
     reasons = []
     for name in ("cuda", "triton") if wanted == "auto" else (wanted,):
@@ -76,7 +91,14 @@ def pick(query: Tensor, described: Work, wanted: Kernels) -> tuple[str, ModuleTy
 
 
 def load(name: str) -> ModuleType | str:
-    """Return the module of a kernel or, if it cannot be imported, the reason as a string."""
+    """Import a kernel's module.
+
+    Args:
+        name: ``cuda`` or ``triton``.
+
+    Returns:
+        The module or, if it cannot be imported, the reason as a string.
+    """
     try:
         if name == "cuda":
             from kvbench.attention.cuda import decode as cuda_decode
@@ -92,7 +114,18 @@ def load(name: str) -> ModuleType | str:
 
 
 def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Raise NotServed unless a step of `count` new tokens is plain causal attention over the stores as stored."""
+    """Raise NotServed unless the step is plain causal attention over the stores, the only case that kernels serve.
+
+    Args:
+        layer: layer whose stores already contain the new tokens.
+        mask: bool or additive mask of the step over logical positions, or None for causal attention.
+        count: number of new tokens in the step.
+
+    Raises:
+        NotServed: the method observes attention, the keys are stored before RoPE, the method packs several new tokens
+            before they attend, it reads its segments in its own order, or the mask hides more than padding and later
+            tokens.
+    """
     method = layer.method
     if method.observe_steps:
         raise NotServed(f"{type(method).__name__.lower()} observes attention")
@@ -107,9 +140,14 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
 
 
 def plain(layer: KVLayer, mask: Tensor | None, count: int) -> bool:
-    """Return True if `mask` hides nothing but padding and later tokens.
+    """Return True if `mask` hides nothing except padding and later tokens.
 
-    The answer is remembered, so that only the first layer of a step waits for the device.
+    The answer is remembered for the step, so that only its first layer waits for the device.
+
+    Args:
+        layer: a layer of the cache; gives the padding of the rows.
+        mask: bool or additive ``[B or 1, 1, q, kv]``, or None for causal attention.
+        count: number of new tokens in the step.
     """
     if mask is None:
         return True

@@ -23,12 +23,12 @@ SOFTCAP, SINKS = "softcap", "s_aux"
 
 @dataclass(frozen=True, eq=False)
 class Logits:
-    """Softcap and sinks of one layer.
+    """The softcap and the sinks of one layer: what its softmax does beyond scaling and masking.
 
     Args:
-        softcap: scores become ``softcap * tanh(score / softcap)`` (Gemma-2, arXiv 2408.00118, sec. 2); None: no cap.
-        sinks: one extra logit for each query head, ``[Hq]``, that takes part in the softmax and has no value (gpt-oss,
-            arXiv 2508.10925, sec. 2.2: "a learned bias in the denominator"); None: no sinks.
+        softcap: a score becomes ``softcap * tanh(score / softcap)`` (Gemma-2, arXiv 2408.00118, sec. 2). None: no cap.
+        sinks: one extra logit per query head, ``[Hq]``. It takes part in the softmax and has no value (gpt-oss, arXiv
+            2508.10925, sec. 2.2: "a learned bias in the denominator"). None: no sinks.
     """
 
     softcap: float | None = None
@@ -44,17 +44,21 @@ class Logits:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:
-        """Return the same softcap with the sinks of the query heads `heads` only."""
+        """Return a copy for some query heads: the same softcap, and the sinks of these heads only.
+
+        Args:
+            heads: the query heads.
+        """
         return self if self.sinks is None else Logits(self.softcap, self.sinks[heads])
 
     def column(self, scores: Tensor) -> Tensor | None:
-        """Return the sinks as one more column of `scores`; None without sinks.
+        """Return the sinks as one extra column of scores, to be concatenated before the softmax.
 
         Args:
             scores: ``[B, Hq, q, n]``.
 
         Returns:
-            ``[B, Hq, q, 1]`` in the dtype of `scores`.
+            ``[B, Hq, q, 1]`` in the dtype of `scores`; None if the model has no sinks.
         """
         if self.sinks is None:
             return None
@@ -68,9 +72,9 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
     """Return the softcap and the sinks that a model passes to its attention.
 
     Args:
-        module: the model's attention module (for the message).
+        module: the model's attention module, named in the error message.
         query: ``[B, Hq, q, D]``.
-        kwargs: keyword arguments of the model's call.
+        kwargs: keyword arguments of the model's call, possibly with ``softcap`` and ``s_aux`` (the sinks).
 
     Raises:
         CacheError: the number of sinks differs from the number of query heads.
@@ -89,9 +93,13 @@ def logits_of(module: nn.Module, query: Tensor, kwargs: Mapping[str, Any]) -> Lo
 
 
 def hands_over(kind: type[nn.Module], name: str) -> bool:
-    """Return True if the forward method of the module class `kind` passes a keyword argument `name` to some call.
+    """Return True if a module's forward method seems to pass a certain keyword argument to some call.
 
-    Found in the constants of its byte code, so without running the model.
+    The model is not run: the name is looked up among the constants of the method's byte code.
+
+    Args:
+        kind: class of the module.
+        name: name of the keyword argument.
     """
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     constants = () if code is None else code.co_consts

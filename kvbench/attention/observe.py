@@ -21,15 +21,16 @@ def probabilities(
     """Return the attention probabilities of some queries in fp32, with the model's softcap and sinks.
 
     Args:
-        query: ``[B, Hq, q, D]``, queries ``first .. first + q`` of the sequence.
-        keys: ``[B, H, T, D]``.
-        mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None: causal.
+        query: ``[B, Hq, q, D]``, consecutive queries of the prompt.
+        keys: ``[B, H, T, D]``, the keys that these queries may see.
+        mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None for causal attention.
         scaling: factor on the scores.
-        first: column of the first of these queries.
+        first: column of the first query in the padded batch. It matters only without a mask.
         logits: the softcap, and the sinks of these query heads.
 
     Returns:
-        ``[B, Hq, q, T]``; 0 where nothing is visible.
+        ``[B, Hq, q, T]``. A query that sees no key, such as one at padding, has only zeros. With sinks, a query's
+        probabilities sum to less than 1.
     """
     batch, query_heads, count, channels = query.shape
     heads, width = keys.shape[1:3]
@@ -51,22 +52,24 @@ def probabilities(
 def extend(
     layer: KVLayer, query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, logits: Logits = PLAIN
 ) -> Tensor:
-    """Return the attention that the method observes, over the prompt so far.
+    """Return the attention that a method observes during prefill, updated with a new chunk of the prompt.
 
-    Called after each chunk of the prompt; it continues from what the layer has observed before. Column sums take a
-    second pass over all T x T scores, in fp32 and a block at a time, which slows down H2O's prefill accordingly.
+    The layer's method chooses the kind of observation by its ``observe_prompt``. If that is n > 0 (SnapKV), it observes
+    the last n queries of the prompt. If it is -1 (H2O), it observes column sums: how much attention each token receives
+    from all queries. Column sums take a second pass over all T x T scores, in fp32, one block at a time, and slow down
+    prefill accordingly.
 
     Args:
-        layer: whose method's ``observe_prompt`` says what to return.
-        query: the new queries ``[B, Hq, q, D]``.
-        keys: all keys of the prompt so far ``[B, H, T, D]``.
-        mask: as :func:`kvbench.attention.prefill.attend` takes it.
+        layer: layer of the chunk. Its ``observed`` contains the result for the earlier chunks, or None.
+        query: queries of the chunk, ``[B, Hq, q, D]``.
+        keys: all keys of the prompt so far, ``[B, H, T, D]``.
+        mask: mask of the chunk's queries, as :func:`kvbench.attention.prefill.attend` takes it.
         scaling: factor on the scores.
         logits: the layer's softcap and sinks.
 
     Returns:
-        With ``observe_prompt = n > 0`` the attention of the last n queries, ``[B, Hq, n, T]`` (fewer where the prompt
-        has fewer); with ``-1`` the attention that each token receives, summed over all queries, ``[B, Hq, 1, T]``.
+        For the last n queries their probabilities, ``[B, Hq, n, T]`` (fewer queries if the prompt is shorter); for
+        column sums ``[B, Hq, 1, T]``.
     """
     wanted, count, width = layer.method.observe_prompt, query.shape[2], keys.shape[2]
     before = layer.observed

@@ -41,14 +41,15 @@ class Format:
     """A storage format that a kernel is compiled for.
 
     Args:
-        kind: ``full``; ``affine``: code * scale + minimum; ``atom``: (code - zero) * scale; ``hierarchical``:
-            QuantSpec's 16 U + L + 8, whose value is scale * (code - 8) / 16 + minimum.
-        bits: of a code; 16 for ``full``.
-        axis: ``channel`` or ``token``; empty for ``full``.
-        group: tokens (``channel``) or channels (``token``) that share parameters; 0 for ``full``.
+        kind: how a value follows from its code. ``full``: not packed. ``affine``: code * scale + minimum. ``atom``:
+            (code - zero point) * scale. ``hierarchical``: QuantSpec's two nibbles, whose 8-bit code is 16 * upper +
+            lower + 8 with a signed lower nibble; the value is scale * (code - 8) / 16 + minimum.
+        bits: bits of a code; 16 for ``full``.
+        axis: direction in which groups run. ``channel``: along tokens. ``token``: along channels. Empty for ``full``.
+        group: number of tokens (axis ``channel``) or channels (axis ``token``) that share parameters; 0 for ``full``.
         window: 0 if the group size divides the tile size, or the reverse. Otherwise groups may cross tile boundaries
-            (LogQuant's W = 42): tokens come in blocks of `window`, each divided into the fewest groups of at most
-            `group` tokens, the first of which have one token more if they cannot be equal
+            (LogQuant's W = 42). Tokens then come in blocks of `window`, and each block is divided into the fewest
+            groups of at most `group` tokens. If these cannot be equal, the first ones have one token more
             (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
     """
 
@@ -64,11 +65,12 @@ class Part:
     """The keys or the values of one segment, as a kernel reads them.
 
     Args:
-        format: their format.
-        words: packed codes, int16 ``[B, H, tiles, ...]``, the plane of the most significant bits first; empty if exact.
-        params: scales, then minima or zero points, fp16 (:class:`kvbench.cache.segments.packed.PackedSegment`); empty
-            if exact.
-        buffer: exact keys or values ``[B, H, capacity, D]``; None if packed.
+        format: format in which they are stored.
+        words: packed codes, int16 ``[B, H, tiles, ...]``, one tensor per plane. The plane of the most significant bits
+            comes first. Empty if not packed.
+        params: two fp16 tensors: scales, then minima or zero points
+            (:class:`kvbench.cache.segments.packed.PackedSegment`). Empty if not packed.
+        buffer: keys or values in full precision, ``[B, H, capacity, D]``; None if packed.
     """
 
     format: Format
@@ -79,21 +81,22 @@ class Part:
 
 @dataclass
 class Work:
-    """Phases of one layer for the whole batch.
+    """The phases of one layer for the whole batch: everything that a kernel reads.
 
     Args:
-        phases: key part and value part of each phase, in slot order; the last one is (exact, exact) and ends with the
-            newest tokens.
-        table: int32 ``[B, phases, 3]`` on the layer's device: index of the phase's first token in the key segment, the
-            same in the value segment, and the number of tokens (0 where a row has none). Where both are packed, both
-            indices are equal modulo a tile.
+        phases: for each phase, in slot order, the segment of keys and the segment of values that it reads. The last
+            phase reads both in full precision and ends with the newest tokens.
+        table: int32 ``[B, phases, 3]`` on the layer's device. Each line contains the index of the phase's first token
+            in the key segment, its index in the value segment, and the number of tokens (0 if a row has none). If both
+            are packed, the two indices are equal modulo the tile size.
         counts: the contents of `table` as nested lists on the host.
-        heads: KV heads.
-        key_dim, value_dim: channels of a key and of a value.
-        logits: the model's softcap and sinks.
+        heads: number of KV heads.
+        key_dim: channels of a key.
+        value_dim: channels of a value.
         room: number of tokens for which the buffers of a row have room; None if unknown. Kernels choose the number of
-            programs per head from it rather than from the current length, so that a captured step and an eager one sum
-            in the same order.
+            programs per head from it and not from the current length, so that a captured step and an eager one add up
+            partial results in the same order.
+        logits: the model's softcap and sinks.
     """
 
     phases: list[tuple[Part, Part]]
@@ -106,11 +109,15 @@ class Work:
     logits: Logits = PLAIN
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
-        """Return the formats of the phases, for which a kernel is compiled."""
+        """Return the format of keys and the format of values of each phase; a kernel is compiled once per such result."""
         return tuple((key.format, value.format) for key, value in self.phases)
 
     def tiles(self) -> int:
-        """Return the number of tiles of 128 tokens in the longest row; where `room` is known, those that would fit."""
+        """Return how many tiles of 128 tokens a kernel has to plan for in the longest row.
+
+        If `room` is known, this is the number of tiles for which the buffers have room. Otherwise it is the number
+        filled.
+        """
         filled = max(sum(-(-count // TILE) for _, _, count in row) for row in self.counts)
         return filled if self.room is None else max(filled, -(-self.room // TILE))
 
@@ -120,16 +127,16 @@ class Work:
 
 
 class NotServed(Exception):
-    """Error raised where no kernel can serve a layer; its message is the reason, for the result row."""
+    """Error raised if no kernel can serve a layer. Its message is the reason, which the result row shows."""
 
 
 def part(segment: Segment, channels: int, upper: bool = False) -> Part:
-    """Return `segment` as kernels read it.
+    """Return a segment in the form in which kernels read it.
 
     Args:
         segment: segment of keys or of values.
-        channels: channels of a head; a quantizer with ``group_size=None`` has groups of this size.
-        upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
+        channels: channels of a head, which is also the group size of a quantizer with ``group_size=None``.
+        upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
         NotServed: no kernel reads the segment's format; only the reference path does.
@@ -155,10 +162,10 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 
 
 def kind_of(quantizer: AffineQuantizer) -> str:
-    """Return the :attr:`Format.kind` of a quantizer's codes.
+    """Return which :attr:`Format.kind` describes the codes of a quantizer.
 
     Raises:
-        NotServed: no kernel reads codes of its class.
+        NotServed: no kernel reads the codes of this class of quantizers.
     """
     if isinstance(quantizer, WindowedQuantizer):
         return "affine"
@@ -188,15 +195,16 @@ def window_of(quantizer: AffineQuantizer) -> int:
 
 
 def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, int], tuple[int, int, int]]:
-    """Return the phases of one row.
+    """Return the phases of one row: the runs of slots with one key segment and one value segment.
 
     Args:
-        keys: lengths of the row's key segments.
-        values: lengths of the row's value segments; their sum is that of `keys`.
+        keys: number of tokens in each segment of the row's keys.
+        values: number of tokens in each segment of its values; both lists have the same sum.
 
     Returns:
-        A dictionary in slot order: (number of the key segment, of the value segment) -> (index of the phase's first
-        token in the key segment, the same in the value segment, number of tokens).
+        A dictionary in slot order. A key is the number of the key segment and that of the value segment. A value is a
+        line of the table: the index of the phase's first token in the key segment, its index in the value segment, and
+        the number of tokens.
     """
     ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
     phases, slot = {}, 0
@@ -209,14 +217,14 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
 
 
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
-    """Return the phases of all rows of a layer: the pairs of segments, and the lines of the table.
+    """Return the phases of all rows of a layer, and the contents of the table that describes them to a kernel.
 
     Returns:
-        All pairs (number of the key segment, of the value segment) that any row has or has had, in slot order; and for
-        each row one line for every pair, as in :attr:`Work.counts`.
+        A list of all pairs (number of the key segment, number of the value segment) that any row has or has had, in
+        slot order; and for each row one line per pair, as in :attr:`Work.counts`.
 
     Raises:
-        NotServed: the packed keys and packed values of a phase begin at different places in their tiles.
+        NotServed: in some phase, the packed keys and the packed values begin at different places in their tiles.
     """
     keys, values = layer.stores()
     rows: list[dict[tuple[int, int], tuple[int, int, int]]] = []
@@ -251,11 +259,11 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
 
 
 def work(layer: KVLayer, upper: bool = False) -> Work:
-    """Return the description of `layer` that a kernel takes.
+    """Return the description of a layer that a kernel takes.
 
     Args:
         layer: a layer after its prompt.
-        upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
+        upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
         NotServed: keys are stored before RoPE, a segment has a format that no kernel reads, or packed keys and values
@@ -274,15 +282,15 @@ def assembled(
     table: Tensor,
     upper: bool = False,
 ) -> Work:
-    """Return the description of `layer` that a kernel takes, from phases and a table that are known already.
+    """Return the description of a layer that a kernel takes, from phases and a table that are already known.
 
     Args:
         layer: a layer after its prompt.
-        order: pairs of key segment and value segment, one per phase (:func:`lines`).
-        counts: for each row and phase the first key token, the first value token and the number of tokens
-            (:func:`lines`).
+        order: for each phase, the number of the key segment and that of the value segment (:func:`lines`).
+        counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
+            and the number of tokens (:func:`lines`).
         table: `counts` in device memory, int32 ``[B, phases, 3]``.
-        upper: read only the upper nibble of hierarchical codes (QuantSpec's draft).
+        upper: True to read only the upper nibble of hierarchical codes (QuantSpec's draft).
 
     Raises:
         NotServed: a segment has a format that no kernel reads.
@@ -302,9 +310,16 @@ def assembled(
 
 
 def shared_table(layer: KVLayer, counts: list[list[tuple[int, int, int]]]) -> Tensor:
-    """Return `counts` as a tensor on the layer's device (:attr:`Work.table`).
+    """Return the table of phases as a tensor on the layer's device.
 
-    Layers of a cache with equal lines share one tensor, so that a step usually copies a single table.
+    Layers of a cache with equal tables share one tensor, so that a step usually copies a single table.
+
+    Args:
+        layer: a layer of the cache.
+        counts: contents of the table (:attr:`Work.counts`).
+
+    Returns:
+        int32 ``[B, phases, 3]``.
     """
     device = layer.device
     key = (device, tuple(tuple(row) for row in counts))

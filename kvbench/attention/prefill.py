@@ -46,22 +46,23 @@ def attend(
     kwargs: dict[str, Any],
     backend: Backend = "auto",
 ) -> tuple[Tensor, str]:
-    """Attend to all tokens so far as transformers' ``sdpa`` does, also with sinks and capped scores.
+    """Attend to all tokens so far as transformers' ``sdpa`` does, with support for sinks and softcaps.
 
     Args:
-        module: the model's attention module, which transformers' ``sdpa`` function reads.
+        module: the model's attention module, from which transformers' ``sdpa`` function reads some attributes.
         query: ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
-        values: ``[B, H, n, D]``.
-        mask: ``[B or 1, 1, q, n]``; or the padding, ``[B, n]`` (:func:`padding`); or None: causal.
-        scaling: factor on the scores; None: 1/sqrt(D).
-        kwargs: other arguments of the attention interface, sinks and a softcap among them.
-        backend: ``auto``: the fastest; ``stock``: the one that torch chooses.
+        values: ``[B, H, n, Dv]``.
+        mask: one of: a mask ``[B or 1, 1, q, n]``; the padding of a batch, bool ``[B, n]`` (:func:`padding`); None for
+            causal attention.
+        scaling: factor on the scores; None for 1/sqrt(D).
+        kwargs: other arguments of the attention interface, including sinks and a softcap.
+        backend: SDPA back end. ``auto``: the fastest. ``stock``: the one that torch chooses.
 
     Returns:
-        The output ``[B, q, Hq, Dv]``, 0 at padding; and the name of the path for the result row: ``sdpa`` (torch chose
-        the back end), ``sdpa:cudnn`` (this module did), either with ``+sinks`` where sinks were added as a key, or
-        ``capped`` where scores have a softcap.
+        The output ``[B, q, Hq, Dv]``, with zeros at padding; and the name of the path for the result row. The name is
+        ``sdpa`` if torch chose the back end, ``sdpa:cudnn`` if this module preferred cuDNN's, or ``capped`` if scores
+        have a softcap. ``+sinks`` is appended to the first two if sinks were added as a key.
     """
     logits = logits_of(module, query, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if name not in (SOFTCAP, SINKS)}
@@ -90,9 +91,20 @@ def exact(
     logits: Logits = PLAIN,
     kwargs: dict[str, Any] | None = None,
 ) -> Tensor:
-    """Attend to exact keys and values and return ``[B, q, Hq, Dv]``.
+    """Attend to keys and values in full precision, without padding.
 
-    Arguments are those of :func:`attend`, except that `mask` is ``[B or 1, 1, q, n]`` or None (causal), never padding.
+    Args:
+        module: the model's attention module.
+        query: ``[B, Hq, q, D]``.
+        keys: ``[B, H, n, D]``.
+        values: ``[B, H, n, Dv]``.
+        mask: ``[B or 1, 1, q, n]``, or None for causal attention.
+        scaling: factor on the scores; None for 1/sqrt(D).
+        logits: the model's softcap and sinks.
+        kwargs: other arguments of the attention interface.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
     """
     kwargs = kwargs or {}
     if logits.plain:
@@ -115,11 +127,18 @@ def order(
 ) -> AbstractContextManager[str]:
     """Return a context manager in which SDPA tries the fastest back end first.
 
-    On Hopper and newer GPUs that is cuDNN's kernel for long causal prompts (experiments.kernels.prefill times both);
-    newer versions of torch prefer it there by themselves. Arguments are those of :func:`attend`.
+    For long causal prompts on Hopper and newer GPUs, that is cuDNN's kernel (experiments.kernels.prefill times both).
+    Newer versions of torch prefer it there by themselves.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        keys: ``[B, H, n, D]``.
+        values: ``[B, H, n, Dv]``.
+        mask: as for :func:`attend`. With a mask, the order of back ends stays unchanged.
+        backend: ``auto``, or ``stock`` to leave the order as torch has it.
 
     Returns:
-        A context manager that gives ``sdpa:cudnn`` if it changes the order, else ``sdpa``.
+        A context manager that yields the name of the path: ``sdpa:cudnn`` if it changes the order, else ``sdpa``.
     """
     long = query.shape[2] >= LONG and query.shape[2] == keys.shape[2] and (mask is None or mask.ndim == 2)
     if backend == "stock" or not long or not query.is_cuda or not _prefers(query.device):
@@ -171,13 +190,16 @@ def _serves(query: Tensor, keys: Tensor, values: Tensor) -> bool:
 
 
 def padding(request: dict[str, Any]) -> Tensor | None:
-    """Return the padding, bool ``[B, T]`` (False at padding), if it can replace the requested mask; else None.
+    """Return the padding of a batch if it can replace the attention mask that a model requests.
 
-    None is returned if the request is not for a whole prompt or not plain causal, if the mask would be smaller than
-    :data:`MASK`, or if the batch has no padding or any that is not on the left.
+    It can if the request is for plain causal attention over a whole prompt, all padding is on the left, at least one
+    row has some, and the mask would have at least :data:`MASK` elements.
 
     Args:
         request: keyword arguments of a call of transformers' mask interface.
+
+    Returns:
+        bool ``[B, T]``, False at padding; or None if the usual mask is needed, or none at all.
     """
     real, count = request.get("attention_mask"), request.get("q_length")
     plain = request.get("mask_function") is causal_mask_function and request.get("allow_is_causal_skip", False)
@@ -194,14 +216,17 @@ def padding(request: dict[str, Any]) -> Tensor | None:
 
 
 def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | None:
-    """Return the part of a mask for the queries ``first .. last - 1``: ``[B or 1, 1, last - first, T]``.
+    """Return the rows of a prompt's mask that belong to some of its queries.
 
     Args:
-        mask: mask of the prompt's new queries, as :func:`attend` takes it. Padding is expanded to a causal mask; it is
-            passed for whole prompts only, so a query's number is its column. None is returned as it is.
-        first: number of the first query, counted from the first of the pass.
+        mask: mask of the new queries, as :func:`attend` takes it. Padding ``[B, T]`` is expanded to a causal mask; the
+            new queries must then be the whole prompt. None is returned unchanged.
+        first: number of the first query, counted from the first new one.
         last: one past the number of the last query.
-        width: number of columns, T.
+        width: number of keys, T.
+
+    Returns:
+        ``[B or 1, 1, last - first, T]``, or None.
     """
     if mask is None:
         return None

@@ -32,7 +32,7 @@ _serving: ContextVar[Serve] = ContextVar("kvbench_recorded_step")
 
 
 class PassThrough(Cache):
-    """A stand-in for the cache while a step is recorded: it passes keys and values on to attention."""
+    """A stand-in for the cache while a step is recorded: it passes new keys and values on to attention unchanged."""
 
     is_compileable = False
 
@@ -60,19 +60,19 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for transformers' attention interface while a step is recorded.
+    """Compute attention while a step is recorded, called through transformers' attention interface.
 
     Args:
         module: the model's attention module.
         query: ``[B, Hq, q, D]``.
         key: keys of the new tokens, ``[B, H, q, D]``.
         value: values of the new tokens, ``[B, H, q, Dv]``.
-        attention_mask: ignored.
-        scaling: factor on the scores; None: 1/sqrt(D).
-        **kwargs: other arguments of the attention interface, a softcap and sinks among them.
+        attention_mask: ignored; a recorded step reads from device memory which tokens are visible.
+        scaling: factor on the scores; None for 1/sqrt(D).
+        **kwargs: other arguments of the attention interface, including a softcap and sinks.
 
     Returns:
-        ``[B, q, Hq, Dv]`` and None (no attention weights).
+        The output ``[B, q, Hq, Dv]``, and None in place of attention weights.
 
     Raises:
         NotServed: the model passes an argument that a recorded step does not support, such as a sliding window.
@@ -88,7 +88,18 @@ def attention(
 
 
 def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-    """Return the attention ``[B, q, Hq, Dv]`` of the next layer of the current step (:data:`Serve`)."""
+    """Compute the attention of the next layer with the function that :func:`recording` was given.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        key: keys of the new tokens, ``[B, H, q, D]``.
+        value: values of the new tokens, ``[B, H, q, Dv]``.
+        scaling: factor on the scores.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
+    """
     return _serving.get()(query, key, value, scaling, logits)
 
 
@@ -96,7 +107,19 @@ def serve(query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Log
 def recorded_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Run :func:`serve` as a custom operation, opaque to ``torch.compile``."""
+    """Compute the attention of the next layer as :func:`serve` does, as a custom operation opaque to ``torch.compile``.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        key: keys of the new tokens, ``[B, H, q, D]``.
+        value: values of the new tokens, ``[B, H, q, Dv]``.
+        scaling: factor on the scores.
+        softcap: the model's softcap, or None.
+        sinks: one logit per query head, or None.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
+    """
     return serve(query, key, value, scaling, Logits(softcap, None if sinks is None else sinks.reshape(-1)))
 
 
@@ -107,11 +130,12 @@ def _(query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float 
 
 @contextmanager
 def recording(model: Any, serving: Serve) -> Iterator[None]:
-    """Switch `model` to recorded attention inside the context.
+    """Switch a model to recorded attention inside the context, and back on exit.
 
     Args:
         model: model that already runs kvbench's attention.
-        serving: called once per layer and step, in the order of the layers.
+        serving: function that computes the attention of one layer (:data:`Serve`). It is called once per layer and
+            step, in the order of the layers.
     """
     # No mask function is registered under this name, so transformers makes no mask at all.
     AttentionInterface.register(NAME, attention)

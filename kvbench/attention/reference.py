@@ -32,18 +32,18 @@ def attend(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Attend from the newest tokens to everything in the stores.
+    """Attend from the newest tokens to everything in the stores, in plain torch.
 
     Args:
-        module: the model's attention module (for torch's SDPA where nothing is packed).
-        layer: its stores already contain the new tokens.
-        query: ``[B, Hq, q, D]``.
-        mask: ``[B or 1, 1, q, kv]`` over logical positions (bool or additive), or None: causal.
+        module: the model's attention module, needed for torch's SDPA if nothing is packed.
+        layer: layer whose stores already contain the new tokens.
+        query: queries of the new tokens, ``[B, Hq, q, D]``.
+        mask: ``[B or 1, 1, q, kv]`` over logical positions (bool or additive), or None for causal attention.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
 
     Returns:
-        ``[B, q, Hq, Dv]``.
+        The output ``[B, q, Hq, Dv]``.
     """
     outputs = []
     groups = layer.row_groups()
@@ -64,16 +64,19 @@ def attend_rows(
     scaling: float,
     logits: Logits = PLAIN,
 ) -> Tensor:
-    """Attend as :func:`attend` does, for rows that have equal numbers of tokens in every segment.
+    """Attend from the newest tokens to everything in the stores, for rows with equal numbers of tokens per segment.
 
     Args:
         module: the model's attention module.
         layer: layer whose stores are read.
         rows: rows with equal numbers of tokens in every segment.
         query: queries of these rows, ``[rows, Hq, q, D]``.
-        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None: every slot is visible.
+        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
+
+    Returns:
+        The output ``[rows, q, Hq, Dv]``.
     """
     keys, values = layer.stores()
     full_keys, full_values = keys.only_full(rows), values.only_full(rows)
@@ -100,20 +103,20 @@ def merge_blocks(
     *,
     keep: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention block by block with an online softmax that starts from the sinks, if there are any.
+    """Compute attention block by block, merging the blocks with an online softmax.
 
     Args:
         layer: layer whose stores are read.
         rows: rows with equal numbers of tokens in every segment.
         query: queries of these rows, ``[rows, Hq, q, D]``.
-        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None: every slot is visible.
+        mask: mask over the slots of these rows (:func:`mask_over_slots`), or None if every slot is visible.
         scaling: factor on the scores.
         logits: the model's softcap and sinks.
-        keep: return the probabilities as well, for a method that observes attention.
+        keep: True to return the probabilities as well, for a method that observes attention.
 
     Returns:
-        The output in fp32, ``[rows, Hq, q, Dv]``; and with `keep` the probabilities ``[rows, Hq, q, slots]``, else
-        None.
+        The output in fp32, ``[rows, Hq, q, Dv]``; and the probabilities ``[rows, Hq, q, slots]``, or None unless
+        `keep`.
     """
     keys, values = layer.stores()
     batch, query_heads, count, channels = query.shape
@@ -169,11 +172,20 @@ def merge_blocks(
 
 
 def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-    """Return the attention ``[B, 1, Hq, Dv]`` of one new token per row, by SDPA.
+    """Compute the attention of one new token per row to keys and values in full precision, by SDPA.
 
-    The query heads of a KV head are passed as several queries of one head, so keys and values are read once. Stock
-    transformers' call with grouped heads gives the same sums but reads them once per query head; in bf16 on a CPU it
+    The query heads that share a KV head are passed as several queries of one head, so keys and values are read once.
+    The call that stock transformers makes gives the same sums but reads them once per query head; in bf16 on a CPU it
     takes seven times as long.
+
+    Args:
+        query: ``[B, Hq, 1, D]``.
+        keys: ``[B, H, n, D]``.
+        values: ``[B, H, n, Dv]``.
+        scaling: factor on the scores.
+
+    Returns:
+        The output ``[B, 1, Hq, Dv]``.
     """
     batch, heads, _, channels = query.shape
     grouped = query.reshape(batch, keys.shape[1], heads // keys.shape[1], channels)
@@ -182,10 +194,15 @@ def one_token(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Te
 
 
 def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return the slot ranges ``(start, stop)`` of the blocks, in the order in which attention visits them.
+    """Return the slot ranges that attention visits one after the other, each small enough to decode at once.
 
-    A block has at most :data:`BLOCK` tokens, or as many as make :data:`ELEMENTS` elements of keys or values if that is
-    more.
+    Args:
+        layer: layer whose stores are read.
+        rows: rows with equal numbers of tokens in every segment.
+
+    Returns:
+        Pairs ``(first slot, one past the last)`` in the order of the visits. A block has at most :data:`BLOCK` tokens
+        or, if that is more, as many as make :data:`ELEMENTS` elements of keys or values.
     """
     keys, _ = layer.stores()
     count = len(range(*rows.indices(layer.batch)))
@@ -195,13 +212,13 @@ def blocks(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
 
 
 def mask_over_slots(layer: KVLayer, rows: slice, query: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Return the mask of `rows` rearranged from logical positions to slots.
+    """Rearrange an attention mask of some rows from logical positions to slots.
 
     Args:
-        layer: layer whose slots are meant.
+        layer: layer that holds the slots.
         rows: rows with equal numbers of tokens in every segment.
-        query: ``[B, Hq, q, D]``, for its shape and device.
-        mask: ``[B or 1, 1, q, kv]`` over logical positions, or None: causal.
+        query: ``[B, Hq, q, D]``; only its shape and device are used.
+        mask: ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
 
     Returns:
         ``[rows or 1, 1 or Hq, q, slots]``, or None if every slot is visible.

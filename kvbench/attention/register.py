@@ -44,20 +44,21 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention for any Hugging Face model.
+    """Compute attention for any Hugging Face model, called through transformers' attention interface.
 
     Args:
         module: the model's attention module.
         query: ``[B, Hq, q, D]``, after RoPE.
-        key: a :class:`Handle`, or a tensor ``[B, H, n, D]`` if another cache is in use.
-        value: the same :class:`Handle`, or a tensor ``[B, H, n, Dv]`` if another cache is in use.
-        attention_mask: bool ``[B, 1, q, kv]`` over logical positions; or a long prompt's padding ``[B, q]``
-            (:func:`kvbench.attention.prefill.padding`); or None: causal.
-        scaling: factor on the scores; None: 1/sqrt(D).
-        **kwargs: other arguments of the attention interface, a softcap, sinks and a sliding window among them.
+        key: a :class:`Handle` (what a kvbench cache returns from ``update``), or a tensor ``[B, H, n, D]`` if another
+            cache, or none, is in use.
+        value: the same :class:`Handle`, or a tensor ``[B, H, n, Dv]``.
+        attention_mask: one of: a bool mask ``[B, 1, q, kv]`` over logical positions; the padding of a long prompt,
+            ``[B, q]`` (:func:`kvbench.attention.prefill.padding`); None for causal attention.
+        scaling: factor on the scores; None for 1/sqrt(D).
+        **kwargs: other arguments of the attention interface, including a softcap, sinks and a sliding window.
 
     Returns:
-        ``[B, q, Hq, D]`` and None (no attention weights).
+        The output ``[B, q, Hq, Dv]``, and None in place of attention weights.
 
     Raises:
         CacheError: the model passes an argument that the stores cannot serve, attention weights are requested, or
@@ -91,7 +92,13 @@ def attention(
 
 
 def see_padding(layer: KVLayer, mask: Tensor | None, count: int) -> None:
-    """Record the padding of `count` new prompt tokens; only the first layer's call does anything."""
+    """Record where the padding of new prompt tokens is. It is recorded once per chunk, in the call of the first layer.
+
+    Args:
+        layer: the layer whose attention is being computed.
+        mask: the mask or the padding that the model passed (:func:`attention`), or None.
+        count: number of new tokens.
+    """
     for member in layer.chain():
         if member.index == 0:
             member.progress.see(mask, layer.batch, count)
@@ -108,20 +115,23 @@ def prompt(
     scaling: float,
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Attend from new prompt tokens to all exact keys and values of the prompt so far; ``[B, q, Hq, Dv]``.
+    """Compute prefill attention, from new prompt tokens to all keys and values of the prompt so far in full precision.
 
-    After the prompt's last token, the method places its keys and values in the layer's stores.
+    After the prompt's last token, the method places the prompt's keys and values in the layer's stores.
 
     Args:
         module: the model's attention module.
-        layer: layer that the tokens belong to.
+        layer: layer that stores the new tokens.
         query: ``[B, Hq, q, D]``.
         keys: keys of the new tokens after RoPE, ``[B, H, q, D]``.
-        stored: the new keys as the layer stores them: `keys` themselves, or the keys before RoPE.
+        stored: keys of the new tokens in the form that the layer stores: `keys` themselves, or the keys before RoPE.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
         scaling: factor on the scores.
         kwargs: other arguments of the attention interface.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
     """
     prompt_keys, values = layer.extend_prompt(stored, values)
     if prompt_keys is not stored or layer.rotation is None:  # of a prompt in one piece, `keys` are the rotated ones
@@ -146,9 +156,23 @@ def stored_prompt(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Place new prompt tokens in the stores, then attend from them to the stores: ``[B, q, Hq, Dv]``.
+    """Place new prompt tokens in the stores, then attend from these tokens to everything in the stores.
 
-    For methods whose prompt reads quantized keys and values (``quantized_prefill``), including its own tokens'.
+    This is the prefill of methods that set ``quantized_prefill``: a prompt's tokens read quantized keys and values,
+    including their own.
+
+    Args:
+        module: the model's attention module.
+        layer: layer that stores the new tokens.
+        query: ``[B, Hq, q, D]``.
+        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
+        values: values of the new tokens, ``[B, H, q, Dv]``.
+        mask: mask of the new queries, as :func:`kvbench.attention.prefill.attend` takes it.
+        scaling: factor on the scores.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
     """
     layer.progress.prefill.path = "stored"
     layer.place_chunk(keys, values)
@@ -173,10 +197,23 @@ def step(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens to the stores and attend to everything in them: ``[B, q, Hq, Dv]``.
+    """Compute a decode step: append new tokens to the stores, and attend from them to everything in the stores.
 
-    If the cache sets ``progress.span``, tokens are processed that many at a time, and the method settles in between: a
+    If ``layer.progress.span`` is set, that many tokens are processed at a time, and the method settles in between. A
     long chunk then gives the same results as single steps (:func:`kvbench.decoding.perplexity.decode_nll`).
+
+    Args:
+        module: the model's attention module.
+        layer: layer that stores the new tokens.
+        query: ``[B, Hq, q, D]``.
+        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
+        values: values of the new tokens, ``[B, H, q, Dv]``.
+        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
+        scaling: factor on the scores.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
     """
     count, span = query.shape[2], layer.progress.span
     if layer.index == 0:
@@ -209,9 +246,22 @@ def append_and_attend(
     scaling: float,
     logits: Logits,
 ) -> Tensor:
-    """Append new tokens and attend to everything in the stores: ``[B, q, Hq, Dv]``.
+    """Append new tokens to the stores, and attend from them to everything in the stores at once.
 
-    New tokens see each other in full precision, unless the method is ``eager``: it then packs them first.
+    New tokens see each other in full precision. The exception is a method that sets ``eager``: it packs them first.
+
+    Args:
+        module: the model's attention module.
+        layer: layer that stores the new tokens.
+        query: ``[B, Hq, q, D]``.
+        keys: keys of the new tokens in the form that the layer stores, ``[B, H, q, D]``.
+        values: values of the new tokens, ``[B, H, q, Dv]``.
+        mask: bool or additive ``[B or 1, 1, q, kv]`` over logical positions, or None for causal attention.
+        scaling: factor on the scores.
+        logits: the model's softcap and sinks.
+
+    Returns:
+        The output ``[B, q, Hq, Dv]``.
     """
     layer.append(keys, values)
     if layer.method.eager:
@@ -221,11 +271,11 @@ def append_and_attend(
 
 
 def mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return the attention mask for transformers' mask interface, whose arguments it takes.
+    """Return the attention mask of a call; takes the arguments of transformers' mask interface.
 
     Returns:
-        What ``sdpa`` would get: bool ``[B, 1, q, kv]`` over logical positions, or None; for a long padded prompt the
-        padding ``[B, T]`` instead (:func:`kvbench.attention.prefill.padding`).
+        The mask that transformers' ``sdpa`` would get: bool ``[B, 1, q, kv]`` over logical positions, or None. For a
+        long prompt with left padding, the padding ``[B, T]`` instead (:func:`kvbench.attention.prefill.padding`).
     """
     padding = prefill.padding(kwargs)
     return sdpa_mask(*args, **kwargs) if padding is None else padding
@@ -238,7 +288,7 @@ def register() -> None:
 
 
 def check_served(model: PreTrainedModel) -> None:
-    """Raise ModelError, with the reason, if kvbench's attention cannot serve `model`."""
+    """Raise ModelError if kvbench's attention cannot serve a model; the message gives the reason."""
     config, name = model.config.get_text_config(decoder=True), type(model).__name__
     if "num_attention_heads" not in config.to_dict() and not hasattr(config, "num_attention_heads"):
         raise ModelError(f"{name} has no attention heads, so it has no keys and values to cache; {INSTEAD}")
@@ -260,14 +310,19 @@ def check_served(model: PreTrainedModel) -> None:
 
 
 def sees_later_tokens(module: torch.nn.Module) -> bool:
-    """Return True if `module` is a layer's attention and not causal (BERT-like models, unless set up as decoders)."""
+    """Return True if a module is the attention of a layer and attends to later tokens too.
+
+    This is so in BERT-like models, unless they are configured as decoders.
+    """
     return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
 
 
 def one_size(config: Any) -> bool:
-    """Return True if all layers have the same number and size of heads.
+    """Return True if all layers of a model have the same number of heads and the same head size.
 
-    Transformers raises on reading an attribute that differs between layers, which counts as False.
+    Args:
+        config: the text model's configuration. Transformers raises an error on reading an attribute that differs
+            between layers; this function then returns False.
     """
     try:
         return isinstance(getattr(config, "head_dim", None) or 1, int) and isinstance(config.num_attention_heads, int)
@@ -276,7 +331,7 @@ def one_size(config: Any) -> bool:
 
 
 def attach(model: PreTrainedModel) -> None:
-    """Switch `model` to kvbench's attention, and remember its previous implementation for :func:`detach`.
+    """Switch a model to kvbench's attention; :func:`detach` restores the previous implementation.
 
     Raises:
         ModelError: kvbench's attention cannot serve the model (:func:`check_served`).
@@ -290,7 +345,7 @@ def attach(model: PreTrainedModel) -> None:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Restore the attention that `model` had before :func:`attach`, and remove everything that kvbench attached."""
+    """Restore the attention that a model had before :func:`attach`, and remove all of kvbench's hooks from it."""
     pre_rope.detach(model)
     int4.detach(model)
     known = attached(model)

@@ -21,13 +21,13 @@ FULL = Format("full", 16)
 
 @dataclass
 class Piece:
-    """One segment of a layer's keys or values.
+    """One segment of a synthetic layer's keys or values.
 
     Args:
-        format: how its tokens are stored.
+        format: storage format of the tokens.
         lengths: number of tokens in each row of the batch.
-        scale: standard deviation of exact values. Steps between codes are uniform between 0.5 and 1.5 times
-            ``4 * scale / levels``, so that packed values have a similar spread.
+        scale: standard deviation of values in full precision. In packed formats, the step between codes is uniform
+            between 0.5 and 1.5 times ``4 * scale / levels``, so that packed values have a similar spread.
         room: number of tokens for which the buffers have room beyond the longest row.
     """
 
@@ -38,15 +38,15 @@ class Piece:
 
 
 def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
-    """Return a segment with random contents. Row r of an exact segment starts at token r of its buffer.
+    """Return a segment with random contents. In a full-precision segment, row r starts at token r of its buffer.
 
     Args:
         piece: format and number of tokens.
         side: ``key`` or ``value``.
-        heads: number of KV heads, H.
+        heads: number of KV heads.
         channels: channels of a head.
-        dtype: dtype of exact tokens.
-        rng: source of the random contents.
+        dtype: dtype of tokens in full precision.
+        rng: random generator; the buffers are created on its device.
     """
     form, batch, device = piece.format, len(piece.lengths), rng.device
     longest = max(piece.lengths) + piece.room
@@ -77,7 +77,15 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
 
 
 def groups_of(form: Format, tokens: Tensor) -> Tensor:
-    """Return the number of the group that each of `tokens` belongs to, in a per-channel format."""
+    """Return the number of the group that each token belongs to, in a per-channel format.
+
+    Args:
+        form: a format with axis ``channel``.
+        tokens: indices of tokens in the segment, integers ``[n]``.
+
+    Returns:
+        Group numbers ``[n]``, counted from the first group of the segment.
+    """
     if not form.window:
         return tokens // form.group
     cuts = -(-form.window // form.group)
@@ -87,7 +95,20 @@ def groups_of(form: Format, tokens: Tensor) -> Tensor:
 
 
 def read(held: Part, side: str, row: int, heads: slice, first: int, count: int, channels: int) -> Tensor:
-    """Return the dequantized tokens ``first .. first + count - 1`` of one row in fp32, ``[heads, count, channels]``."""
+    """Return consecutive tokens of one row of a segment, dequantized.
+
+    Args:
+        held: the segment.
+        side: ``key`` or ``value``.
+        row: row of the batch.
+        heads: KV heads to return.
+        first: index of the first token in the segment's buffer.
+        count: number of tokens.
+        channels: channels of a head.
+
+    Returns:
+        fp32 ``[heads, count, channels]``.
+    """
     form = held.format
     if held.buffer is not None:
         return held.buffer[row, heads, first : first + count].float()
@@ -122,16 +143,16 @@ def layer(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> Work:
-    """Return a layer with random contents as kernels take it.
+    """Return a layer with random contents, in the form that kernels take.
 
     Args:
-        keys: segments of keys; the last one must be exact.
-        values: segments of values; the last one must be exact.
-        heads: number of KV heads, H.
-        key_dim: channels of a key, D.
-        value_dim: channels of a value, Dv.
-        dtype: dtype of exact tokens.
-        device: device to which the buffers are moved.
+        keys: segments of keys; the last one must be in full precision.
+        values: segments of values; the last one must be in full precision.
+        heads: number of KV heads.
+        key_dim: channels of a key.
+        value_dim: channels of a value.
+        dtype: dtype of tokens in full precision.
+        device: device of the buffers.
         seed: seed of the random contents.
     """
     rng = torch.Generator(device).manual_seed(seed)
@@ -152,13 +173,16 @@ def layer(
 
 
 def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None) -> Tensor:
-    """Return attention to the dequantized tokens, computed in fp32: ``[B, q, Hq, Dv]``.
+    """Compute attention to the dequantized tokens in fp32, as the reference for a kernel's output.
 
     Args:
         query: ``[B, Hq, q, D]``.
         work: the layer's phases.
         scaling: factor on the scores.
-        heads: compute only these KV heads, so the output has only their query heads; None: all.
+        heads: KV heads to compute; the output then contains only their query heads. None for all.
+
+    Returns:
+        ``[B, q, Hq, Dv]`` in fp32.
     """
     batch, query_heads, count, _ = query.shape
     group = query_heads // work.heads
@@ -184,7 +208,12 @@ def exact(query: Tensor, work: Work, scaling: float, heads: slice | None = None)
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
-    """Return the relative error: norm of the difference over norm of `wanted`; infinite if `found` is not finite."""
+    """Return the relative error of a result: the norm of the difference divided by the norm of the expected result.
+
+    Args:
+        found: the result. If any element is not finite, the error is infinite.
+        wanted: the expected result, of the same shape.
+    """
     if not bool(torch.isfinite(found).all()):
         return float("inf")
     return float((found.float() - wanted).norm() / wanted.norm().clamp(min=1e-30))

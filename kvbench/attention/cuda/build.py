@@ -41,19 +41,22 @@ Signature = tuple[tuple[Format, Format], ...]
 
 @dataclass(frozen=True)
 class Build:
-    """Compile-time configuration of the kernel; ``cuda/header.cuh`` explains the macros that it sets.
+    """A compile-time configuration of the CUDA kernel; ``cuda/header.cuh`` explains the macros that it sets.
+
+    A *team* is a group of warps that load tiles into the same ring buffer in shared memory.
 
     Args:
-        channels: channels of a head (``D``).
-        team: warps that share a ring of tiles (``TEAM``); each serves 8 query rows.
-        one_column: at most 4 query rows, in every other column of the products (``ONECOL``).
-        bf16: exact segments, query and output are bf16, not fp16.
-        phases: formats of the keys and of the values of each phase.
-        teams: teams of a CTA (``TEAMS``).
-        stages: slots of a team's ring (``STAGES``).
-        resident: CTAs that a multiprocessor must be able to run at once (``MINB``).
-        softcap: scores have a softcap.
-        sinks: dtype of the model's sinks: 1: the query's; 2: fp32; 0: it has none.
+        channels: channels of a head (macro ``D``).
+        team: number of warps in a team (``TEAM``); each warp serves 8 query rows.
+        one_column: True if a CTA serves at most 4 query rows, which then occupy every other column of the products
+            (``ONECOL``).
+        bf16: True if the query, the output and segments in full precision are bf16; False for fp16.
+        phases: for each phase, the format of keys and the format of values.
+        teams: number of teams in a CTA (``TEAMS``).
+        stages: number of slots in a team's ring buffer (``STAGES``).
+        resident: number of CTAs that a multiprocessor must be able to run at once (``MINB``).
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
     """
 
     channels: int
@@ -69,17 +72,20 @@ class Build:
 
     @property
     def rows(self) -> int:
-        """Query rows that a CTA serves."""
+        """Number of query rows that a CTA serves."""
         return 4 if self.one_column else 8 * self.team
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA."""
+        """Number of warps in a CTA."""
         return self.team * self.teams
 
     @property
     def slot(self) -> int:
-        """Bytes of a slot of the ring, which holds the keys or the values of a tile (exact ones: of 32 tokens)."""
+        """Size of a slot of the ring buffer in bytes.
+
+        A slot holds the keys or the values of one tile of packed tokens, or of 32 tokens in full precision.
+        """
         sizes = [32 * self.channels * 2 if "full" in (k.kind, v.kind) else 0 for k, v in self.phases]
         for key, value in self.phases:
             sizes += [slot_bytes(key, self.channels), slot_bytes(value, self.channels)]
@@ -87,12 +93,12 @@ class Build:
 
     @property
     def shared(self) -> int:
-        """Bytes of dynamic shared memory of a CTA."""
+        """Dynamic shared memory of a CTA in bytes."""
         queries = (2 if self.bf16 else 1) * self.team * self.channels // 16 * 256
         return max(queries + self.teams * self.stages * self.slot, self.teams * self.rows * self.channels * 4, 16384)
 
     def macros(self) -> str:
-        """Return the macro definitions to put in front of the source."""
+        """Return the macro definitions that must precede the kernel's source."""
         table = ", ".join(
             "{" + ", ".join(str(x) for f in pair for x in (KINDS[f.kind], f.bits, AXES[f.axis], f.group)) + "}"
             for pair in self.phases
@@ -115,7 +121,12 @@ class Build:
 
 
 def slot_bytes(form: Format, channels: int) -> int:
-    """Return the bytes of codes and parameters of one tile of keys or values; 0 if the format is exact."""
+    """Return how many bytes the codes and parameters of one tile of 128 tokens take, or 0 in full precision.
+
+    Args:
+        form: format of the keys or of the values.
+        channels: channels of a head.
+    """
     if form.kind == "full":
         return 0
     params = 128 // form.group * channels * 2 if form.axis == "channel" else 128 * (channels // form.group) * 2
@@ -132,17 +143,19 @@ def build(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Build:
-    """Return the configuration for `rows` query rows of a KV head that fits into shared memory.
+    """Return the fastest configuration that serves a given number of query rows and fits into shared memory.
+
+    The order of the candidates was measured on an H200.
 
     Args:
-        phases: formats of keys and values of each phase.
-        channels: channels of a head, D.
-        rows: query rows of a KV head: query heads per KV head times new tokens.
+        phases: for each phase, the format of keys and the format of values.
+        channels: channels of a head.
+        rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
         bf16: True for a model in bf16, False for fp16.
-        tuning: overrides of ``teams``, ``stages`` and ``resident``, as pairs of name and value.
+        tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
         shared: bytes of shared memory that the device allows a CTA.
-        softcap: scores have a softcap.
-        sinks: dtype of the model's sinks: 1: the query's; 2: fp32; 0: it has none.
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
     """
     team = min(-(-rows // 8), 3)
     while team > 1 and -(-rows // (8 * (team - 1))) == -(-rows // (8 * team)):
@@ -169,15 +182,16 @@ def build(
 
 
 class Kernel:
-    """The kernel compiled for a :class:`Build` and loaded on one device.
+    """The CUDA kernel, compiled for one configuration and loaded on one device.
 
     Args:
         build: configuration to compile.
         device: index of the GPU to load the kernel on.
 
     Attributes:
-        registers, spilled: registers of a thread, and bytes of local memory that it needs beyond them.
-        resident: CTAs that the whole GPU can run at once.
+        registers: number of registers per thread.
+        spilled: bytes of local memory per thread, needed for what does not fit into registers.
+        resident: number of CTAs that the whole GPU can run at once.
 
     Raises:
         RuntimeError: nvrtc or the driver reported an error, which the message contains.
@@ -209,12 +223,15 @@ class Kernel:
         self._launch = driver.cuLaunchKernel
 
     def launch(self, grid: tuple[int, int, int], arguments: bytes, stream: int) -> None:
-        """Launch the kernel on `stream`.
+        """Launch the kernel on a CUDA stream.
 
         Args:
-            grid: numbers of CTAs.
-            arguments: the bytes of the kernel's only argument, ``struct Args`` in ``cuda/header.cuh``.
-            stream: handle of a CUDA stream.
+            grid: numbers of CTAs in the three dimensions of the grid.
+            arguments: bytes of the kernel's only argument, ``struct Args`` in ``cuda/header.cuh``.
+            stream: handle of the CUDA stream.
+
+        Raises:
+            RuntimeError: the driver reported an error, which the message names.
         """
         buffer = ctypes.create_string_buffer(arguments, len(arguments))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
@@ -234,14 +251,14 @@ class Kernel:
 
 
 def compiled(source: str, architecture: str) -> bytes:
-    """Return the machine code of `source`, from the cache on disk if it has been compiled before.
+    """Compile CUDA source to machine code, or return it from the cache on disk if it has been compiled before.
 
     Args:
-        source: CUDA source text, macro definitions included.
-        architecture: such as ``sm_90``.
+        source: CUDA source text, including macro definitions.
+        architecture: GPU architecture, such as ``sm_90``.
 
     Raises:
-        RuntimeError: nvrtc could not compile it; the message contains its log.
+        RuntimeError: nvrtc could not compile the source; the message contains its log.
     """
     from cuda.bindings import nvrtc
 
@@ -265,7 +282,13 @@ def compiled(source: str, architecture: str) -> bytes:
 
 
 def ask(answer: tuple[Any, ...]) -> Any:
-    """Return the value or values in the tuple that a call of cuda.bindings returns: (error, value, ...).
+    """Check the result of a cuda.bindings call, and return its value without the error code.
+
+    Args:
+        answer: the tuple that the call returned: (error, value, ...).
+
+    Returns:
+        The value if there is one, else a tuple of the values.
 
     Raises:
         RuntimeError: the call failed; the message names the error.
@@ -293,6 +316,20 @@ def kernel(
     softcap: bool = False,
     sinks: int = 0,
 ) -> Kernel:
-    """Return the compiled kernel; calls with the same arguments share one. Arguments are those of :func:`build`."""
+    """Compile the CUDA kernel and load it on a device; calls with equal arguments share one kernel.
+
+    Args:
+        phases: for each phase, the format of keys and the format of values.
+        channels: channels of a head.
+        rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
+        bf16: True for a model in bf16, False for fp16.
+        device: index of the GPU.
+        tuning: overrides of ``teams``, ``stages`` and ``resident`` (:class:`Build`), as pairs of name and value.
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
+
+    Raises:
+        RuntimeError: nvrtc or the driver reported an error, which the message contains.
+    """
     shared = int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", SHARED))
     return Kernel(build(phases, channels, rows, bf16, tuning, shared, softcap, sinks), device)

@@ -77,9 +77,18 @@ def refuses(query: Tensor, work: Work) -> str | None:
 def problem(
     phases: Signature, channels: int, rows: int, bf16: bool, device: int, softcap: bool = False, sinks: int = 0
 ) -> str | None:
-    """Return the reason why the kernel cannot be compiled for, or run on, this GPU; None if it can.
+    """Return the reason why the kernel cannot be compiled for a GPU or run on it; None if it can.
 
-    It is compiled to find out. Arguments are those of :func:`kvbench.attention.cuda.build.kernel`.
+    The kernel is compiled to find out.
+
+    Args:
+        phases: for each phase, the format of keys and the format of values.
+        channels: channels of a head.
+        rows: number of query rows of a KV head, which is query heads per KV head times new tokens.
+        bf16: True for a model in bf16, False for fp16.
+        device: index of the GPU.
+        softcap: True if scores have a softcap.
+        sinks: dtype of the model's attention sinks. 0: it has none. 1: the query's dtype. 2: fp32.
     """
     try:
         compiled = kernel(phases, channels, rows, bf16, device, (), softcap, sinks)
@@ -91,18 +100,18 @@ def problem(
 def attend(
     query: Tensor, work: Work, scaling: float, tuning: tuple[tuple[str, int], ...] = (), splits: int | None = None
 ) -> Tensor:
-    """Return the attention of the newest tokens to everything in the stores.
+    """Compute attention from the newest tokens to everything in the stores.
 
     Args:
-        query: ``[B, Hq, q, D]``, fp16 or bf16; copied if its channels are not contiguous.
-        work: the layer's phases, for which :func:`refuses` returns None.
+        query: ``[B, Hq, q, D]``, fp16 or bf16. It is copied if its channels are not contiguous.
+        work: the layer's phases. :func:`refuses` must have returned None for them.
         scaling: factor on the scores.
-        tuning: overrides of ``teams``, ``stages`` and ``resident`` (for benchmarks).
-        splits: number of CTAs that share a head, at most 128; None: the number that :func:`best_splits` estimates to be
-            fastest.
+        tuning: overrides of ``teams``, ``stages`` and ``resident`` (for benchmarks), as pairs of name and value.
+        splits: number of CTAs that share the tokens of a head, at most 128. None for the number that
+            :func:`best_splits` estimates to be fastest.
 
     Returns:
-        ``[B, q, Hq, D]``.
+        The output ``[B, q, Hq, D]``.
     """
     batch, heads_q, count, channels = query.shape
     if query.stride(-1) != 1:
@@ -147,20 +156,47 @@ def attend(
 
 
 def extras(query: Tensor, work: Work) -> tuple[bool, int]:
-    """Return whether scores have a softcap, and the dtype of the sinks as the macro ``SINKS`` encodes it."""
+    """Return how a step's scores differ from plain attention, as the kernel's configuration expresses it.
+
+    Args:
+        query: ``[B, Hq, q, D]``.
+        work: the layer's phases, with its softcap and sinks.
+
+    Returns:
+        True if scores have a softcap; and the dtype of the attention sinks: 0 if there are none, 1 if it is the
+        query's, 2 for fp32.
+    """
     sinks = work.logits.sinks
     return work.logits.softcap is not None, 0 if sinks is None else 1 if sinks.dtype == query.dtype else 2
 
 
 def factors(scaling: float, softcap: float | None) -> tuple[float, float]:
-    """Return the factor on the scores and the softcap, as ``scale`` and ``cap`` of ``struct Args`` expect them."""
+    """Return two numbers by which the kernel computes scores: ``scale`` and ``cap`` of ``struct Args``.
+
+    Args:
+        scaling: factor on the scores.
+        softcap: the model's softcap, or None.
+
+    Returns:
+        Without a softcap, ``scaling * log2(e)`` and 0. With one, ``2 * scaling * log2(e) / softcap`` and ``softcap *
+        log2(e)``.
+    """
     if softcap is None:
         return scaling * LOG2E, 0.0
     return 2 * scaling * LOG2E / softcap, softcap * LOG2E
 
 
 def pack(key: Part, value: Part) -> bytes:
-    """Return the pointers and capacities of one phase as the bytes of the struct in ``cuda/header.cuh``."""
+    """Return the buffers of one phase as the bytes of the struct that ``cuda/header.cuh`` defines.
+
+    Args:
+        key: the phase's keys.
+        value: the phase's values.
+
+    Returns:
+        Four pointers for keys and four for values (words, lower plane, scales, minima; 0 if absent), and the capacities
+        of both buffers: tiles if packed, tokens if in full precision.
+    """
     fields: list[int] = []
     capacity = []
     for part in (key, value):
@@ -176,16 +212,16 @@ def pack(key: Part, value: Part) -> bytes:
 
 @lru_cache(maxsize=4096)
 def best_splits(lines: int, resident: int, tiles: int, teams: int) -> int:
-    """Return the number of CTAs per head that is estimated to finish first.
+    """Estimate into how many CTAs to divide the tokens of a head so that a step takes the least time.
 
-    The estimate: a CTA takes as long as the tiles of one of its teams plus, for its first loads and its merge, one tile
-    more; and a nearly empty wave of CTAs takes as long as a full one.
+    The estimate assumes that a CTA takes as long as the tiles of one of its teams, plus one tile for its first loads
+    and its merge. It also assumes that a nearly empty wave of CTAs takes as long as a full one.
 
     Args:
-        lines: number of heads to serve, over all sequences and blocks of query rows.
-        resident: CTAs that the GPU runs at once.
-        tiles: tiles of a head.
-        teams: teams of a CTA.
+        lines: number of heads to serve, counted over all sequences and blocks of query rows.
+        resident: number of CTAs that the GPU can run at once.
+        tiles: number of tiles of a head.
+        teams: number of teams in a CTA.
     """
     most = min(max(-(-tiles // teams), 1), 128)  # with more CTAs some teams would have no tile
 
@@ -199,16 +235,19 @@ _workspaces: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}
 
 
 def workspace(device: int, stream: int, floats: int, lines: int) -> tuple[Tensor, Tensor]:
-    """Return a stream's buffers for partial results, fp32, and for zeroed counters, int32.
+    """Return buffers in which the CTAs of a launch exchange partial results. Each stream has its own.
 
-    They are allocated anew when they have become too small. The old ones are kept, as a captured graph may still write
-    to them.
+    If the buffers are too small, larger ones are allocated. The old ones are kept, because a captured graph may still
+    write to them.
 
     Args:
         device: index of the GPU.
-        stream: handle of the CUDA stream, which has buffers of its own.
-        floats: smallest size of the buffer of partial results, in elements.
-        lines: smallest size of the buffer of counters, in elements.
+        stream: handle of the CUDA stream.
+        floats: minimum size of the buffer of partial results, in elements.
+        lines: minimum size of the buffer of counters, in elements.
+
+    Returns:
+        A buffer for partial results, fp32; and a buffer of counters, int32, initially zero.
     """
     workspaces = _workspaces.setdefault((device, stream), [])
     if not workspaces or workspaces[-1][0].numel() < floats or workspaces[-1][1].numel() < lines:

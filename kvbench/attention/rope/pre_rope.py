@@ -31,9 +31,15 @@ OTHERWISE = (
 
 
 def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
-    """Install the hooks on `model` and return the function that rotates its keys (:meth:`Rotary.rotate`).
+    """Install hooks on a model that observe its keys before RoPE.
 
     Repeated calls are harmless.
+
+    Args:
+        model: causal language model.
+
+    Returns:
+        The function that applies the model's RoPE to keys (:meth:`Rotary.rotate`).
 
     Raises:
         ModelError: the keys before RoPE cannot be observed, or rotating them does not give the keys that the model
@@ -53,7 +59,7 @@ def attach(model: PreTrainedModel) -> Callable[..., Tensor]:
 
 
 def detach(model: PreTrainedModel) -> None:
-    """Remove the hooks from `model`, if it has any."""
+    """Remove the hooks of :func:`attach` from a model, if it has any."""
     known = attached(model)
     for hooked in known.key_hooks if known is not None else ():
         hooked.remove()
@@ -62,12 +68,15 @@ def detach(model: PreTrainedModel) -> None:
 
 
 class Hooked:
-    """The hook for one attention module, and the keys before RoPE of the current call.
+    """A hook on one attention module that keeps the keys before RoPE of the current call.
 
     Args:
-        attention: the attention module; it refers to this object until :meth:`remove`.
-        source: the projection that computes the keys, which is what is hooked.
+        attention: the attention module. An attribute of it refers to this object until :meth:`remove`.
+        source: the projection that computes the keys; the hook is installed on it.
         channels: channels of a head.
+
+    Attributes:
+        keys: keys before RoPE, ``[B, H, q, D]``; None before the first call and after :func:`take`.
     """
 
     def __init__(self, attention: nn.Module, source: Source, channels: int) -> None:
@@ -86,9 +95,13 @@ class Hooked:
 
 
 def take(module: nn.Module) -> Tensor | None:
-    """Return the keys before RoPE ``[B, H, q, D]`` of an attention module's current call, and forget them.
+    """Return the keys before RoPE that an attention module has just computed, and forget them.
 
-    None if the module has no hook, or its keys have been taken already.
+    Args:
+        module: the attention module.
+
+    Returns:
+        ``[B, H, q, D]``; None if the module has no hook, or if its keys have already been taken.
     """
     hooked: Hooked | None = vars(module).get(HOOKED)  # nn.Module is slow to look up a missing attribute
     if hooked is None:
@@ -100,14 +113,19 @@ def take(module: nn.Module) -> Tensor | None:
 def stored(
     layer: KVLayer, keys: Tensor, before: Tensor | None, module: nn.Module, position_ids: Tensor | None
 ) -> Tensor:
-    """Return the new keys in the form that `layer` stores, ``[B, H, q, D]``, and record their positions.
+    """Return new keys in the form that a layer stores, before or after RoPE, and record their positions.
+
+    Positions are recorded only if the layer or its :attr:`follower` stores keys before RoPE.
 
     Args:
         layer: layer that will store the keys.
         keys: new keys after RoPE, ``[B, H, q, D]``.
-        before: new keys before RoPE: the result of :func:`take`.
+        before: new keys before RoPE, as :func:`take` returned them.
         module: the model's attention module.
         position_ids: ``[B or 1, q]``; needed only for layers that store keys before RoPE.
+
+    Returns:
+        ``[B, H, q, D]``: `before` if the layer stores keys before RoPE, else `keys`.
 
     Raises:
         CacheError: the layer stores keys before RoPE, but no hook provided them.

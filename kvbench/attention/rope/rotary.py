@@ -27,13 +27,13 @@ PROBED = 7
 
 
 class Rotary:
-    """The rotation of one model.
+    """The rotary position embedding of one model, applied as the model applies it.
 
     Args:
-        module: computes cosines and sines (``LlamaRotaryEmbedding`` or the like).
-        apply: ``apply(q, k, cos, sin)`` from the model's own file.
-        channels: how many of a head's first channels are rotated, if `apply` expects only these (Phi); None if it
-            expects whole heads.
+        module: module that computes cosines and sines (``LlamaRotaryEmbedding`` or the like).
+        apply: the function ``apply_rotary_pos_emb(q, k, cos, sin)`` from the model's source file.
+        channels: number of channels that `apply` expects, if it takes only the first channels of a head (Phi); None if
+            it takes whole heads.
     """
 
     def __init__(
@@ -49,12 +49,15 @@ class Rotary:
 
     @torch.no_grad()
     def rotate(self, keys: Tensor, positions: Tensor, *, inverse: bool = False) -> Tensor:
-        """Return keys ``[B, H, n, D]`` rotated for `positions` ``[B, n]``, in their dtype, as the model does it.
+        """Apply the model's RoPE to keys, or undo it.
 
         Args:
-            keys: keys before RoPE (after RoPE with `inverse`), ``[B, H, n, D]``.
+            keys: keys before RoPE (after RoPE if `inverse`), ``[B, H, n, D]``.
             positions: position of each token, ``[B, n]``.
-            inverse: undo the rotation instead: return keys before RoPE from keys after it.
+            inverse: True to undo the rotation, which returns the keys before RoPE.
+
+        Returns:
+            The rotated keys, ``[B, H, n, D]``.
         """
         cos, sin = self._forward(self.module, keys, positions.to(keys.device))
         if inverse:  # YaRN and similar variants scale keys through the cosines and sines
@@ -63,11 +66,14 @@ class Rotary:
         return self._applied(keys, cos, sin)
 
     def turn(self, keys: Tensor, by: int | Sequence[int]) -> Tensor:
-        """Return keys ``[B, H, n, D]`` moved `by` positions further, in their dtype.
+        """Move keys to later positions: a key at position s becomes the key at position s + by.
 
         Args:
             keys: keys after RoPE, ``[B, H, n, D]``.
-            by: one number of positions, or one for each row.
+            by: number of positions, or one number per row.
+
+        Returns:
+            ``[B, H, n, D]`` in the dtype of `keys`.
         """
         cos, sin = self._angles(by if isinstance(by, int) else tuple(by), keys.device)
         return self._applied(keys.float(), cos, sin).to(keys.dtype)
@@ -100,9 +106,10 @@ class Rotary:
 
 
 def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = "method.position=original") -> Rotary:
-    """Return the rotation of `model`, after checking that it composes and that every layer uses it.
+    """Return the rotary position embedding of a model, after checking that kvbench can use it to move keys.
 
-    The checks run the model on two tokens; the result is remembered on the model.
+    The checks run the model on two tokens. Successive rotations must add up, and every layer must use this embedding.
+    The result is remembered on the model.
 
     Args:
         model: causal language model.
@@ -110,8 +117,8 @@ def rotary(model: PreTrainedModel, what: str = "position=cache", instead: str = 
         instead: a setting that works without it, for the hint.
 
     Raises:
-        ModelError: the model has no rotary embedding, several kinds of it, one whose frequencies change with the
-            length, or layers that do something else to their keys.
+        ModelError: the model has no rotary embedding, has several kinds of it, changes its frequencies with the length,
+            or has layers that do something else to their keys.
     """
     known: Rotary | None = attachment(model).rotary
     if known is None:
@@ -180,17 +187,17 @@ class _Spy(DynamicCache):
 def probed(
     model: PreTrainedModel, before: Callable[[int], Tensor | None] = lambda layer: None
 ) -> dict[int, tuple[Tensor, Tensor | None]]:
-    """Return the keys that each layer of `model` computes for one token at positions 0 and :data:`PROBED`.
+    """Run a model on one token at positions 0 and :data:`PROBED`, and return the keys that each layer computes.
 
-    The two are separate rows of one token each. A token with no others to attend to has the same hidden states at any
-    position, so its keys differ by the rotation only.
+    The two are separate rows of one token each. A token that has no others to attend to has the same hidden states at
+    any position, so its two keys differ only by the rotation.
 
     Args:
         model: causal language model.
-        before: called with a layer's number while its attention runs; returns the keys before RoPE, or None.
+        before: function called with a layer's number while its attention runs; returns the keys before RoPE, or None.
 
     Returns:
-        For each layer: keys after RoPE ``[2, H, 1, D]``, and what `before` returned.
+        For each layer's number, the keys after RoPE, ``[2, H, 1, D]``, and the result of `before`.
     """
     training, spy = model.training, _Spy(before)
     ids = torch.full((2, 1), min(7, model.config.get_text_config(decoder=True).vocab_size - 1), device=model.device)
@@ -204,6 +211,11 @@ def probed(
 
 
 def alike(keys: Tensor, expected: Tensor) -> bool:
-    """Return True if keys equal the expected ones up to rounding in their dtype (:data:`TOLERANCE`)."""
+    """Return True if two tensors of keys are equal up to rounding in their dtype (:data:`TOLERANCE`).
+
+    Args:
+        keys: keys to compare.
+        expected: expected keys; their dtype and largest magnitude determine the allowed difference.
+    """
     allowed = TOLERANCE.get(expected.dtype, 1e-4) * float(expected.float().abs().amax())
     return keys.shape == expected.shape and bool(((keys.float() - expected.float()).abs() <= allowed).all())

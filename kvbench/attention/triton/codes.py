@@ -40,107 +40,123 @@ ASM_AT8 = tl.constexpr(
 
 
 def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: int = 0) -> int:
-    """Return a format encoded as the integer that kernels take.
+    """Encode a format as the single integer that kernels take.
 
-    Bits 0-1 hold the kind, bit 2 the axis, bits 4-8 the width of a code, bits 12-19 the group, and bits 20 and up the
-    window.
+    Bits 0-1 of the integer contain the kind, bit 2 the axis, bits 4-8 the width of a code, bits 12-19 the group size,
+    and bits 20 and up the window.
 
     Args:
         kind: one of :data:`KINDS`.
-        bits: bits of a code; 16 for exact tokens.
-        axis: one of :data:`AXES`; empty for exact tokens.
-        group: number of tokens (``channel``) or channels (``token``) that share parameters.
-        window: tokens of a block whose groups may cross tile boundaries; 0 if no group does.
+        bits: bits of a code; 16 in full precision.
+        axis: one of :data:`AXES`; empty in full precision.
+        group: number of tokens (axis ``channel``) or channels (axis ``token``) that share parameters.
+        window: number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
     """
     return KINDS.index(kind) | (AXES.index(axis or "channel") << 2) | (bits << 4) | (group << 12) | (window << 20)
 
 
 @triton.constexpr_function
 def kind(form):
-    """Return the kind of a format: FULL, AFFINE, ATOM or HIERARCHICAL."""
+    """Return the kind of the encoded format `form`: FULL, AFFINE, ATOM or HIERARCHICAL."""
     return form & 3
 
 
 @triton.constexpr_function
 def axis(form):
-    """Return the axis of a format: CHANNEL or TOKEN."""
+    """Return the axis of the encoded format `form`: CHANNEL or TOKEN."""
     return form >> 2 & 1
 
 
 @triton.constexpr_function
 def bits(form):
-    """Return the number of bits of a code; 16 for exact tokens."""
+    """Return the number of bits of a code in the encoded format `form`; 16 in full precision."""
     return form >> 4 & 31
 
 
 @triton.constexpr_function
 def group(form):
-    """Return how many tokens or channels share parameters."""
+    """Return how many tokens (axis ``channel``) or channels (axis ``token``) share parameters in the format `form`."""
     return form >> 12 & 255
 
 
 @triton.constexpr_function
 def window(form):
-    """Return the tokens of a block whose groups may cross tile boundaries; 0 if no group does."""
+    """Return the number of tokens in a block whose groups may cross tile boundaries; 0 if no group of `form` does."""
     return form >> 20
 
 
 @triton.constexpr_function
 def cuts(form):
-    """Return the number of groups in a window."""
+    """Return the number of groups into which each window of the format `form` is divided."""
     return -(-window(form) // group(form))
 
 
 @triton.constexpr_function
 def meeting(form):
-    """Return an upper bound on the number of groups that have tokens in one tile, where groups cross tiles."""
+    """Return an upper bound on the number of groups that have tokens in the same tile, for a format with windows."""
     return 128 // (window(form) // cuts(form)) + 2
 
 
 @triton.constexpr_function
 def width(form):
-    """Return the number of bits of a field of a word: those of a code, but 4 for 8-bit codes, stored in two planes."""
+    """Return the number of bits of one field of a word.
+
+    This is the number of bits of a code, except that 8-bit codes have two fields of 4 bits, in two planes.
+    """
     return min(bits(form), 4)
 
 
 @triton.constexpr_function
 def fields(form):
-    """Return the number of fields in a word."""
+    """Return the number of fields in an int16 word of the format `form`."""
     return 16 // width(form)
 
 
 @triton.constexpr_function
 def rows(form):
-    """Return the number of word rows of a tile of 128 tokens, which is also the number of tokens in a field."""
+    """Return the number of word rows in a tile of 128 tokens.
+
+    A word row contains one token per field. So this is also the number of a tile's tokens that share a field.
+    """
     return 8 * width(form)
 
 
 @triton.constexpr_function
 def planes(form):
-    """Return the number of buffers with words: 2 for 8-bit codes, else 1, also for the buffer of exact tokens."""
+    """Return the number of buffers that hold the tokens: 2 for 8-bit codes, which have two planes of words, else 1."""
     return 2 if bits(form) == 8 else 1
 
 
 @triton.constexpr_function
 def blocks(form, channels):
-    """Return the number of groups into which a token's `channels` are divided (axis ``token``); else 1."""
+    """Return into how many groups the channels of one token are divided.
+
+    Args:
+        form: the encoded format.
+        channels: channels of a key or of a value.
+
+    Returns:
+        The number of groups if the axis is ``token``, else 1.
+    """
     return channels // group(form) if kind(form) and axis(form) else 1
 
 
 @triton.constexpr_function
 def run(form):
-    """Return how many consecutive fields of a tile share parameters (axis ``channel``)."""
+    """Return how many consecutive fields of a tile use the same parameters, for a format with axis ``channel``."""
     return min(group(form) // rows(form), fields(form))
 
 
 @triton.constexpr_function
 def lift(form, i):
-    """Return the factor that turns unpacked codes, which are tiny fp16 numbers, into multiples of the format's scale.
+    """Return the factor that turns unpacked codes into multiples of their format's scale.
+
+    Unpacked codes are tiny fp16 numbers: each is the code times a power of two.
 
     Args:
-        form: the format.
-        i: the field from which :func:`field` unpacked the codes; None if :func:`field_at` did, whose codes have the
-            value code * 2**-24 in any field.
+        form: the encoded format.
+        i: number of the field from which :func:`field` unpacked the codes. None if :func:`field_at` unpacked them;
+            these have the value code * 2**-24 whatever their field.
     """
     place = 0 if bits(form) == 8 or i is None else i * bits(form) % 8
     return 2.0 ** (24 - place) * (1 / 16 if kind(form) == 3 else 1.0)
@@ -148,15 +164,20 @@ def lift(form, i):
 
 @triton.jit
 def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
-    """Return the codes of one field of a block of words, as fp16 numbers of value code * 2**(place - 24).
+    """Unpack the codes of one field of a block of words.
 
-    `place` is where the codes are within a byte of the word; :func:`lift` returns the factor that cancels the power.
+    An unpacked code is an fp16 number with the value code * 2**(place - 24). Here `place` is the position of the
+    field's lowest bit within its byte, or 0 for 8-bit codes. :func:`lift` returns the factor that cancels the power of
+    two.
 
     Args:
-        words: a tuple with one block of int16 words per plane.
-        FORM: the format.
-        i: number of the field, known at compile time.
-        ASM: True: inline PTX (on a GPU); False: plain operations (in the interpreter).
+        words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
+        FORM: the encoded format (:func:`number`).
+        i: number of the field, 0 to ``fields(FORM) - 1``, known at compile time.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+
+    Returns:
+        fp16 codes in the shape of a block of words.
     """
     if bits(FORM) == 8:
         # the upper nibble from one plane, the lower from the other: 8 bits are still an fp16 subnormal
@@ -181,13 +202,16 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
-    """Return the codes of a field that is known only at run time, as code * 2**-24 for every field.
+    """Unpack the codes of one field of a block of words, where the number of the field is known only at run time.
 
     Args:
-        words: as for :func:`field`.
-        FORM: as for :func:`field`.
-        i: number of the field, a scalar.
-        ASM: as for :func:`field`.
+        words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
+        FORM: the encoded format (:func:`number`).
+        i: number of the field, a scalar tensor.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+
+    Returns:
+        fp16 numbers with the value code * 2**-24, in the shape of a block of words.
     """
     # one shift more than with a constant mask; used for parts of tiles only
     shift = (i * width(FORM)).to(tl.int16)
@@ -212,14 +236,18 @@ def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
 
 @triton.jit
 def meaning(FORM: tl.constexpr, scale, second):
-    """Return the step between codes and the value of code 0, both fp32, from the two stored parameters of groups.
+    """Convert stored parameters of groups to fp32: the step between codes, and the value of code 0.
 
-    For hierarchical codes it is the step of the upper nibble; :func:`lift` contains the missing factor 1/16.
+    A value is then step * code + value of code 0 in every kind of format. For hierarchical codes, the step returned
+    here is that of the upper nibble, 16 times too large; :func:`lift` contains the missing factor 1/16.
 
     Args:
-        FORM: the format.
-        scale: stored scales, fp16.
-        second: stored minima, or Atom's zero points, fp16.
+        FORM: the encoded format.
+        scale: block of stored scales, fp16.
+        second: block of stored minima (zero points if the kind is ATOM), fp16, of the same shape.
+
+    Returns:
+        The steps and the values of code 0, both fp32 in the shape of `scale`.
     """
     scale = scale.to(tl.float32)
     second = second.to(tl.float32)
@@ -234,15 +262,19 @@ def meaning(FORM: tl.constexpr, scale, second):
 
 @triton.jit
 def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
-    """Load the stored parameters of tokens (axis ``token``) and return the scales and the minima.
+    """Load the parameters of consecutive tokens, for a format with axis ``token``.
 
-    With one group of channels these are fp16 numbers; two or four groups of a token are one 32- or 64-bit integer.
+    All groups of a token are loaded at once: one fp16 number per token for one group, and one 32-bit or 64-bit integer
+    that contains two or four fp16 numbers otherwise. :func:`group_of` extracts the parameters of a group.
 
     Args:
-        PARAMS: pointers to scales and to minima, moved to the phase's first tile.
-        CHANNEL_GROUPS: groups of channels of a token: 1, 2 or 4.
-        first: first token, a scalar.
-        tokens: offsets from it, a vector.
+        PARAMS: pair of pointers, to scales and to minima (or zero points). They point to the phase's first tile.
+        CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
+        first: number of the first token, counted from the phase's first tile, a scalar.
+        tokens: offsets of the tokens from `first`, ``[N]``.
+
+    Returns:
+        Two blocks ``[N]``: scales, and minima or zero points.
     """
     # one wider load in place of a small one for each group
     if CHANNEL_GROUPS == 1:
@@ -258,17 +290,35 @@ def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
 
 @triton.jit
 def ready(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr):
-    """Return parameters loaded by :func:`of_tokens` in the form that is carried to the next iteration of a loop.
+    """Prepare loaded parameters of tokens for being carried to the next iteration of a loop.
 
-    One group per token is converted to fp32; several stay packed in an integer until :func:`group_of`, which saves
-    registers.
+    With one group per token they are converted to fp32 (:func:`meaning`). Several groups stay packed in an integer
+    until :func:`group_of` extracts them, which saves registers.
+
+    Args:
+        stored: the result of :func:`of_tokens`.
+        FORM: the encoded format.
+        CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
+
+    Returns:
+        A pair of blocks ``[N]`` for :func:`group_of`.
     """
     return meaning(FORM, stored[0], stored[1]) if CHANNEL_GROUPS == 1 else stored
 
 
 @triton.jit
 def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.constexpr):
-    """Return the step and the value of code 0 (:func:`meaning`) of group `c`, from what :func:`ready` returned."""
+    """Extract the parameters of one group of channels, for every token.
+
+    Args:
+        stored: the result of :func:`ready`.
+        FORM: the encoded format.
+        CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
+        c: number of the group, known at compile time.
+
+    Returns:
+        The step between codes and the value of code 0 (:func:`meaning`), both fp32 ``[N]``.
+    """
     if CHANNEL_GROUPS == 1:
         parameters = stored
     else:
@@ -279,16 +329,22 @@ def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.con
 
 @triton.jit
 def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number, query, alone, ONE_ROW: tl.constexpr):
-    """Return the scaled query ``[D, R]`` fp16 and the bias of the scores ``[R]`` of one group (axis ``channel``).
+    """Load the parameters of one group of keys with axis ``channel``, and apply them to the query.
+
+    Scaling the query once per group replaces scaling every key. The minima become a bias, which is the same for all
+    keys of the group.
 
     Args:
         PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        FORM: the format of the keys.
+        FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        number: number of the group, counted from the one that the pointers point to.
-        query: normalised query ``[D, R]``.
-        alone: the query's only row ``[D]``; used if `ONE_ROW`.
-        ONE_ROW: the query has one row, so its bias is a sum over a vector.
+        number: number of the group, counted from the one to which the pointers point.
+        query: normalised query ``[D, R]``, with one column per query row.
+        alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
+        ONE_ROW: True if the query has only one row. The bias is then a sum over a vector.
+
+    Returns:
+        The scaled query ``[D, R]`` in fp16, and the bias of the scores, ``[R]`` (a scalar if `ONE_ROW`).
     """
     at = tl.arange(0, KEY_DIM)
     stored = tl.load(PARTS[planes(FORM)] + number * KEY_DIM + at)

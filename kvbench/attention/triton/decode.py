@@ -71,16 +71,16 @@ def refuses(query: Tensor, work: Work) -> str | None:
 
 
 def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
-    """Return the attention of the newest tokens to everything in a layer.
+    """Compute attention from the newest tokens to everything in a layer.
 
     Args:
-        query: ``[B, Hq, q, D]``, with any strides; copied if its channels are not contiguous. Token i sees all but the
-            newest q - 1 - i slots.
-        work: the layer's phases, for which :func:`refuses` returns None.
+        query: ``[B, Hq, q, D]``, with any strides; copied if its channels are not contiguous. New token i sees all
+            slots except the newest q - 1 - i.
+        work: the layer's phases. :func:`refuses` must have returned None for them.
         scaling: factor on the scores.
 
     Returns:
-        ``[B, q, Hq, Dv]`` in the query's dtype.
+        The output ``[B, q, Hq, Dv]`` in the query's dtype.
     """
     batch, query_heads, count, channels = query.shape
     if query.stride(-1) != 1:
@@ -127,14 +127,27 @@ def attend(query: Tensor, work: Work, scaling: float) -> Tensor:
 
 
 def pointers(side: Part) -> tuple[Tensor, ...]:
-    """Return the buffers of a phase's keys or values in the order in which the kernel takes them."""
+    """Return the buffers of a phase's keys or values in the order in which the kernel takes them.
+
+    Args:
+        side: the phase's keys, or its values.
+
+    Returns:
+        The one buffer in full precision; or the words of each plane, the scales, and the minima or zero points.
+    """
     return (side.buffer,) if side.buffer is not None else (*side.words, *side.params)
 
 
 def extent(side: Part) -> tuple[int, int]:
-    """Return for how many tiles (packed) or tokens (exact) a head's buffer has room, and the rows of its parameters.
+    """Return the sizes of a phase's buffers, from which the kernel computes addresses.
 
-    The second number matters only for per-channel parameters, which have one row per group; it is 0 if exact.
+    Args:
+        side: the phase's keys, or its values.
+
+    Returns:
+        How much room the buffer of a head has, in tiles if packed and in tokens if in full precision; and the number of
+        rows of its parameters, which is 0 in full precision. The second number matters only for per-channel formats,
+        which have one row per group.
     """
     if side.buffer is not None:
         return side.buffer.shape[2], 0
@@ -143,15 +156,15 @@ def extent(side: Part) -> tuple[int, int]:
 
 @lru_cache(maxsize=256)
 def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tuple[tuple, tuple]:  # type: ignore[type-arg]
-    """Return what the kernel is compiled for: formats encoded as integers, and relative costs.
+    """Return the compile-time arguments of the kernel that follow from the formats of a layer.
 
     Args:
-        forms: formats of the keys and of the values of each phase.
-        full_step: tokens per iteration where keys and values are exact.
+        forms: for each phase, the format of keys and the format of values.
+        full_step: number of tokens per iteration if keys and values are in full precision.
 
     Returns:
-        (formats of keys, formats of values) and (costs of a whole tile, costs of a part of a tile), with one entry per
-        phase in each.
+        Two pairs of tuples, each tuple with one entry per phase. The first pair contains the encoded formats of keys
+        and those of values. The second contains the costs of a whole tile and those of a part of a tile.
     """
     keys, values = (
         [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)
@@ -162,7 +175,14 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
 
 
 def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> int:
-    """Return how many programs of a compiled kernel the GPU can run at once, given its registers and shared memory."""
+    """Return how many programs of a compiled kernel the GPU can run at once.
+
+    Args:
+        kernel: the compiled kernel, whose registers and shared memory limit the number.
+        device: the GPU.
+        chosen: launch parameters; a nonzero ``resident`` is used in place of the computed number per multiprocessor.
+        warps: number of warps of a program.
+    """
     kernel._init_handles()
     about = torch.cuda.get_device_properties(device)
     registers = -(-kernel.n_regs // 8) * 8 * 32 * warps
@@ -172,15 +192,14 @@ def together(kernel: Any, device: torch.device, chosen: Tuning, warps: int) -> i
 
 
 def split(steps: int, programs: int, at_once: int) -> int:
-    """Return the number of parts into which to divide the tiles of each block of query rows.
+    """Return into how many parts to divide the tiles of each block of query rows. Every part is one program.
 
-    Every part is one program. The number fills whole waves of programs, since a nearly empty wave takes as long as a
-    full one.
+    The number fills whole waves of programs, because a nearly empty wave takes as long as a full one.
 
     Args:
-        steps: tiles of the longest row.
-        programs: blocks of query rows, over all sequences and KV heads.
-        at_once: programs that the GPU runs at once.
+        steps: number of tiles in the longest row of the batch.
+        programs: number of blocks of query rows, counted over all sequences and KV heads.
+        at_once: number of programs that the GPU can run at once.
     """
     best, least = 1, float("inf")
     for waves in range(1, 9):
@@ -196,19 +215,33 @@ def split(steps: int, programs: int, at_once: int) -> int:
 
 @lru_cache(maxsize=64)
 def counters(device: torch.device, cells: int) -> Tensor:
-    """Return zeroed counters, int32 ``[cells]``, shared by all calls: every merge resets the ones that it used."""
+    """Return counters of finished programs, which are zero before each launch.
+
+    All calls share them, because every merge resets those that it used.
+
+    Args:
+        device: the GPU.
+        cells: number of counters.
+
+    Returns:
+        int32 ``[cells]``.
+    """
     return torch.zeros(cells, dtype=torch.int32, device=device)
 
 
 def scratch(device: torch.device, parts: int, rows: int, channels: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return buffers for partial results (maxima and sums, weighted values), and the counters for merging them.
+    """Allocate the buffers through which the programs of a launch pass partial results to the merge.
 
     Args:
-        device: GPU on which they are allocated.
-        parts: number of partial results, over all blocks of query rows.
-        rows: query rows of a program.
+        device: the GPU.
+        parts: number of partial results, counted over all blocks of query rows.
+        rows: number of query rows of a program.
         channels: channels of a value.
-        cells: number of merges: one for each block of query rows.
+        cells: number of merges, one per block of query rows.
+
+    Returns:
+        A buffer for maxima and sums, fp32; a buffer for weighted values, fp32; and counters of finished programs,
+        int32.
     """
     stats = torch.empty(parts * 2 * rows, dtype=torch.float32, device=device)
     sums = torch.empty(parts * rows * channels, dtype=torch.float32, device=device)

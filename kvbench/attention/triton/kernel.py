@@ -24,25 +24,25 @@ from kvbench.attention.triton.walk import load_query, walk
 
 @triton.constexpr_function
 def whole(key, value):
-    """Return True if whole tiles can be processed at once: keys and values packed, with equally wide fields.
+    """Return True if a phase's tiles can be processed whole: keys and values are packed, in fields of equal width.
 
     Args:
-        key: format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
-        value: format of the phase's values.
+        key: encoded format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
+        value: encoded format of the phase's values.
     """
     return kind(key) != 0 and kind(value) != 0 and width(key) == width(value)
 
 
 @triton.constexpr_function
 def part(key, value, full):
-    """Return the number of tokens of a part of a tile, for tiles that are not processed at once.
+    """Return how many tokens of a tile one iteration processes if it does not process the whole tile.
 
-    A part lies inside a single field of the packed keys and of the packed values.
+    Such a part lies inside a single field of the packed keys and inside a single field of the packed values.
 
     Args:
-        key: format of the phase's keys.
-        value: format of the phase's values.
-        full: the number to return if both are exact.
+        key: encoded format of the phase's keys (:func:`kvbench.attention.triton.codes.number`).
+        value: encoded format of the phase's values.
+        full: the number to return if keys and values are both in full precision.
     """
     sizes = [rows(form) for form in (key, value) if kind(form) != 0]
     return min(sizes) if sizes else full
@@ -50,19 +50,24 @@ def part(key, value, full):
 
 @triton.jit
 def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, groups, tile):
-    """Return the pointers to the keys or the values of one (sequence, KV head), starting at `tile` if packed.
+    """Move the pointers of a phase's keys or values to one sequence and KV head and, if packed, to a tile.
 
-    Where groups cross tile boundaries, their number follows from a token's number in the segment. The pointers to their
-    parameters are then not moved to the tile; the number of the tile's first token is appended to the tuple instead.
+    If groups may cross tile boundaries, the pointers to their parameters are not moved to the tile, because the number
+    of a group follows from a token's index in the segment. The index of the tile's first token is then appended to the
+    result.
 
     Args:
-        PARTS: pointers of a phase's keys or values: words (one or two planes), scales and minima; or one exact buffer.
-        FORM: their format.
+        PARTS: pointers to the words (one or two planes), the scales and the minima; in full precision, the pointer to
+            the only buffer.
+        FORM: encoded format.
         CHANNELS: channels of a key or of a value.
-        cell: number of the (sequence, KV head), int64.
-        extent: room of a head's buffer: in tiles if packed, in tokens if exact.
-        groups: rows of per-channel parameters.
-        tile: the tile in which the phase begins.
+        cell: number of the sequence and KV head: ``sequence * KV heads + KV head``, int64.
+        extent: room of a head's buffer, in tiles if packed and in tokens if in full precision.
+        groups: number of rows that the parameters of a head have; used only for per-channel formats.
+        tile: number of the tile in which the phase begins.
+
+    Returns:
+        The moved pointers, in the order of `PARTS`.
     """
     # `cell` is 64 bits wide: a batch of long sequences passes 2**31 elements
     if kind(FORM) == FULL:
@@ -86,20 +91,25 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
 
 @triton.jit
 def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Return a phase's line of the table, and how its tokens are divided into whole tiles and parts of tiles.
+    """Read a phase's line of the table, and divide its tokens into whole tiles and parts of tiles.
+
+    Whole tiles are in the middle; parts precede and follow them. If tiles of the phase cannot be processed whole
+    (:func:`whole`), all tokens are in parts.
 
     Args:
         table_ptr: pointer to the line: first key token, first value token, number of tokens.
-        KEY: format of the phase's keys.
-        VALUE: format of the phase's values.
-        PART_TOKENS: tokens of a part of a tile (:func:`part`).
+        KEY: encoded format of the phase's keys.
+        VALUE: encoded format of the phase's values.
+        PART_TOKENS: number of tokens in a part of a tile (:func:`part`).
 
     Returns:
-        key_first, value_first, count: the line itself.
+        A tuple of ten scalars. Tiles and parts are numbered from the beginning of the phase's first tile.
+
+        key_first, value_first, count: the line of the table.
         lead: number of tokens in the phase's first tile that precede the phase.
-        tile, tiles: number of the first whole tile, counted from the phase's first tile, and number of whole tiles.
+        tile, tiles: number of the first whole tile, and how many whole tiles there are.
         begin, before: number of the first part, and how many parts precede the whole tiles.
-        behind, pieces: number of the first part after the whole tiles, and how many parts there are in all.
+        behind, pieces: number of the first part after the whole tiles, and how many parts there are in total.
     """
     key_first = tl.load(table_ptr)
     value_first = tl.load(table_ptr + 1)
@@ -128,21 +138,33 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
 @triton.jit
 def price(SPAN, WHOLE_COST: tl.constexpr, PART_COST: tl.constexpr):
-    """Return the cost of a phase: the sum over its whole tiles and its parts of tiles."""
+    """Return the cost of processing a phase.
+
+    Args:
+        SPAN: the phase's division into tiles and parts (:func:`span`).
+        WHOLE_COST: cost of a whole tile.
+        PART_COST: cost of a part of a tile.
+    """
     _, _, _, _, _, tiles, _, _, _, pieces = SPAN
     return tiles * WHOLE_COST + pieces * PART_COST
 
 
 @triton.jit
 def share(low, high, at, steps, cost: tl.constexpr):
-    """Return which iterations of a run begin in a program's interval of costs: the first, and one past the last.
+    """Return which iterations of a run of iterations a program has to do.
+
+    The costs of all iterations of a launch are laid end to end, and each program gets an interval of this sum. It does
+    the iterations that begin in its interval.
 
     Args:
         low: start of the program's interval.
         high: end of the program's interval, exclusive.
         at: cost at which the run begins.
-        steps: number of iterations of the run.
+        steps: number of iterations in the run.
         cost: cost of one iteration.
+
+    Returns:
+        The first iteration, and one past the last; equal if the program has none in this run.
     """
     # an iteration belongs to the program in whose interval it begins, so none is done twice and none is left out
     first = tl.minimum(tl.maximum((low - at + cost - 1) // cost, 0), steps)
@@ -183,42 +205,44 @@ def phase(
     cap,
     CAPPED: tl.constexpr,
 ):
-    """Process the tiles and parts of tiles of a phase that begin in a program's interval of costs.
-
-    Returns the new running maximum, sum of weights and weighted values. Scores are base-2 logarithms of weights (in
-    bits).
+    """Process the tiles and parts of tiles of a phase that begin in a program's interval of costs (:func:`share`).
 
     Args:
-        state: running maximum ``[R]``, sum of weights ``[R]`` and weighted values ``[Dv, R]``.
-        q_ptr: the query.
-        row_at: offset of each query row ``[R]``.
-        valid: which query rows exist, ``[R]``.
-        normal: power of two that normalises each query row, ``[R]``.
+        state: running maximum of the scores in bits (base-2 logarithms), ``[R]``; running sum of the weights, ``[R]``;
+            running weighted sum of the values, ``[Dv, R]``.
+        q_ptr: pointer to the queries.
+        row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
+        valid: which of the R query rows exist, bool ``[R]``.
+        normal: power of two by which each query row is multiplied to normalise it, ``[R]``.
         factor: factor that converts a score of the normalised query to bits, ``[R]``.
-        seen: number of tokens of the phase that each query row sees, ``[R]``.
+        seen: number of tokens of the phase that each query row sees, ``[R]``; used only if `CAUSAL`.
         KEYS: pointers of the phase's keys, as :func:`located` takes them.
         VALUES: pointers of the phase's values, likewise.
-        EXTENT: room of the keys' buffer (tiles or tokens), rows of the keys' parameters; the same for the values.
-        SPAN: the result of :func:`span`.
-        cell: number of the (sequence, KV head), int64.
+        EXTENT: four sizes: `extent` and `groups` of :func:`located` for the keys, then for the values.
+        SPAN: the phase's division into tiles and parts (:func:`span`).
+        cell: number of the sequence and KV head: ``sequence * KV heads + KV head``, int64.
         low: start of the program's interval of costs.
         high: end of the program's interval, exclusive.
         at: cost at which the phase begins.
-        KEY: format of the phase's keys.
-        VALUE: format of the phase's values.
+        KEY: encoded format of the phase's keys.
+        VALUE: encoded format of the phase's values.
         WHOLE_COST: cost of a whole tile.
         PART_COST: cost of a part of a tile.
-        PART_TOKENS: tokens of a part of a tile.
-        CAUSAL: query rows see different numbers of tokens (in the last phase of a step with several new tokens).
-        ROWS: query rows of the KV head.
+        PART_TOKENS: number of tokens in a part of a tile.
+        CAUSAL: True if query rows see different numbers of tokens, as in the last phase of a step with several new
+            tokens.
+        ROWS: number of query rows of the KV head.
         KEY_DIM: channels of a key, D.
         VALUE_DIM: channels of a value, Dv.
-        BLOCK_ROWS: query rows of a program, R.
+        BLOCK_ROWS: number of query rows of a program, R.
         STAGES: pipeline stages of the loop over whole tiles.
         PART_STAGES: pipeline stages of the loop over parts of tiles.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
-        cap: the softcap in bits.
-        CAPPED: whether scores have a softcap.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        cap: ``softcap * log2(e)``; used only if `CAPPED`.
+        CAPPED: True if scores have a softcap.
+
+    Returns:
+        The new `state`.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(KEY, KEY_DIM)
     # with one query row, biases are sums over a vector: the seven padding columns of the product need none
@@ -291,42 +315,46 @@ def decode(
 ):
     """Compute the attention of the new tokens of a step to every token of all phases.
 
-    Grid: (blocks of R query rows, parts of the work, sequences x KV heads).
+    Grid: (blocks of R query rows, parts of the work, sequences x KV heads). Each program takes an equal part of the
+    costs of all phases.
 
     Args:
-        q_ptr: queries ``[B, Hq, q, D]``.
-        out_ptr: the output ``[B, q, Hq, Dv]``.
-        table_ptr: int32 ``[B, phases, 3]`` (:class:`kvbench.attention.phases.Work`).
-        KEYS: for each phase, pointers to the words and the two parameters of its keys, or to one exact buffer.
-        VALUES: the same for its values.
-        EXTENTS: for each phase, the `extent` and `groups` that :func:`located` takes, for keys and for values.
-        stat_ptr: maxima and sums of partial results (:func:`write_part`).
-        acc_ptr: weighted values of partial results (:func:`write_part`).
-        arrived_ptr: a zeroed counter for each merge.
-        sinks_ptr: one extra logit for each query head; read if `SINKS`.
-        q_batch: stride of the query over sequences, in elements.
-        q_head: stride of the query over heads, in elements.
-        q_token: stride of the query over new tokens, in elements.
+        q_ptr: pointer to the queries, ``[B, Hq, q, D]``.
+        out_ptr: pointer to the output, ``[B, q, Hq, Dv]``.
+        table_ptr: pointer to the table of phases, int32 ``[B, phases, 3]`` (:class:`kvbench.attention.phases.Work`).
+        KEYS: for each phase, pointers to the words, the scales and the minima of its keys; in full precision, the
+            pointer to the only buffer.
+        VALUES: the same for the values of each phase.
+        EXTENTS: for each phase, four sizes: `extent` and `groups` of :func:`located` for the keys, then for the values.
+        stat_ptr: pointer to the buffer of maxima and sums of partial results (:func:`write_part`).
+        acc_ptr: pointer to the buffer of weighted values of partial results (:func:`write_part`).
+        arrived_ptr: pointer to counters of finished programs, one per sequence, KV head and block of query rows; zero
+            before and after the launch.
+        sinks_ptr: pointer to the sinks, one logit per query head; read only if `SINKS`.
+        q_batch: stride of the queries over sequences, in elements.
+        q_head: stride of the queries over heads, in elements.
+        q_token: stride of the queries over new tokens, in elements.
         heads: number of KV heads.
         scaling: ``scaling * log2(e)``; with a softcap, ``2 * scaling * log2(e) / softcap``.
         cap: ``softcap * log2(e)``; 0 without a softcap.
-        fused: the last program to finish merges up to this many partial results; more are left to `merge`.
-        KEY_FORMS: format of each phase's keys (:func:`kvbench.attention.triton.codes.number`).
-        VALUE_FORMS: format of each phase's values.
+        fused: largest number of partial results that the last program to finish merges. More are left to a second
+            launch, :func:`kvbench.attention.triton.merge.merge`.
+        KEY_FORMS: encoded format of each phase's keys (:func:`kvbench.attention.triton.codes.number`).
+        VALUE_FORMS: encoded format of each phase's values.
         WHOLE_COSTS: for each phase, the cost of a whole tile.
         PART_COSTS: for each phase, the cost of a part of a tile.
         KEY_DIM: channels of a key, D.
         VALUE_DIM: channels of a value, Dv.
-        GROUP: query heads per KV head.
-        NEW_TOKENS: new tokens of the step, q.
-        BLOCK_ROWS: query rows of a program, R: a power of two, at least 8.
-        FULL_STEP: tokens per iteration where keys and values are exact.
+        GROUP: number of query heads per KV head.
+        NEW_TOKENS: number of new tokens in the step, q.
+        BLOCK_ROWS: number of query rows of a program, R: a power of two, at least 8.
+        FULL_STEP: number of tokens per iteration if keys and values are in full precision.
         STAGES: pipeline stages of the loop over whole tiles.
         PART_STAGES: pipeline stages of the loop over parts of tiles.
         LIMIT: largest number of the output's dtype.
-        CAPPED: scores have a softcap.
-        SINKS: the model has sinks.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        CAPPED: True if scores have a softcap.
+        SINKS: True if the model has sinks.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
     """
     block = tl.program_id(0)  # fastest: programs that read the same tiles run side by side
     index = tl.program_id(1)

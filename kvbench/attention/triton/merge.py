@@ -19,16 +19,16 @@ LOG2E = tl.constexpr(1.4426950408889634)
 def place_of(
     out_ptr, sequence, head, row, heads, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, VALUE_DIM: tl.constexpr
 ):
-    """Return a pointer to the start of a query row's output in a tensor ``[B, q, Hq, Dv]``.
+    """Return a pointer to the output of one query row in a tensor ``[B, q, Hq, Dv]``.
 
     Args:
-        out_ptr: the output.
+        out_ptr: pointer to the output tensor.
         sequence: row of the batch.
-        head: KV head.
-        row: query row of the KV head: ``query head within the group * NEW_TOKENS + new token``.
+        head: number of the KV head.
+        row: number of the query row within the KV head: ``query head within the group * NEW_TOKENS + new token``.
         heads: number of KV heads.
-        GROUP: query heads per KV head.
-        NEW_TOKENS: new tokens of the step, q.
+        GROUP: number of query heads per KV head.
+        NEW_TOKENS: number of new tokens in the step, q.
         VALUE_DIM: channels of a value, Dv.
     """
     return (
@@ -40,23 +40,28 @@ def place_of(
 
 @triton.jit
 def rounded(x, LIMIT: tl.constexpr):
-    """Return `x` clamped to the range of the output's dtype, whose largest number is `LIMIT`."""
+    """Clamp a block to the range of the output's dtype.
+
+    Args:
+        x: block of fp32 numbers.
+        LIMIT: largest number of the output's dtype.
+    """
     return tl.minimum(tl.maximum(x, -LIMIT), LIMIT)
 
 
 @triton.jit
 def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.constexpr, VALUE_DIM: tl.constexpr):
-    """Store one program's running maximum and sum ``[R]`` and weighted values ``[Dv, R]`` (unnormalised, fp32).
+    """Store one program's partial result in device memory, for a later merge.
 
     Args:
-        stat_ptr: buffer for maxima, then sums: fp32 ``[all partial results, 2, R]``.
-        acc_ptr: buffer for weighted values: fp32 ``[all partial results, R, Dv]``.
-        index: number of this partial result in these buffers.
-        top: running maximum of the scores, in bits, ``[R]``.
+        stat_ptr: pointer to the buffer of maxima and sums: fp32 ``[all partial results, 2, R]``.
+        acc_ptr: pointer to the buffer of weighted values: fp32 ``[all partial results, R, Dv]``.
+        index: number of this partial result in both buffers.
+        top: running maximum of the scores, in bits (base-2 logarithms), ``[R]``.
         total: sum of the weights, ``[R]``.
-        acc: weighted values, ``[Dv, R]``.
-        valid: which query rows exist, ``[R]``.
-        BLOCK_ROWS: query rows of a program, R.
+        acc: weighted values, not divided by the sum of the weights, ``[Dv, R]``.
+        valid: which of the R query rows exist, bool ``[R]``.
+        BLOCK_ROWS: number of query rows of a program, R.
         VALUE_DIM: channels of a value, Dv.
     """
     # sums stay unnormalised: the division is done once, after the merge
@@ -70,16 +75,16 @@ def write_part(stat_ptr, acc_ptr, index, top, total, acc, valid, BLOCK_ROWS: tl.
 
 @triton.jit
 def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.constexpr, SINKS: tl.constexpr):
-    """Return the sinks of query rows of a KV head, times log2(e); 0 if the model has none.
+    """Load the attention sinks of query rows of one KV head, converted to bits (times log2(e)).
 
     Args:
-        sinks_ptr: one logit for each query head.
-        head: KV head.
-        row: query rows, a vector or a scalar.
-        valid: which of them exist.
-        GROUP: as for :func:`place_of`.
-        NEW_TOKENS: as for :func:`place_of`.
-        SINKS: the model has sinks.
+        sinks_ptr: pointer to the sinks, one logit per query head.
+        head: number of the KV head.
+        row: numbers of query rows within the KV head, a vector or a scalar.
+        valid: which of these rows exist, bool.
+        GROUP: number of query heads per KV head.
+        NEW_TOKENS: number of new tokens in the step, q.
+        SINKS: True if the model has sinks; otherwise the result is 0.
     """
     if SINKS:
         sink = tl.load(sinks_ptr + head * GROUP + row // NEW_TOKENS, mask=valid, other=0.0).to(tl.float32) * LOG2E
@@ -93,19 +98,19 @@ def merge_row(
     stat_ptr, acc_ptr, index, parts, row, sink, BLOCK_ROWS: tl.constexpr, VALUE_DIM: tl.constexpr, CHUNK: tl.constexpr,
     SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Return the output ``[Dv]`` of one query row, merged from its partial results.
+    """Merge the partial results of one query row, and return its output ``[Dv]``.
 
     Args:
-        stat_ptr: as written by :func:`write_part`.
-        acc_ptr: as written by :func:`write_part`.
-        index: number of the row's first partial result in these buffers.
-        parts: how many partial results it has.
-        row: the row within its block of R.
-        sink: the sink of this row (:func:`sink_of`).
-        BLOCK_ROWS: query rows of a program of the decode kernel, R.
+        stat_ptr: pointer to the maxima and sums that :func:`write_part` has stored.
+        acc_ptr: pointer to the weighted values that :func:`write_part` has stored.
+        index: number of the row's first partial result in both buffers.
+        parts: number of partial results.
+        row: number of the query row within its block of R rows.
+        sink: attention sink of this row (:func:`sink_of`).
+        BLOCK_ROWS: number of query rows of a program of the decode kernel, R.
         VALUE_DIM: channels of a value, Dv.
         CHUNK: number of partial results to load at a time.
-        SINKS: whether the model has sinks; `sink` is ignored if not.
+        SINKS: True if the model has sinks; otherwise `sink` is ignored.
     """
     top = NOTHING
     total = 0.0
@@ -150,25 +155,25 @@ def merge(
     LIMIT: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    """Merge the partial results of all query rows into the output.
+    """Merge the partial results of all query rows into the output of the step.
 
     Grid: (query rows of a KV head, sequences x KV heads).
 
     Args:
-        stat_ptr: as written by :func:`write_part`.
-        acc_ptr: as written by :func:`write_part`.
-        out_ptr: the output ``[B, q, Hq, Dv]``.
-        sinks_ptr: one logit for each query head; read if `SINKS`.
+        stat_ptr: pointer to the maxima and sums that :func:`write_part` has stored.
+        acc_ptr: pointer to the weighted values that :func:`write_part` has stored.
+        out_ptr: pointer to the output, ``[B, q, Hq, Dv]``.
+        sinks_ptr: pointer to the sinks, one logit per query head; read only if `SINKS`.
         parts: number of partial results of each block of query rows.
         heads: number of KV heads.
-        ROWS: query rows of a KV head: ``GROUP * NEW_TOKENS``.
-        GROUP: query heads per KV head.
-        NEW_TOKENS: new tokens of the step, q.
-        BLOCK_ROWS: query rows of a program of the decode kernel, R.
+        ROWS: number of query rows of a KV head: ``GROUP * NEW_TOKENS``.
+        GROUP: number of query heads per KV head.
+        NEW_TOKENS: number of new tokens in the step, q.
+        BLOCK_ROWS: number of query rows of a program of the decode kernel, R.
         VALUE_DIM: channels of a value, Dv.
         CHUNK: number of partial results to load at a time.
         LIMIT: largest number of the output's dtype.
-        SINKS: the model has sinks.
+        SINKS: True if the model has sinks.
     """
     row = tl.program_id(0)
     cell = tl.program_id(1)

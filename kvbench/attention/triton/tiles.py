@@ -53,7 +53,13 @@ TINY = tl.constexpr(2.0**-24)
 
 @triton.jit
 def exact_dot(a, b, ASM: tl.constexpr):
-    """Return a matrix product of exact tokens; in fp32 where ``ASM=False``: the interpreter cannot multiply bf16."""
+    """Return the matrix product of two blocks in full precision.
+
+    Args:
+        a: block ``[M, K]``, fp16 or bf16.
+        b: block ``[K, N]`` in the same dtype.
+        ASM: False in the interpreter, which cannot multiply bf16; the blocks are then converted to fp32.
+    """
     if ASM:
         c = tl.dot(a, b)
     else:
@@ -63,7 +69,17 @@ def exact_dot(a, b, ASM: tl.constexpr):
 
 @triton.jit
 def words_of(PARTS, FORM: tl.constexpr, base, at):
-    """Load the words at offsets `at` from a scalar `base`; return a tuple with one block per plane."""
+    """Load a block of words from each plane.
+
+    Args:
+        PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
+        FORM: their encoded format.
+        base: offset of the block in words, a scalar.
+        at: offsets within the block, the same for every block of a tile.
+
+    Returns:
+        A tuple with one block of int16 words per plane, in the shape of `at`.
+    """
     # with a scalar base and constant offsets, the loads of a tile share their address arithmetic
     words = (tl.load(PARTS[0] + base + at),)
     if planes(FORM) == 2:
@@ -73,15 +89,19 @@ def words_of(PARTS, FORM: tl.constexpr, base, at):
 
 @triton.jit
 def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: tl.constexpr, COUNT: tl.constexpr):
-    """Return the loaded parameters of runs of tokens, one entry per run; an empty tuple if they are not per token.
+    """Load the parameters of consecutive runs of tokens, for a format with axis ``token``.
 
     Args:
-        PARTS: pointers of keys or of values.
-        FORM: format of keys or of values.
+        PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
+        FORM: their encoded format.
         CHANNELS: channels of a key or of a value.
-        start: first token of the first run.
-        N: tokens of a run.
-        COUNT: number of consecutive runs.
+        start: number of the first token of the first run, counted from the phase's first tile.
+        N: number of tokens in a run.
+        COUNT: number of runs.
+
+    Returns:
+        A tuple with one entry per run, as :func:`kvbench.attention.triton.codes.of_tokens` returns it; empty if tokens
+        have no parameters of their own (axis ``channel``, or full precision).
     """
     stored = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
@@ -93,7 +113,18 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
 
 @triton.jit
 def readied(stored, FORM: tl.constexpr, CHANNELS: tl.constexpr, COUNT: tl.constexpr):
-    """Return what :func:`parameters_of` loaded in the form that is carried to the next iteration (:func:`ready`)."""
+    """Prepare the parameters of runs of tokens for being carried to the next iteration of a loop.
+
+    Args:
+        stored: the result of :func:`parameters_of`.
+        FORM: the encoded format.
+        CHANNELS: channels of a key or of a value.
+        COUNT: number of runs.
+
+    Returns:
+        A tuple with one entry per run, as :func:`kvbench.attention.triton.codes.ready` returns it; empty if tokens have
+        no parameters of their own.
+    """
     in_fp32 = ()
     if kind(FORM) != FULL and axis(FORM) != CHANNEL:
         for i in tl.static_range(COUNT):
@@ -114,19 +145,23 @@ def tile_scores(
     ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return the scores of a whole tile of packed keys, in bits: a tuple of ``[tokens of a field, R]``, one per field.
+    """Compute the scores of a whole tile of packed keys.
 
     Args:
-        PARTS: pointers of the keys, moved to the phase's first tile.
-        FORM: format of the keys.
+        PARTS: pointers of the keys; they point to the phase's first tile.
+        FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        tile: number of the tile, counted from the one that `PARTS` point to.
+        tile: number of the tile, counted from the one to which `PARTS` point.
         stored: parameters of the tile's tokens (:func:`readied`); empty if keys have parameters per channel.
         query: normalised query, a tuple of ``[D / groups, R]``, one per group of channels.
-        sums: sums of the query over each group's channels, ``[R]``; with `ONE_ROW` the query's row, ``[D]``.
-        factor: factor that converts a score of the normalised query to bits, ``[R]``.
-        ONE_ROW: the query has one row, and keys have parameters per channel.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
+            ``[D]``, in a tuple.
+        factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
+        ONE_ROW: True if the query has only one row and keys have parameters per channel.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+
+    Returns:
+        Scores in bits: a tuple of ``[tokens of a field, R]``, one per field of the words.
     """
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
@@ -198,7 +233,13 @@ def tile_scores(
 
 @triton.jit
 def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
-    """Return the word row of token `start`, the first of `PART_TOKENS` tokens inside one field."""
+    """Return the word row in which a part of a tile begins. All tokens of the part are in the same field.
+
+    Args:
+        start: number of the part's first token, counted from the phase's first tile.
+        WORD_ROWS: number of word rows of a tile, which is also the number of tokens in a field.
+        PART_TOKENS: number of tokens in a part; divides `WORD_ROWS`.
+    """
     # a part is never longer than a field, and fields begin at multiples of it
     if PART_TOKENS == WORD_ROWS:
         at = 0
@@ -223,21 +264,26 @@ def part_scores(
     ONE_ROW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return the scores ``[PART_TOKENS, R]`` of a part of a tile, in bits, as a tuple with one entry.
+    """Compute the scores of a part of a tile, packed or in full precision.
 
     Args:
-        PARTS: pointers of the keys, moved to the phase's first tile.
-        FORM: format of the keys.
+        PARTS: pointers of the keys; if packed, they point to the phase's first tile.
+        FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        start: if packed: the first token, counted from the phase's first tile; all tokens are inside one field.
-        tokens: if exact: indices of the tokens in the buffer.
+        start: number of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
+            part are in the same field.
+        tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`); empty if keys have parameters per channel.
-        query: as for :func:`tile_scores`.
-        sums: as for :func:`tile_scores`.
-        factor: as for :func:`tile_scores`.
-        PART_TOKENS: tokens of the part.
-        ONE_ROW: as for :func:`tile_scores`.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        query: normalised query, a tuple of ``[D / groups, R]``, one per group of channels.
+        sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
+            ``[D]``, in a tuple.
+        factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
+        PART_TOKENS: number of tokens in the part.
+        ONE_ROW: True if the query has only one row and keys have parameters per channel.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+
+    Returns:
+        Scores in bits: a tuple with one block, ``[PART_TOKENS, R]``.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, KEY_DIM)
     if kind(FORM) == FULL:
@@ -274,15 +320,19 @@ def part_scores(
 
 @triton.jit
 def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
-    """Return a power of two by which to multiply weight * scale so that it uses the range of fp16, and its inverse.
+    """Return the power of two by which to multiply weight * scale so that it uses the range of fp16, and its inverse.
 
-    Weights are at most 1. Without the factor, small weights times small scales would be fp16 subnormals and lose bits.
+    Weights are at most 1. Without the factor, the product of a small weight and a small scale would be an fp16
+    subnormal and lose bits.
 
     Args:
-        stored: parameters of the iteration's tokens.
-        FORM: format of the values.
-        CHANNEL_GROUPS: groups of channels of a token.
-        COUNT: runs of tokens in `stored`.
+        stored: parameters of the iteration's tokens (:func:`readied`).
+        FORM: encoded format of the values.
+        CHANNEL_GROUPS: number of groups into which the channels of a value are divided.
+        COUNT: number of runs of tokens in `stored`.
+
+    Returns:
+        The power of two and its inverse, fp32 scalars.
     """
     # the largest scale of these tokens bounds every product weight * scale
     for i in tl.static_range(COUNT):
@@ -299,21 +349,21 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
 
 @triton.jit
 def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored, weights, biases, ASM: tl.constexpr):
-    """Return the weighted codes of a whole tile of packed values.
+    """Multiply the weights of a whole tile by its packed values.
 
     Args:
-        PARTS: pointers of the values, moved to the phase's first tile.
-        FORM: format of the values.
+        PARTS: pointers of the values; they point to the phase's first tile.
+        FORM: encoded format of the values.
         VALUE_DIM: channels of a value, Dv.
-        tile: number of the tile, counted from the one that `PARTS` point to.
+        tile: number of the tile, counted from the one to which `PARTS` point.
         stored: parameters of the tile's tokens (:func:`readied`).
-        weights: for each field ``[tokens of a field, R]``, at most 1.
-        biases: for each group of channels the sums of weight * minimum so far, ``[tokens of a field, R]``.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        weights: softmax weights before normalisation, at most 1: a tuple of ``[tokens of a field, R]``, one per field.
+        biases: running sums of weight * minimum: a tuple of ``[tokens of a field, R]``, one per group of channels.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
 
     Returns:
-        For each group of channels, the weighted codes ``[Dv / groups, R]``, too large by a power of two; that power;
-        its inverse; and the biases with this tile's share added.
+        The weighted sums of the codes, a tuple of ``[Dv / groups, R]``, one per group of channels, too large by a power
+        of two; that power; its inverse; and the new `biases`.
     """
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
@@ -355,19 +405,24 @@ def part_values(
     PART_TOKENS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Return the weighted values of a part of a tile, packed or exact, in the form of :func:`tile_values`.
+    """Multiply the weights of a part of a tile by its values, packed or in full precision.
 
     Args:
-        PARTS: pointers of the values, moved to the phase's first tile.
-        FORM: format of the values.
+        PARTS: pointers of the values; if packed, they point to the phase's first tile.
+        FORM: encoded format of the values.
         VALUE_DIM: channels of a value, Dv.
-        start: if packed: the first token, counted from the phase's first tile; all tokens are inside one field.
-        tokens: if exact: indices of the tokens in the buffer.
+        start: number of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
+            part are in the same field.
+        tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`).
-        weights: weights of the part's tokens, ``[PART_TOKENS, R]``, at most 1.
-        biases: for each group of channels the sums of weight * minimum so far, ``[PART_TOKENS, R]``.
-        PART_TOKENS: tokens of the part.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
+        weights: softmax weights before normalisation, at most 1: a tuple with one block, ``[PART_TOKENS, R]``.
+        biases: running sums of weight * minimum: a tuple of ``[PART_TOKENS, R]``, one per group of channels.
+        PART_TOKENS: number of tokens in the part.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+
+    Returns:
+        The weighted sums, a tuple of ``[Dv / groups, R]``, one per group of channels, too large by a power of two; that
+        power; its inverse; and the new `biases`.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
     totals = ()

@@ -10,19 +10,20 @@ from kvbench.attention.phases import Format
 
 @dataclass(frozen=True)
 class Tuning:
-    """Launch parameters for the formats of a layer.
+    """Launch parameters of the Triton kernel for the formats of a layer.
 
     Args:
-        warps: warps of a program with up to 8 query rows and more than 64 channels; with fewer channels it has one.
-        wide_warps: warps of a program with more than 8 query rows.
+        warps: number of warps of a program with up to 8 query rows and heads of more than 64 channels. With fewer
+            channels, such a program has one warp.
+        wide_warps: number of warps of a program with more than 8 query rows.
         stages: pipeline stages of the loop over whole tiles.
         part_stages: pipeline stages of the loop over parts of tiles.
-        full_step: tokens per iteration where keys and values are exact.
-        max_rows: largest number of query rows of a program; more are spread over several programs, which then read the
-            same tiles, all but the first from L2.
-        fused: largest number of partial results that the last program merges; more are merged by a second kernel.
-        resident: programs that a multiprocessor runs at once; 0: computed from the kernel's registers and shared
-            memory.
+        full_step: number of tokens per iteration if keys and values are in full precision.
+        max_rows: largest number of query rows of a program. More rows are spread over several programs, which then read
+            the same tiles, all but the first from the L2 cache.
+        fused: largest number of partial results that the last program merges. More are merged by a second kernel.
+        resident: number of programs that a multiprocessor runs at once; 0 to compute it from the kernel's registers and
+            shared memory.
     """
 
     warps: int = 2
@@ -35,9 +36,13 @@ class Tuning:
     resident: int = 0
 
     def warps_for(self, rows: int, channels: int) -> int:
-        """Return the warps of a program with `rows` query rows of `channels` channels.
+        """Return how many warps a program should have.
 
-        With too few, registers spill; with too many, several warps unpack the same codes.
+        With too few warps, registers spill. With too many, several warps unpack the same codes.
+
+        Args:
+            rows: number of query rows of the program.
+            channels: channels of a key.
         """
         return self.wide_warps if rows > 8 else 1 if channels <= 64 else self.warps
 
@@ -65,7 +70,10 @@ WINDOWED = 2.0
 def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
     """Return the launch parameters for the formats of a layer.
 
-    They do not depend on lengths, so that a growing cache needs no recompilation.
+    They do not depend on the number of tokens, so a growing cache needs no recompilation.
+
+    Args:
+        signature: for each phase, the format of keys and the format of values.
     """
     forms = [form for pair in signature for form in pair]
     bits = min((form.bits for form in forms), default=16)
@@ -73,7 +81,17 @@ def tuning(signature: Iterable[tuple[Format, Format]]) -> Tuning:
 
 
 def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
-    """Return the relative costs of a whole tile and of a part of a tile with `part` tokens, in the same unit."""
+    """Estimate the time that an iteration takes, for dividing the work of a launch between programs.
+
+    Args:
+        key: format of keys.
+        value: format of values.
+        part: number of tokens in a part of a tile.
+
+    Returns:
+        The cost of an iteration over a whole tile, and that of an iteration over a part of a tile, in the same
+        arbitrary unit.
+    """
     token = sum(COST[form.bits] * (WINDOWED if form.window else PARAMETERS[form.group]) for form in (key, value))
     # parts cost more per token: words are read again for each part, and parameters are loaded one iteration at a time
     return max(round(token * 128 / 16), 1), max(
@@ -82,5 +100,11 @@ def costs(key: Format, value: Format, part: int) -> tuple[int, int]:
 
 
 def changed(**choices: int) -> dict[int, Tuning]:
-    """Return :data:`TABLE` with `choices` set in every line, to try variants: ``TABLE.update(changed(warps=1))``."""
+    """Return a copy of :data:`TABLE` with some launch parameters set to the same value for all code widths.
+
+    To try a variant: ``TABLE.update(changed(warps=1))``.
+
+    Args:
+        **choices: fields of :class:`Tuning` with their new values.
+    """
     return {bits: replace(line, **choices) for bits, line in TABLE.items()}

@@ -25,21 +25,23 @@ def load_query(
     dtype: tl.constexpr,
     ONE_ROW: tl.constexpr,
 ):
-    """Return the normalised query, split by groups of channels, and its sums, from which biases are computed.
+    """Load the query rows of a program, normalise them, and split them by groups of channels.
 
     Args:
-        q_ptr: the query.
-        row_at: offset of each query row ``[R]``.
-        valid: which query rows exist, ``[R]``.
-        exponent: power of two that normalises each row, ``[R]``.
+        q_ptr: pointer to the queries.
+        row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
+        valid: which of the R query rows exist, bool ``[R]``; the others are padding and read as zeros.
+        exponent: power of two by which each row is multiplied, ``[R]``.
         KEY_DIM: channels of a key, D.
-        CHANNEL_GROUPS: groups of channels for which keys have parameters; 1 if they are per channel, or keys are exact.
-        dtype: dtype of the products: fp16, or that of exact keys.
-        ONE_ROW: the query has one row, and keys have parameters per channel.
+        CHANNEL_GROUPS: number of groups into which the channels of a key are divided (axis ``token``); 1 if keys have
+            parameters per channel or are in full precision.
+        dtype: dtype of the products: fp16 for packed keys, else that of the keys.
+        ONE_ROW: True if the query has only one row and keys have parameters per channel.
 
     Returns:
-        A tuple of blocks ``[D / groups, R]``, one per group of channels; and a tuple of their sums over channels
-        ``[R]``. With `ONE_ROW` the second tuple holds the row itself ``[D]`` instead.
+        A tuple of blocks ``[D / groups, R]``, one per group of channels; and a tuple of their sums over channels,
+        ``[R]``, from which biases are computed. If `ONE_ROW`, the second tuple contains the row itself instead,
+        ``[D]``.
     """
     blocks_of = ()
     sums = ()
@@ -55,7 +57,15 @@ def load_query(
 
 @triton.jit
 def cut(acc, N: tl.constexpr):
-    """Return the rows of a tensor ``[N * n, R]`` as a tuple of N blocks ``[n, R]``; N is a power of two."""
+    """Split a tensor into N blocks of consecutive rows; :func:`paste` is the inverse.
+
+    Args:
+        acc: tensor ``[N * n, R]``.
+        N: number of blocks, a power of two.
+
+    Returns:
+        A tuple of N blocks ``[n, R]``.
+    """
     # Triton cannot slice a tensor, so it is halved by a reshape and a split, recursively
     if N == 1:
         parts = (acc,)
@@ -67,7 +77,15 @@ def cut(acc, N: tl.constexpr):
 
 @triton.jit
 def paste(parts, N: tl.constexpr):
-    """Return the tensor ``[N * n, R]`` that consists of N blocks ``[n, R]``: the inverse of :func:`cut`."""
+    """Join N blocks of rows into one tensor; the inverse of :func:`cut`.
+
+    Args:
+        parts: tuple of N blocks ``[n, R]``.
+        N: number of blocks, a power of two.
+
+    Returns:
+        Tensor ``[N * n, R]``.
+    """
     if N == 1:
         acc = parts[0]
     else:
@@ -79,10 +97,17 @@ def paste(parts, N: tl.constexpr):
 
 @triton.jit
 def capped(scores, cap, COUNT: tl.constexpr, CAPPED: tl.constexpr):
-    """Return `COUNT` blocks of scores with the softcap applied if `CAPPED`.
+    """Apply the model's softcap to blocks of scores.
 
-    A score x (which includes a factor ``2 * log2(e) / softcap``) becomes ``cap * tanh(x / (2 * log2(e)))``. The formula
-    ``tanh(y) = 1 - 2 / (exp(2 y) + 1)`` is accurate to about 1e-7 of the cap, also at both ends; PTX's tanh is not.
+    A score x, which already includes a factor ``2 * log2(e) / softcap``, becomes ``cap * tanh(x / (2 * log2(e)))``. It
+    is computed by the formula ``tanh(y) = 1 - 2 / (exp(2 y) + 1)``. Its error is about 1e-7 of the cap, also for very
+    small and very large scores; the error of PTX's tanh is larger.
+
+    Args:
+        scores: tuple of blocks of scores.
+        cap: ``softcap * log2(e)``.
+        COUNT: number of blocks.
+        CAPPED: True if the model has a softcap; otherwise `scores` are returned unchanged.
     """
     if CAPPED:
         bounded = ()
@@ -126,44 +151,45 @@ def walk(
     cap,
     CAPPED: tl.constexpr,
 ):
-    """Process iterations ``first .. last - 1`` of a phase, each over a whole tile or over a part of a tile.
-
-    Returns the new running maximum, sum of weights and weighted values.
+    """Process consecutive iterations of a phase, each over a whole tile or over a part of a tile.
 
     Args:
-        top: running maximum of the scores, in bits, ``[R]``.
-        total: sum of the weights, ``[R]``.
-        acc: weighted values, ``[Dv, R]``.
+        top: running maximum of the scores, in bits (base-2 logarithms), ``[R]``.
+        total: running sum of the weights, ``[R]``.
+        acc: running weighted sum of the values, ``[Dv, R]``.
         KEYS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
-        VALUES: pointers of the values.
-        KEY: format of the keys.
-        VALUE: format of the values.
-        query: normalised query (:func:`load_query`).
-        sums: its sums, or its only row (:func:`load_query`).
-        factor: factor that converts a score of the normalised query to bits (a base-2 logarithm), ``[R]``.
-        first: first iteration; whole tiles are numbered from the phase's first tile.
-        last: one past the last iteration.
-        head: number of parts before the whole tiles: with parts, iteration u < head starts at token ``u *
-            PART_TOKENS``. 0 with whole tiles.
-        tail: with parts, iteration u >= head starts at token ``(u + tail) * PART_TOKENS``, behind the whole tiles. 0
-            with whole tiles.
-        lead: number of tokens in the phase's first tile that precede the phase; tokens are counted from that tile's
-            first.
+        VALUES: pointers of the values, likewise.
+        KEY: encoded format of the keys (:func:`kvbench.attention.triton.codes.number`).
+        VALUE: encoded format of the values.
+        query: normalised query (:func:`load_query`, first result).
+        sums: sums of the query over channels, or its only row (:func:`load_query`, second result).
+        factor: factor that converts a score of the normalised query to bits, ``[R]``.
+        first: number of the first iteration. Whole tiles are numbered from the phase's first tile.
+        last: one past the number of the last iteration.
+        head: if iterations are over parts of tiles: an iteration u < head starts at token ``u * PART_TOKENS``. These
+            parts precede the whole tiles. 0 if iterations are over whole tiles.
+        tail: if iterations are over parts of tiles: an iteration u >= head starts at token ``(u + tail) *
+            PART_TOKENS``. These parts follow the whole tiles. 0 if iterations are over whole tiles.
+        lead: number of tokens in the phase's first tile that precede the phase. Start tokens are counted from the
+            beginning of that tile.
         count: number of tokens of the phase.
-        key_first: index of the phase's first token in an exact buffer of keys.
-        value_first: index of the phase's first token in an exact buffer of values.
-        seen: number of tokens of the phase that each query row sees, ``[R]``.
+        key_first: index of the phase's first token in the key segment; used if keys are in full precision.
+        value_first: index of the phase's first token in the value segment; used if values are in full precision.
+        seen: number of tokens of the phase that each query row sees, ``[R]``; used only if `CAUSAL`.
         KEY_DIM: channels of a key, D.
         VALUE_DIM: channels of a value, Dv.
-        BLOCK_ROWS: query rows of a program, R.
-        WHOLE: iterations are over whole tiles.
-        PART_TOKENS: tokens of a part of a tile.
+        BLOCK_ROWS: number of query rows of a program, R.
+        WHOLE: True if iterations are over whole tiles, False if they are over parts.
+        PART_TOKENS: number of tokens in a part of a tile.
         STAGES: stages of the loop's software pipeline.
-        CAUSAL: query rows see different numbers of tokens.
-        ONE_ROW: as for :func:`load_query`.
-        ASM: True: inline PTX; False: plain operations (in the interpreter).
-        cap: the softcap in bits.
-        CAPPED: whether scores have a softcap.
+        CAUSAL: True if query rows see different numbers of tokens.
+        ONE_ROW: True if the query has only one row and keys have parameters per channel.
+        ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
+        cap: ``softcap * log2(e)``; used only if `CAPPED`.
+        CAPPED: True if scores have a softcap.
+
+    Returns:
+        The new `top`, `total` and `acc`.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(VALUE, VALUE_DIM)
     SIZE: tl.constexpr = rows(VALUE) if WHOLE else PART_TOKENS

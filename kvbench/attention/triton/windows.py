@@ -21,7 +21,16 @@ from kvbench.cache.kernels.pack_windows import first_token, group_holding
 
 @triton.jit
 def group_at(FORM: tl.constexpr, token):
-    """Return the number of a token's group, and the first token of the next group, counted from the segment's first."""
+    """Return the group to which a token belongs, in a format with windows.
+
+    Args:
+        FORM: the encoded format.
+        token: index of the token in its segment.
+
+    Returns:
+        The number of the group, and the index of the first token of the next group, both counted from the beginning of
+        the segment.
+    """
     number = group_holding(token, window(FORM), group(FORM))
     return number, first_token(number + 1, window(FORM), group(FORM))
 
@@ -40,20 +49,26 @@ def window_scores(
     N: tl.constexpr,
     ONE_ROW: tl.constexpr,
 ):
-    """Return the scores ``[N, R]``, in bits, of N tokens of one field, which belong to at most two groups.
+    """Compute the scores of N tokens of one field, for keys whose groups may cross tile boundaries.
+
+    The tokens belong to at most two groups. The scores are computed for both, and each token keeps the one of its own
+    group.
 
     Args:
-        PARTS: pointers of the keys.
-        FORM: format of the keys.
+        PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        token: the first of the tokens, counted from the segment's first.
-        codes: their codes ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
-        lifted: factor on the codes (:func:`kvbench.attention.triton.codes.lift`).
-        query: normalised query ``[D, R]``.
-        alone: its only row ``[D]``; used if `ONE_ROW`.
-        factor: factor that converts a score of the normalised query to bits, ``[R]``.
+        token: index of the first of the N tokens in their segment.
+        codes: unpacked codes of the tokens, ``[N, D]`` (:func:`kvbench.attention.triton.codes.field`).
+        lifted: factor on the unpacked codes (:func:`kvbench.attention.triton.codes.lift`).
+        query: normalised query ``[D, R]``, with one column per query row.
+        alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
+        factor: factor that converts a score of the normalised query to bits (base-2 logarithms), ``[R]``.
         N: number of tokens.
-        ONE_ROW: the query has one row.
+        ONE_ROW: True if the query has only one row.
+
+    Returns:
+        Scores in bits, ``[N, R]``.
     """
     # scores for both groups that the field may contain; if it has only one, the second is not used
     g, following = group_at(FORM, token)
@@ -66,21 +81,23 @@ def window_scores(
 
 @triton.jit
 def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g, alone, COLUMNS: tl.constexpr):
-    """Return a query of one row, scaled for each group of a tile: one column per group.
+    """Scale a query of one row for every group of a tile, with one column per group.
 
-    The columns replace the padding that a query with one row would have, so one product serves all groups.
+    A query with one row is padded to several columns. The columns for groups replace this padding, so one product
+    computes the scores for all groups.
 
     Args:
-        PARTS: pointers of the keys.
-        FORM: format of the keys.
+        PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
+        FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        first: the tile's first token, counted from the segment's first.
-        g: number of that token's group, which gets column 0.
-        alone: the query's only row ``[D]``.
-        COLUMNS: columns of the products, R.
+        first: index of the tile's first token in its segment.
+        g: number of the group to which that token belongs; this group gets column 0.
+        alone: the only row of the query, ``[D]``.
+        COLUMNS: number of columns, R, at least the number of groups in a tile.
 
     Returns:
-        The scaled query, fp16 ``[D, R]``, and the bias of each group's scores ``[R]``.
+        The scaled query, fp16 ``[D, R]``, and the bias of each group's scores, ``[R]``. Columns without a group are
+        zero.
     """
     at = tl.arange(0, KEY_DIM)
     number = g + tl.arange(0, COLUMNS)
@@ -96,13 +113,16 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
 
 @triton.jit
 def own_column(FORM: tl.constexpr, scores, token, g):
-    """Return the score of each token, selected from the column of its group and repeated in every column: ``[N, R]``.
+    """Select the score of each token from the column of its group.
 
     Args:
-        FORM: the format of the keys.
-        scores: ``[N, R]``: column c is scaled for group g + c.
-        token: the first of the N tokens, counted from the segment's first.
+        FORM: encoded format of the keys.
+        scores: ``[N, R]``; column c contains the scores of the tokens as if they belonged to group g + c.
+        token: index of the first of the N tokens in their segment.
         g: number of the group of column 0.
+
+    Returns:
+        ``[N, R]``: the selected score of each token, repeated in every column.
     """
     N: tl.constexpr = scores.shape[0]
     mine, following = group_at(FORM, token)
