@@ -109,7 +109,7 @@ class Work:
     logits: Logits = PLAIN
 
     def signature(self) -> tuple[tuple[Format, Format], ...]:
-        """Return the format of keys and the format of values of each phase; a kernel is compiled once per such result."""
+        """Return the formats of keys and values in each phase, as pairs; a kernel is compiled once per such result."""
         return tuple((key.format, value.format) for key, value in self.phases)
 
     def tiles(self) -> int:
