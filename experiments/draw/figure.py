@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from experiments.draw.panels import panels
-from experiments.draw.style import COLOURS, HATCHES, LETTERS, MARKERS, WIDTH
+from experiments.draw.style import COLOURS, HATCHES, LETTERS, MARKERS, TITLE, WIDTH
 from experiments.fold.cells import Cell, Folded
 from experiments.item import Grid, Item
 
@@ -30,7 +31,8 @@ def draw(item: Item, folded: Folded, folder: Path) -> str:
     settings = {"font.size": LETTERS, "svg.hashsalt": item.id, "svg.fonttype": "path", "hatch.linewidth": 0.5}
     with pyplot.rc_context(settings):
         figure = _DRAWERS[item.draw](item, folded, pyplot)
-        figure.suptitle("; ".join([*folded.marks, f"{item.title} ({', '.join(folded.models)})"]), fontsize=LETTERS)
+        title = "; ".join([*folded.marks, f"{item.title} ({', '.join(folded.models)})"])
+        figure.suptitle(fill(title, TITLE), fontsize=LETTERS)
         figure.savefig(folder / "figure.png", dpi=200)
         figure.savefig(folder / "figure.svg", metadata={"Date": None})
         pyplot.close(figure)

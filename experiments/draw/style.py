@@ -6,3 +6,5 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "//", "\\\\", "xx", "..", "--", "++", "oo")
 #: width of a picture in inches (a text column of two), and its letters in points
 WIDTH, LETTERS = 6.5, 9
+#: characters of a title's line
+TITLE = 88

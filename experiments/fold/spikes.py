@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -70,7 +70,7 @@ def steps(item: Computed, plan: Plan) -> Folded:
     heading = Heading(name=f"highest {highest} tokens shared by consecutive steps", unit="%", digits=1)
     cells: list[Cell] = []
     verdicts: list[Verdict] = []
-    panels: list[dict[str, Any]] = []
+    drawn: list[list[dict[str, Any]]] = []
     analyses: list[Analysis] = []
     data: tuple[Column, ...] = item.options["data"]
     columns = (Column(name="mini", data="mini"),) if plan.data == "mini" else data
@@ -86,7 +86,15 @@ def steps(item: Computed, plan: Plan) -> Folded:
             cells.append(_cell(model, column.name, heading, *mean(numbers), len(numbers), made))
             text = f"high positions change from step to step ({column.name}: fewer than {high:g} % are shared)"
             verdicts.append(judged(text, model.title, numbers, 0.0, -math.inf, high, unit="%"))
-            panels += _step_panels(made.outcome, highest, f"{model.title}, {column.name}")
+            drawn.append(_step_panels(made.outcome, highest, f"{model.title}, {column.name}"))
+    across = max(1, min(2, len(drawn)))
+    panels = [
+        panel
+        for pair in (drawn[i : i + across] for i in range(0, len(drawn), across))
+        for line in zip_longest(*pair)
+        for panel in line
+        if panel
+    ]
     return Folded(
         headings=[heading],
         rows=[column.name for column in columns],
@@ -95,7 +103,7 @@ def steps(item: Computed, plan: Plan) -> Folded:
         verdicts=verdicts,
         notes=notes(item, plan, *analyses),
         marks=marks(plan),
-        arrays={"panels": panels, "across": 1} if panels else {},
+        arrays={"panels": panels, "across": across} if panels else {},
     )
 
 

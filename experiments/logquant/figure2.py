@@ -6,7 +6,7 @@ from experiments.logquant.attention import GSM8K, LLAMA3, OPENBOOKQA, PROMPTS
 ITEM = Computed(
     id="logquant/figure2",
     number="Figure 2",
-    title="Unpredictable attention: the highest score of each token in four decode steps",
+    title="The highest attention of each token in four decode steps",
     models=LLAMA3,
     compute="spikes:steps",
     options={"data": (GSM8K, OPENBOOKQA), "prompts": PROMPTS, "steps": 4, "highest": 16, "high": 50.0},
