@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.plan import Plan
-from kvbench.errors import KvbenchError
+from kvbench.errors import ConfigError, KvbenchError
+from kvbench.util.confdir import options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,9 +46,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="DATASET=FOLDER",
         help="local files of the paper's data, by name of conf/dataset",
     )
-    add("--limit", type=int, metavar="N", help="samples per data set (with --data mini: per task)")
-    add("--max-new-tokens", type=int, metavar="N", help="maximum number of tokens of an answer")
-    add("--lengths", type=int, nargs="+", default=[], metavar="N", help="prompt lengths to use instead of the item's")
+    add("--limit", type=positive, metavar="N", help="samples per data set (with --data mini: per task)")
+    add("--max-new-tokens", type=positive, metavar="N", help="maximum number of tokens of an answer")
+    add(
+        "--lengths",
+        type=positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="prompt lengths to use instead of the item's",
+    )
     add("--device", default="auto", help="device: auto, cpu, cuda or cuda:N")
     add(
         "--launcher",
@@ -71,6 +79,22 @@ def parser() -> argparse.ArgumentParser:
     add("--runs", type=Path, default=Path("results/runs"), help="folder of the runs (default: results/runs)")
     add("--out", type=Path, default=Path("results"), help="folder for tables and figures (default: results)")
     return top
+
+
+def positive(text: str) -> int:
+    """Parse a number of samples or tokens, at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def check_models(names: Sequence[str]) -> None:
+    """Raise ConfigError for a model that is no preset, no repository of the hub and no folder."""
+    presets = options("model")
+    for name in names:
+        if name not in presets and "/" not in name and not Path(name).exists():
+            raise ConfigError("--models", name, "no such model", allowed=[*presets, "OWNER/NAME", "./FOLDER"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,6 +138,7 @@ def _do(arguments: argparse.Namespace, plan: Plan) -> int:
     from experiments import reproduce, session
     from experiments.registry import chosen, items
 
+    check_models(plan.models)
     if not arguments.items:
         print(session.listing(list(items().values()), plan))
         return 0

@@ -46,12 +46,14 @@ class Outcome:
         id: its id; empty where it cannot be known (the data, which are part of it, are missing).
         status: status of the run's record; ``absent`` if weights, data or a package are missing; ``failed``.
         reason: message where there is no complete record.
+        missing: the model or data set that is missing, with which no further run is tried: ``("data", choice)``.
     """
 
     run: Run
     id: str
     status: str
     reason: str = ""
+    missing: tuple[str, str] | None = None
 
 
 def run_of(setting: str, model: str, data: Sequence[str], plan: Any, options: Sequence[str] = ()) -> Run:
@@ -97,9 +99,15 @@ def _composer() -> Any:
     return Composer()
 
 
+#: (kind, choice) -> reason: models and data sets that have been found missing by this process
+_absent: dict[tuple[str, str], str] = {}
+
+
 @cache
 def identify(run: Run) -> tuple[str, str]:
     """Return the id of a run and an empty text; or an empty id and the reason why it cannot be known."""
+    if ("data", run.data) in _absent:
+        return "", _absent["data", run.data]  # the records are part of the id
     from kvbench.config.run_config import check
     from kvbench.results.identity import run_id
     from kvbench.runner.resolve import material
@@ -121,10 +129,6 @@ NO_GPU = "measured only on a GPU, but this machine has none, and results/h200/pa
 def has_gpu() -> bool:
     """Return True if this machine has an NVIDIA GPU, without importing torch."""
     return Path("/dev/nvidiactl").exists()
-
-
-#: (kind, choice) -> reason: models and data sets that have been found missing by this process
-_absent: dict[tuple[str, str], str] = {}
 
 
 def execute(run: Run, threads: int | None = None) -> Outcome:
@@ -151,10 +155,12 @@ def execute(run: Run, threads: int | None = None) -> Outcome:
         metrics = run_one(config)
     except (ModelError, DataError) as error:
         # an encoder that is missing is a ModelError too, but concerns this setting only
-        kind = ("model", run.model) if isinstance(error, ModelError) else ("data", run.data)
-        if isinstance(error, DataError) or f"model {run.model}" in str(error).splitlines()[0]:
+        kind: tuple[str, str] | None = ("data", run.data)
+        if isinstance(error, ModelError):
+            kind = ("model", run.model) if f"model {run.model}" in str(error).splitlines()[0] else None
+        if kind is not None:
             _absent[kind] = str(error)
-        return Outcome(run, "", "absent", str(error))
+        return Outcome(run, "", "absent", str(error), kind)
     except ConfigError as error:  # a combination that kvbench refuses, such as a method without its calibration
         return Outcome(run, "", "absent", str(error))
     except KvbenchError as error:
@@ -214,7 +220,10 @@ def execute_all(runs: Sequence[Run], launcher: Launcher = "local", jobs: int = -
 
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the workers
     parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch="all", batch_size=1)
-    yield from parallel(delayed(execute)(run, 1) for run in runs)
+    for outcome in parallel(delayed(execute)(run, 1) for run in runs):
+        if outcome.missing is not None:  # found by a worker
+            _absent[outcome.missing] = outcome.reason
+        yield outcome
 
 
 def samples(folder: Path, run_id: str) -> Mapping[str, Mapping[str, Any]]:

@@ -29,18 +29,25 @@ def make(items: Sequence[Item], plan: Plan, launcher: Launcher, jobs: int, fold_
     runs = list(dict.fromkeys(run for item in items for run in item_runs(item, plan)))
     outcomes: dict[Run, Outcome] = {}
     good = True
+    reasons: set[str] = set()
     left = list(items)
     good &= _finish([item for item in left if fold_only or not waiting[item.id]], left, plan, outcomes)
     for number, outcome in enumerate([] if fold_only else execute_all(runs, launcher, jobs), start=1):
         outcomes[outcome.run] = outcome
-        print(f"[{number}/{len(runs)}] {outcome.status} {outcome.id} {outcome.run.command}", file=sys.stderr)
-        if outcome.status in ("failed", "error"):
-            print(outcome.reason, file=sys.stderr)
-            good = False
-        elif outcome.reason:
-            print(f"  {outcome.reason.splitlines()[0]}", file=sys.stderr)
+        good &= _report(outcome, f"[{number}/{len(runs)}]", reasons)
         good &= _finish([item for item in left if waiting[item.id] <= outcomes.keys()], left, plan, outcomes)
     return 0 if good else 1
+
+
+def _report(outcome: Outcome, place: str, reasons: set[str]) -> bool:
+    """Print a line about a run; a reason that came before is not printed again. Return False if the run failed."""
+    failed = outcome.status in ("failed", "error")
+    if outcome.status != "absent" or outcome.reason not in reasons:
+        print(f"{place} {outcome.status} {outcome.id} {outcome.run.command}", file=sys.stderr)
+        if outcome.reason:
+            print(outcome.reason if failed else f"  {outcome.reason.splitlines()[0]}", file=sys.stderr)
+    reasons.add(outcome.reason)
+    return not failed
 
 
 def _finish(ended: Sequence[Item], left: list[Item], plan: Plan, outcomes: dict[Run, Outcome]) -> bool:

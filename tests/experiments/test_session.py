@@ -185,6 +185,10 @@ def test_command_line(capsys, monkeypatch, tmp_path):
     assert "cocktail/table9" in text and "llama2-7b; longbench_cocktail, efficiency" in text
     assert main(["cocktail/table8"]) == 2
     assert "no such item" in capsys.readouterr().err
+    assert main(["cocktail/table9", "--models", "tyny"]) == 2
+    assert "did you mean 'tiny'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["all", "--limit", "0"])
     assert parser().parse_args(["all", "--models", "tiny", "--data", "mini"]).items == ["all"]
 
 
