@@ -27,6 +27,11 @@ def rules() -> Iterator[Rule]:
     smallest = "Smallest gap between the two best logits: {}."
     yield Text(document, smallest, [shown["smallest_gap"]], EQUALITY)
 
+    if "again" in shown:
+        again = shown["again"]["rows"]
+        values = [again[0]["prompts"], *(sum(row[key] for row in again) for key in ("equal", "prompts"))]
+        yield Text(document, "Made again on 2026-11-22 with {} prompts: {} of {} runs equal.", values, EQUALITY)
+
     four = [cell for cell in cells if cell["gamma"] == 4]
     books, mini = ([cell for cell in four if cell["data"] == data] for data in ("books", "mini"))
     values = [

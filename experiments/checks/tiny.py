@@ -17,3 +17,9 @@ def rules() -> Iterator[Rule]:
     yield Whole(document, perplexity.tables(load(levels)), levels)
     for pattern, values in perplexity.quoted(load(levels)):
         yield Text(document, pattern, values, levels)
+    if "again" in load(levels):
+        cells, again = load(levels)["cells"], load(levels)["again"]["cells"]
+        changes = [abs(cell["diff"] - cells[key]["diff"]) for key, cell in again.items() if cell["diff"] is not None]
+        pattern = "Of its {} cells {} were made again on 2026-11-22"
+        yield Text(document, pattern, [len(cells), len(again)], levels)
+        yield Text(document, "differ from the ones below by at most {}.", [max(changes)], levels)
