@@ -61,7 +61,8 @@ class Exact:
     def at(self, columns: Tensor) -> Tensor:
         """Return the exact keys of the tokens at `columns` ``[h, b]``, fp32 ``[H, b, D]``; ``h`` is H or 1.
 
-        Tokens that are not among the exact ones (a sliding window has passed them) give any key: mask them.
+        For tokens that are no longer held (a sliding window has passed them) the returned key is arbitrary: the caller
+        must mask them.
         """
         index = (columns - self.first).clamp(min=0)
         if len(index) == 1:

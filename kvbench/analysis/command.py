@@ -161,14 +161,14 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def samples(task: Task, tokenizer: Any) -> list[Sample]:
-    """Return the samples of a task whose prompts are answered.
+    """Return the samples of a task that generates answers to prompts.
 
     Args:
         task: the data set.
         tokenizer: the model's tokenizer, for tasks whose samples are made of tokens.
 
     Raises:
-        ConfigError: the data set asks for other work than answers.
+        ConfigError: the task does not generate answers (perplexity, for example).
     """
     if task.needs_tokenizer:
         task.bind(tokenizer)

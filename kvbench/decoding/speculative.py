@@ -183,9 +183,10 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
 
 def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
-    """Return the seconds of each token of a row, averaged: over the first round, and over all later rounds.
+    """Return one time in seconds for each token of a row.
 
-    A round yields several tokens at once, so only the sum and the mean of these times are meaningful.
+    Each token of the first round gets that round's mean time per token; each later token gets the mean over all later
+    rounds. A round yields several tokens at once, so only the sum and the mean of these times are meaningful.
     """
     mine = [r for r in rounds if r.emitted[row]]
     if not mine:

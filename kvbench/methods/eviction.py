@@ -20,9 +20,10 @@ Reduce = Literal["mean", "max", "sum"]
 
 
 def tokens(budget: int | float, n: int, least: int) -> int:
-    """Return how many of n tokens a budget keeps: its number, or its share of n rounded down.
+    """Return how many of n tokens a budget keeps.
 
-    The result is at least `least`, but never more than n.
+    An integer budget is that number of tokens; a float is a fraction of n, rounded down. The result is at least
+    `least`, but never more than n.
     """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)

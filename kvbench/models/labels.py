@@ -36,20 +36,20 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?
 
 
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the `model` group with the name, context and chat of the checkpoint that will be loaded.
+    """Return the `model` group with the name, context length and chat setting of the checkpoint that will be loaded.
 
     Args:
         model: the group as composed.
         preset: the preset of ``conf/model`` that it was composed from.
-        given: keys of the group that the user set, such as ``{"path", "max_length"}``. Keys whose values differ from
-            the preset's count as set, too.
+        given: keys of the group that the user set, such as ``{"path", "max_length"}``. A key whose value differs
+            from the preset is treated as set by the user, too.
 
     Returns:
         The changed group; a copy of `model` if it loads the preset's own checkpoint.
 
     Raises:
-        ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read or does not give
-            the longest sequence; random weights are asked for and the ``config.json`` is unavailable.
+        ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read or does not state
+            the model's maximum sequence length; or random weights are requested and ``config.json`` is unavailable.
     """
     group = dict(model)
     own = {*given, *(key for key in group if group[key] != preset.get(key))}

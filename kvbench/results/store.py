@@ -112,7 +112,13 @@ class RunStore:
             self.write_environment(environment)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write `env.json`, replacing an earlier session's; rows record their own device. Raises DiskError."""
+        """Write `env.json`, which replaces that of an earlier session.
+
+        No device is lost, because each row records the device that it ran on.
+
+        Raises:
+            DiskError: the file cannot be written.
+        """
         lines.write_atomically(self.path / "env.json", _json(environment))
 
     def environment(self) -> dict[str, Any] | None:

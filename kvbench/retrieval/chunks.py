@@ -55,10 +55,14 @@ def cut(
         size: tokens of a chunk.
         context: half-open token range of the context, or None.
         query: the question's text; may be empty.
-        otherwise: source of the query if `query` is empty and the context is known: ``template`` (also for None) or
-            ``last_chunk``, for prompts whose text after the context says nothing (code to be completed).
-        whole_words: a word that a chunk's border cuts is whole in the texts of both chunks (:func:`text_in_words`). It
-            changes what is searched, never which tokens a chunk has.
+        otherwise: what to search for if `query` is empty and the context is known. ``template``: the prompt's text
+            after the context. ``last_chunk``: the last `size` tokens of the context, for prompts without a question
+            after it, such as code to complete. None: ``template``.
+        whole_words: if True, a word that a chunk boundary splits appears in full in the text of both chunks
+            (:func:`text_in_words`). This affects only the text that is searched, not which tokens belong to a chunk.
+
+    Returns:
+        The chunks with their texts, the query, and where the query came from.
     """
     if context is None:
         border = max(0, len(ids) - LAST_TOKENS)

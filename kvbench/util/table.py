@@ -114,7 +114,7 @@ def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]
 
 
 def fit(width: int | None = None) -> int:
-    """Return the width to lay out for: `width`, or the terminal's if it is None, limited to 80 to 160 characters."""
+    """Return the width to lay out for: `width`, or the terminal's if it is None, clamped to 80 to 160 characters."""
     return max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((WIDTH, 24)).columns))
 
 

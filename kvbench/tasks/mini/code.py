@@ -107,7 +107,7 @@ def function(rng: Rng, inside: Call | None = None) -> str:
 
     Args:
         rng: source of random numbers.
-        inside: a line to place at a random position of the function's body, outside inner blocks.
+        inside: a line to place at a random position of the function's body, not within a nested block.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)
