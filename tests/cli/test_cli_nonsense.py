@@ -36,7 +36,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("--multirun runtime.seed=range(0,10001)", ["would start 10001 jobs", "at most 10000"]),
     (
         "--multirun runtime.seed=range(0,101) dataset.limit=range(1,101)",
-        ["would start 10100 jobs", "dataset.limit has 100"],
+        ["would start 10100 jobs", "dataset.limit: 100"],
     ),
     ("--multirun runtime.seed=range(5,1)", ["is an empty sweep"]),
     ("--multirun runtime.seed=range(0,1,0)", ["range"]),
