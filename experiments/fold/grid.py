@@ -190,7 +190,9 @@ class _Table:
 
     def has(self, number: int) -> bool:
         """Return True if the column of a claim exists under the plan."""
-        return bool(self._of(self.item.claims[number].column))
+        columns = self._of(self.item.claims[number].column)
+        own = self.model in self.item.models  # a cell that the paper has of another model only
+        return any(not (own and c.only) or self.model.preset in c.only for c in columns)
 
     def judged(self, number: int) -> Verdict:
         """Return what the cells say to a claim."""

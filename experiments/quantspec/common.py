@@ -1,8 +1,8 @@
 """The drafts, models and columns that QuantSpec's items share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from experiments.item import Column, Row
+from experiments.item import Claim, Column, Row
 
 #: speculation lengths of the paper's search (Table 6)
 GAMMAS = {"StreamingLLM": (1, 2, 3), "SnapKV": (1, 2, 3), "QuantSpec": (1, 2, 4, 6)}
@@ -101,6 +101,23 @@ def cell(
             value="speedup_vs_ar",
             only=only,
         ),
+    )
+
+
+def less_memory(places: Iterable[str]) -> tuple[Claim, ...]:
+    """Return the claims that QuantSpec's peak is below that of the sparse drafts, at each place (``pg19 4k``)."""
+    return tuple(
+        Claim(
+            text=f"{place}: QuantSpec takes less memory than {draft}",
+            first="QuantSpec",
+            second=draft,
+            column=f"{place}: peak memory",
+            low=-100.0,
+            high=0.0,
+            relative=True,
+        )
+        for place in dict.fromkeys(places)
+        for draft in SPARSE
     )
 
 
