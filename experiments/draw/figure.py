@@ -71,7 +71,7 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
         if not axes.lines:
             axes.text(0.5, 0.5, "no numbers", ha="center", transform=axes.transAxes)
         heights = [y for line in axes.get_lines() for y in line.get_ydata() if y > 0]
-        if heights and max(heights) / min(heights) >= 100:
+        if heights and max(heights) / min(heights) >= 20:
             axes.set_yscale("log")
         else:
             axes.set_ylim(bottom=0)

@@ -71,5 +71,6 @@ ITEM = Grid(
     caption=f"""The paper: ten prompts each, answers of 90 tokens, batch 1, one or two A6000; sparse drafts hold a
     quarter of the context; each cell has the gamma that is fastest in a search at 8k (Table 6). Here each cell shows
     the fastest gamma of that cell. Memory was measured with random weights on one H200: it is the peak of decoding,
-    weights included; our cache's buffers are bfloat16. The paper's draft has 4-bit weights of its own; so has ours. {SPEED_NOTE}""",
+    weights included; our cache's buffers are bfloat16. The paper's draft has 4-bit weights of its own; so has ours.
+    {SPEED_NOTE}""",
 )

@@ -57,5 +57,6 @@ ITEM = Grid(
         ),
     ),
     caption=f"""The paper: Multi-LexSum, one A6000, the fastest gamma of each method. Here each cell shows its fastest
-    gamma. Memory was measured with random weights on one H200: it is the peak of decoding, weights included. {SPEED_NOTE}""",
+    gamma. Memory was measured with random weights on one H200: it is the peak of decoding, weights included.
+    {SPEED_NOTE}""",
 )
