@@ -24,7 +24,6 @@ LONG = (
     "runner/test_stored.py",
     "runner/test_sources.py",
     "cli/test_sweep.py",
-    "hub/test_experiments.py",
     "hub/test_end_to_end.py",
     "test_imports.py",
 )
