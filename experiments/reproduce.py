@@ -23,6 +23,8 @@ PAGE = ROOT / "docs" / "reproduce.md"
 #: file with the expected time and memory of every item with the paper's models and data
 EXPECTED = ROOT / "results" / "expected.json"
 BEGIN, END = "<!-- reproduce:begin (python -m experiments --reproduce --write) -->", "<!-- reproduce:end -->"
+#: beginnings of the overrides that a setting is made of
+_OF_SETTING = ("method=", "method.", "quantizer")
 #: verdicts in the order of the page
 VERDICTS = ("holds", "does not hold", "cannot be seen", "not run")
 
@@ -141,14 +143,22 @@ def anchor(item: Item) -> str:
 
 
 def expect(items: Sequence[Item]) -> dict[str, dict[str, float]]:
-    """Return what every item is expected to take with the paper's models and data."""
+    """Return what every item is expected to take with the paper's models and data.
+
+    The first setting of a model and a data set stands for all of them: prefill and weights take most of the time.
+    """
     from experiments import predict
     from experiments.session import item_runs
 
     expected = {}
+    figures: dict[tuple[str, ...], tuple[float, float] | None] = {}
     for item in items:
         runs = item_runs(item, Plan())
-        known = [figures for run in runs if (figures := predict.expect(run)) is not None]
+        keys = [tuple(text for text in run.overrides if not text.startswith(_OF_SETTING)) for run in runs]
+        for key, run in zip(keys, runs, strict=True):
+            if key not in figures:
+                figures[key] = predict.expect(run)
+        known = [one for key in keys if (one := figures[key]) is not None]
         hours = sum(seconds for seconds, _ in known) / 3600
         gib = max((size for _, size in known), default=0.0) / 2**30
         expected[item.id] = {"runs": len(runs), "hours": round(hours, 3), "gib": round(gib, 1)}
