@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass
 
 @dataclass
 class Parts:
-    """Bytes by part.
+    """Bytes of a cache, by what they are for.
 
     Args:
         codes: packed codes.
-        scales: scales, minima or zero points, and whatever else is needed to decode the codes.
+        scales: scales, minima or zero points, and everything else that is needed to decode the codes.
         window: tokens in full precision, and single elements in full precision (KVQuant's outliers).
-        index: indices of those single elements, and the scores that tokens carry on the device (H2O).
+        index: indices of these single elements, and scores of tokens that are kept on the device (H2O).
     """
 
     codes: int = 0
@@ -27,23 +27,28 @@ class Parts:
         return self.codes + self.scales + self.window + self.index
 
     def add(self, part: str, count: int) -> None:
-        """Add `count` bytes to the part of that name."""
+        """Add bytes to one of the four parts.
+
+        Args:
+            part: ``codes``, ``scales``, ``window`` or ``index``.
+            count: number of bytes.
+        """
         setattr(self, part, getattr(self, part) + count)
 
     def as_dict(self) -> dict[str, int]:
-        """Return ``{"total", "codes", "scales", "window", "index"}``."""
+        """Return the bytes by name of the part, and their sum as ``total``."""
         return {"total": self.total, **asdict(self)}
 
 
 @dataclass
 class Bill:
-    """The bytes of a cache.
+    """The bytes that a cache takes.
 
     Args:
-        used: bytes that the stored tokens need; equal to the method's formula, to the byte.
-        reserved: bytes of the allocated buffers, spare room included.
-        fp16_equivalent: bytes of the keys and values that stock transformers would hold, at 2 bytes per element: all
-            tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.
+        used: bytes that the stored tokens need. They equal the method's formula to the byte.
+        reserved: bytes of the allocated buffers, including spare room.
+        fp16_equivalent: bytes of the keys and values that stock transformers would keep, at 2 bytes per element. It
+            keeps all tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.
         width: bytes per element of the model's own dtype.
     """
 
@@ -54,11 +59,11 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """The compression ratio: bytes of an exact cache in the model's dtype over the used bytes; NaN if empty."""
+        """The compression ratio: bytes of a full-precision cache in the model's dtype over used bytes; NaN if empty."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:
-        """Return the bill as JSON data, as in ``metrics.json``; without `width`."""
+        """Return the bill, without `width`, as JSON data in the form that ``metrics.json`` contains."""
         return {
             "used": self.used.as_dict(),
             "reserved": self.reserved.as_dict(),

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class KVCache(Cache):
-    """Keys and values of all layers, to pass as ``past_key_values``; ``method.new_cache(model)`` makes one.
+    """Keys and values of all layers, to pass to a model as ``past_key_values``. Created by ``method.new_cache(model)``.
 
     Args:
-        method: the rule that decides in which format each token is held.
+        method: the method, which decides in which format each token is stored.
         layers: number of attention layers.
-        prompts: padding, spans and queries of the prompts (:class:`Prompts`); None if unknown.
-        max_length: tokens to allocate for, None if unknown; buffers grow when it is exceeded.
+        prompts: padding, spans and queries of the prompts; None if unknown.
+        max_length: number of tokens to allocate for; None if unknown. Buffers grow if it is exceeded.
         windows: for each layer its sliding window or None (:func:`kvbench.cache.sliding.windows`); None if no layer has
             one.
     """
@@ -63,7 +63,7 @@ class KVCache(Cache):
 
     @property
     def options(self) -> Options:
-        """Kernels and back ends that serve this cache and its :attr:`follower`."""
+        """Kernels and back ends that serve this cache and, if there is one, the draft model's cache."""
         return self.progress.options
 
     @options.setter
@@ -75,10 +75,13 @@ class KVCache(Cache):
     # -- a draft's own cache ----------------------------------------------------------------------------------------
 
     def lead(self, follower: KVCache | None) -> None:
-        """Give the prompt to `follower` too, so that one prefill serves both caches; None ends this.
+        """Give the prompt to the draft model's cache too, so that one prefill serves both caches.
 
-        Each layer hands its prompt tokens on when it places them. Search time and notes of `follower` are added to
-        those of this cache.
+        Each layer hands its prompt tokens on when it places them. The search time of `follower` is added to that of
+        this cache, and its notes replace those of this cache.
+
+        Args:
+            follower: the draft model's cache; None to stop.
         """
         self.follower = follower
         if follower is None:
@@ -95,18 +98,22 @@ class KVCache(Cache):
     # -- prefill in chunks ------------------------------------------------------------------------------------------
 
     def open_prefill(self) -> None:
-        """Expect the prompt in chunks: keep it in full precision until :meth:`finalize`.
+        """Announce that the prompt will arrive in chunks. It stays in full precision until :meth:`finalize` is called.
 
-        Not needed if the cache was made with `prompts`, whose length shows when the prompt is complete.
+        This is not needed if the cache was created with `prompts`, whose length shows when the prompt is complete.
         """
         self.progress.prefill.open = True
 
     @contextmanager
     def only(self, rows: slice, batch: int) -> Iterator[None]:
-        """Within the context, prefill only these `rows` of a batch of `batch` rows, with their whole prompts.
+        """Restrict prefill to some rows of the batch inside the context, so that a batch can be prefilled in groups.
 
-        The other rows are prefilled before or after. Requires :meth:`takes_groups`, and a cache that was made with
-        `prompts`, so that the padding is known.
+        The whole prompts of these rows must be prefilled inside the context. The cache must have been created with
+        `prompts`, so that its padding is known, and must support groups (:meth:`takes_groups`).
+
+        Args:
+            rows: rows to prefill.
+            batch: number of rows in the whole batch.
         """
         followed = [] if self.follower is None else [self.follower.progress]
         for progress in (self.progress, *followed):
@@ -128,7 +135,7 @@ class KVCache(Cache):
         )
 
     def finalize(self) -> None:
-        """End a prefill in chunks: place the prompt in every layer that still holds it in full precision."""
+        """End a prefill in chunks: every layer places the prompt in its stores, unless it has already done so."""
         self.progress.prefill.open = False
         for layer in self.layers:
             layer.seal()
@@ -137,10 +144,10 @@ class KVCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False, since the stores grow.
+        """False, because the stores grow.
 
-        Transformers' generation loop reads this at each step; if the method speculates, which that loop does not
-        support, the first read warns.
+        Transformers' generation loop reads this property at each step. If the method speculates, which that loop does
+        not support, the first read also issues a warning.
         """
         speculation = self.method.speculation
         asking = sys._getframe(1).f_globals.get("__name__") if speculation is not None else None
@@ -157,18 +164,30 @@ class KVCache(Cache):
         return False
 
     def crop(self, max_length: int) -> None:
-        """Remove the newest tokens: ``crop(-k)`` removes k, ``crop(n)`` keeps the first n (as in transformers 5.17)."""
+        """Remove the newest tokens, as in transformers 5.17.
+
+        Args:
+            max_length: ``-k`` to remove the newest k tokens; ``n > 0`` to keep only the first n.
+
+        Raises:
+            CacheError: the cache has packed or dropped tokens since one of these tokens arrived; or the prompt is
+                incomplete and the method observes its attention.
+        """
         for layer in self.layers:
             layer.crop(max_length)
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Take back the newest ``counts[row]`` tokens of each row (rejected drafts, whose number differs by row).
+        """Take back the newest tokens of each row, such as rejected drafts. Their number may differ between rows.
 
-        Every row still ends at the last column: a row that loses more tokens than another shifts to the right, as if it
-        had more padding on its left. Tokens keep the rotary positions that they were given.
+        Afterwards, every row still ends at the last column. A row that loses more tokens than another shifts to the
+        right, as if it had more padding on its left. The rotary positions of its tokens do not change.
+
+        Args:
+            counts: for each row, the number of tokens to take back.
 
         Raises:
-            CacheError: the cache has packed or dropped tokens since one of these came, or the prompt is not complete.
+            CacheError: the cache has packed or dropped tokens since one of these tokens arrived, or the prompt is not
+                complete.
         """
         for layer in self.layers:
             layer.take_back(counts)
@@ -180,9 +199,14 @@ class KVCache(Cache):
                 self.progress.positions.shift([count - least for count in counts])
 
     def follow(self, leader: KVCache, counts: Sequence[int]) -> None:
-        """Append the newest ``counts[row]`` tokens of `leader`, which still holds them in full precision.
+        """Copy the newest tokens of another cache to the end of this one, as a draft's cache follows the target's.
 
-        Before them, both caches must have seen the same tokens. Afterwards both have the same padding and length.
+        The other cache must still hold these tokens in full precision. Before them, both caches must have seen the same
+        tokens. Afterwards both have the same padding and the same length.
+
+        Args:
+            leader: the other cache.
+            counts: for each row, the number of tokens to copy.
 
         Raises:
             CacheError: the lengths of the two caches do not differ by ``max(counts)``.
@@ -212,11 +236,19 @@ class KVCache(Cache):
         self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace the batch by its rows `beam_idx` (beam search)."""
+        """Replace the batch by some of its rows (beam search).
+
+        Args:
+            beam_idx: numbers of the rows, in their new order, ``[new batch]``.
+        """
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Replace the batch by its rows `indices`, in that order; a row may occur more than once."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            indices: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         for layer in self.layers:
             layer.batch_select_indices(indices)
         self.progress.select(indices)
@@ -229,7 +261,7 @@ class KVCache(Cache):
             self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        """Drop all tokens, but keep the method and its prompts; for other prompts make a new cache."""
+        """Drop all tokens, but keep the method and the description of the prompts. Other prompts need a new cache."""
         self.progress.reset()
         for layer in self.layers:
             layer.reset()
@@ -239,18 +271,18 @@ class KVCache(Cache):
     # -- kvbench's interface ----------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Demote and drop what the method prescribes for the tokens seen so far, in every layer.
+        """Let the method demote and drop tokens in every layer, as it prescribes for the tokens seen so far.
 
         Raises:
-            NonFiniteError: a packed token holds NaN or Inf.
+            NonFiniteError: a packed token contains NaN or Inf.
         """
         self.settle_layers()
         self.progress.watches.check()
 
     def settle_layers(self) -> None:
-        """Settle all layers without reading the records of NaN and Inf, which :meth:`settle` does.
+        """Settle all layers as :meth:`settle` does, but without waiting for the device to check for NaN and Inf.
 
-        If the method allows it, identical rolls of several layers share a kernel launch.
+        If the method allows it, layers that move the same tokens share a kernel launch.
         """
         if self.method.packs_together:
             together.settle(self.layers, self.progress.rolls)
@@ -259,10 +291,16 @@ class KVCache(Cache):
             layer.settle()
 
     def bill(self, row: int | None = None) -> Bill:
-        """Return the bytes held, by part, for the whole batch or for one row; a draft's cache is included.
+        """Return how many bytes the cache takes, by part, including the draft model's cache if there is one.
 
-        `reserved` is always that of the whole batch. The cache is settled first, so afterwards it may be too late to
-        take back the newest tokens.
+        The cache is settled first, so afterwards it may be too late to take back the newest tokens.
+
+        Args:
+            row: row of the batch to count; None for the whole batch. The `reserved` bytes are always those of the whole
+                batch.
+
+        Raises:
+            NonFiniteError: a packed token contains NaN or Inf.
         """
         self.settle()
         used, reserved, equivalent = Parts(), Parts(), 0
@@ -303,5 +341,5 @@ class KVCache(Cache):
 
     @property
     def path(self) -> str:
-        """Names of the attention paths that have served decode steps, joined by ``+``; ``none`` before the first."""
+        """Names of the attention paths that have served decode steps, joined by ``+``; ``none`` before any step."""
         return "+".join(sorted({p for layer in self.layers for p in layer.paths} - {"packed"})) or "none"

@@ -42,10 +42,10 @@ from kvbench.errors import CacheError, NonFiniteError
 
 
 class Handle:
-    """A placeholder that ``update`` returns instead of tensors; only kvbench's attention can read it.
+    """A placeholder that ``update`` returns in place of keys and values; only kvbench's attention can read it.
 
     Args:
-        layer: layer whose keys and values it stands for.
+        layer: layer that stores the keys and values.
         fresh: keys and values of the new tokens, ``[B, H, q, D]`` and ``[B, H, q, Dv]``.
     """
 
@@ -54,10 +54,15 @@ class Handle:
         self._fresh: tuple[Tensor, Tensor] | None = fresh
 
     def claim(self) -> tuple[Tensor, Tensor]:
-        """Return the step's new keys and values ``[B, H, q, D]``, and drop the handle's references to them.
+        """Return the new keys and values of a step, once.
+
+        The handle then drops its references, so that the memory can be freed.
+
+        Returns:
+            The keys ``[B, H, q, D]`` and the values ``[B, H, q, Dv]``.
 
         Raises:
-            CacheError: the handle was claimed before.
+            CacheError: they have already been claimed.
         """
         if self._fresh is None:
             raise CacheError("the keys and values of this step were already used: attention ran twice for one update")
@@ -73,13 +78,13 @@ class Handle:
 
 
 class KVLayer(PromptPhase, CacheLayerMixin):
-    """Keys and values of one layer; attributes as in :class:`kvbench.cache.state.LayerState`.
+    """The keys and values of one layer; :class:`kvbench.cache.state.LayerState` describes its attributes.
 
     Args:
         method: the method, which places and demotes the tokens.
         index: number of the layer.
-        progress: state that the layers of a cache share.
-        window: the layer's sliding window in tokens; None: it has none.
+        progress: state that all layers of a cache share.
+        window: the layer's sliding window in tokens; None if it has none.
     """
 
     is_compileable = False
@@ -93,13 +98,25 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- transformers' interface ------------------------------------------------------------------------------------
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Record shapes, dtype and device of the first keys and values ``[B, H, q, D]``."""
+        """Record shapes, dtype and device of the first keys and values.
+
+        Args:
+            key_states: first keys, ``[B, H, q, D]``.
+            value_states: first values, ``[B, H, q, Dv]``.
+        """
         self.initialize(key_states, value_states)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Receive new keys and values ``[B, H, q, D]`` and return a :class:`Handle` to them, twice, for attention.
+        """Take new keys and values from the model, and return a placeholder for each that kvbench's attention can read.
 
-        The keys have RoPE applied, unless the layer stores them before it (``LayerState.rotation``).
+        Args:
+            key_states: keys of the new tokens after RoPE, ``[B, H, q, D]``.
+            value_states: values of the new tokens, ``[B, H, q, Dv]``.
+            *args: ignored.
+            **kwargs: ignored.
+
+        Returns:
+            The same :class:`Handle` twice, in place of keys and values.
         """
         if not self.is_initialized:
             self.initialize(key_states, value_states)
@@ -112,23 +129,33 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         return handle, handle
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens seen, padding included, which is the column of the next token."""
+        """Return the number of tokens seen, including padding, which is also the column of the next token."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the key length and the offset of a mask over all tokens seen and the next `query_length`; offset 0."""
+        """Return the size of the attention mask that transformers should make for the next tokens.
+
+        Args:
+            query_length: number of next tokens.
+
+        Returns:
+            The number of keys, which is that of all tokens seen plus the next ones; and the offset of the first key, 0.
+        """
         return self.seen + int(query_length), 0
 
     def get_max_length(self) -> int:
-        """Return -1, which means that there is no maximum."""
+        """Return -1, which tells transformers that the cache has no maximum length."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the newest tokens: ``crop(-k)`` removes k, ``crop(n)`` keeps the first n (as in transformers 5.17).
+        """Remove the newest tokens, as in transformers 5.17.
+
+        Args:
+            tokens_to_remove: ``-k`` to remove the newest k tokens; ``n > 0`` to keep only the first n.
 
         Raises:
-            CacheError: the cache has packed or dropped tokens since one of them came, or the prompt is still open and
-                its attention is being observed.
+            CacheError: the cache has packed or dropped tokens since one of these tokens arrived; or the prompt is
+                incomplete and the method observes its attention.
         """
         tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
@@ -148,11 +175,19 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.seen -= count
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace the batch by its rows `beam_idx` (beam search)."""
+        """Replace the batch by some of its rows (beam search).
+
+        Args:
+            beam_idx: numbers of the rows, in their new order, ``[new batch]``.
+        """
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Replace the batch by its rows `indices`, in that order; a row may occur more than once."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            indices: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         if not self.is_initialized:
             return
         for segment in self.segments():
@@ -169,30 +204,39 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- decoding ---------------------------------------------------------------------------------------------------
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Append new tokens ``[B, H, q, D]`` to the full-precision tails."""
+        """Append new tokens to the full-precision tails of both stores.
+
+        Args:
+            keys: keys of the new tokens, ``[B, H, q, D]``.
+            values: values of the new tokens, ``[B, H, q, Dv]``.
+        """
         for store, x in zip(self.stores(), (keys, values), strict=True):
             tail = store.tail
             for rows in uniform_rows(list(zip(tail.starts, tail.lengths, strict=True))):
                 tail.append(rows, x[rows].detach())
 
     def advance(self, count: int) -> list[tuple[int, int]]:
-        """Reserve slots for `count` new tokens, which a captured step will write, and return where they are.
+        """Reserve slots for new tokens, which a captured step will write later, and return where they are.
+
+        Args:
+            count: number of new tokens per row.
 
         Returns:
-            For each row, the indices of its first new key and its first new value in the buffers of the two tails.
+            For each row, the index of its first new key in the buffer of the keys' tail, and that of its first new
+            value in the buffer of the values' tail.
         """
         places = [store.tail.advance(count) for store in self.stores()]
         self.seen += count
         return list(zip(*places, strict=True))
 
     def settle(self, *, forget: bool = True) -> None:
-        """Let the method demote tokens that have grown too old, and drop those that a sliding window has passed.
+        """Let the method demote tokens that have become too old, and drop those that have left a sliding window.
 
         A second call without new tokens has no effect.
 
         Args:
-            forget: False: keep tokens that a sliding window has passed, as queries of the newest tokens still have to
-                see them.
+            forget: False to keep tokens that have left the sliding window. This is needed while the newest tokens still
+                have to attend, since they can see some of them.
         """
         if not self.sealed or not (self.method.settles or self.window):
             return
@@ -209,7 +253,11 @@ class KVLayer(PromptPhase, CacheLayerMixin):
     # -- copies -----------------------------------------------------------------------------------------------------
 
     def clone(self, progress: Progress) -> KVLayer:
-        """Return an independent copy for the cache whose shared state is `progress`."""
+        """Return an independent copy of the layer.
+
+        Args:
+            progress: shared state of the cache to which the copy belongs.
+        """
         twin = copy(self)
         twin.progress, twin.order, twin.firm = progress, list(self.order), list(self.firm)
         twin.paths, twin.pairs = set(self.paths), set(self.pairs)

@@ -17,7 +17,11 @@ HINT = "Load the model with a dtype of larger range: model.dtype=bfloat16 or mod
 
 
 def watch_segments(layer: LayerState) -> None:
-    """Register the new packed segments of `layer` with the watch of its cache and device; on a CPU do nothing."""
+    """Make the kernels that pack the tokens of a layer record NaN and Inf. On a CPU nothing needs to be done.
+
+    Args:
+        layer: layer with new packed segments, which are registered with the :class:`Watch` of their cache and device.
+    """
     if layer.device.type != "cuda":
         return
     watch = layer.progress.watches.of(layer.device)
@@ -30,9 +34,16 @@ def watch_segments(layer: LayerState) -> None:
 
 
 def described(owner: weakref.ref[LayerState], index: int, side: str, number: int, place: Place) -> str:
-    """Return the error message for `place` in segment `number` of a store.
+    """Return the error message for a NaN or Inf in a packed segment of a layer.
 
-    The position is left out if the layer no longer exists or no longer holds the token.
+    The message omits the position if the layer no longer exists or no longer holds the token.
+
+    Args:
+        owner: weak reference to the layer.
+        index: number of the layer.
+        side: ``key`` or ``value``.
+        number: number of the segment in its store.
+        place: location of the NaN or Inf in the segment.
     """
     layer, position = owner(), ""
     if layer is not None:
@@ -48,9 +59,12 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
 
 
 def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> NonFiniteError:
-    """Return the error with its place, as :func:`located` does, for tokens of the tails that a method was settling.
+    """Return an error that names the first NaN or Inf in a layer's full-precision tails, after settling has failed.
 
-    Each of the two tails is searched on its own, as they may differ in length.
+    Args:
+        layer: layer that the method was settling.
+        error: error to return if both tails are finite.
+        rows: rows of the batch that the method was settling.
     """
     stores, first = layer.stores(), rows.indices(layer.batch)[0]
     try:
@@ -71,12 +85,12 @@ def located_in_tails(layer: LayerState, error: NonFiniteError, rows: slice) -> N
 def located(
     layer: LayerState, error: NonFiniteError, rows: slice, keys: Tensor, values: Tensor, positions: Tensor
 ) -> NonFiniteError:
-    """Return an error that names the first NaN or Inf, or `error` itself if all tokens are finite.
+    """Return an error that names the layer and position of the first NaN or Inf among some tokens.
 
     Args:
-        layer: layer that the tokens belong to, named in the message.
+        layer: layer of the tokens.
         error: error to return if all tokens are finite.
-        rows: rows of the batch that `keys` and `values` belong to.
+        rows: rows of the batch to which `keys` and `values` belong.
         keys: keys ``[rows, H, n, D]``.
         values: values ``[rows, H, n, Dv]``.
         positions: positions of these tokens, ``[n]`` or ``[H, n]``.

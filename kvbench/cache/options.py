@@ -11,16 +11,17 @@ Backend = Literal["auto", "stock"]
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one cache (``cache.options = Options(kernels="triton")``).
+    """Options of one cache, set by ``cache.options = Options(kernels="triton")``.
 
     Args:
-        kernels: kernel of decode attention. ``auto`` takes the fastest one that serves a step, and torch's SDPA in
-            layers without packed tokens; ``cuda`` or ``triton`` takes that one in all layers, or the reference path
-            where it does not serve; ``reference`` takes no kernel. Captured steps use kernels in layers without packed
-            tokens, too.
-        prefill: back end of the prompt's SDPA. ``auto`` takes the fastest, ``stock`` the one that torch chooses.
-        mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time; ``auto`` is 8192 in
-            prompts of more than 16384 tokens; None is all at once (:mod:`kvbench.decoding.slices`).
+        kernels: kernel of decode attention. ``auto``: the fastest kernel that can serve a step, or torch's SDPA in a
+            layer without packed tokens. ``cuda`` or ``triton``: this kernel in all layers, or the reference path if it
+            cannot serve the step. ``reference``: no kernel. Captured steps use kernels also in layers without packed
+            tokens.
+        prefill: SDPA back end for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
+        mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
+            (:mod:`kvbench.decoding.slices`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.
+            None: always all at once.
     """
 
     kernels: Kernels = "auto"

@@ -7,12 +7,19 @@ from torch import Tensor
 
 
 def extended(positions: Tensor, new: Tensor) -> Tensor:
-    """Return `positions` ``[..., n]`` followed by `new` ``[..., q]``; if one-dimensional, mostly without a copy.
+    """Append positions to a tensor of positions, mostly without copying it.
 
-    The argument and the result share a buffer that has spare room at its end, so extending takes amortised O(q) time.
-    Older tensors over the same buffer (in a clone of the cache) stay valid, as only memory beyond their end is written.
-    Two tensors that were extended from the same one must therefore be extended by the same positions, as rows and
-    clones are (by the next column); and a tensor that was shortened must be copied before it is extended.
+    The argument and the result share a buffer with spare room at its end, so that appending q positions takes amortised
+    O(q) time. Older tensors over the same buffer (in a clone of the cache) stay valid, because only memory beyond their
+    end is written. Two rules follow for the caller. Tensors that were extended from the same one must be extended by
+    the same positions. A tensor that was shortened must be copied before it is extended.
+
+    Args:
+        positions: ``[..., n]``. A tensor of two or more dimensions is copied.
+        new: ``[..., q]``.
+
+    Returns:
+        ``[..., n + q]``.
     """
     length, count = positions.shape[-1], new.shape[-1]
     if positions.ndim > 1 or positions.dtype != new.dtype:

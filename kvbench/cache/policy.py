@@ -16,17 +16,21 @@ if TYPE_CHECKING:
 
 
 class MethodState(Protocol):
-    """State that a method keeps for one cache, apart from its stores (:class:`kvbench.methods.state.CacheState`).
+    """The state that a method keeps for one cache, apart from its stores (:class:`kvbench.methods.state.CacheState`).
 
     ``new_cache`` assigns it to :attr:`kvbench.cache.progress.Progress.method_state`.
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by its rows `order`; a row may occur more than once."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            order: numbers of the rows, in their new order. A row may occur more than once.
+        """
         ...
 
     def clone(self) -> MethodState:
-        """Return a copy on which :meth:`select` does not affect this one."""
+        """Return a copy for a cloned cache. Calling :meth:`select` on the copy must not change the original."""
         ...
 
 
@@ -34,14 +38,17 @@ L = TypeVar("L", contravariant=True)
 
 
 class Policy(Protocol[L]):
-    """The rule that decides in which format each token is held, and when it is demoted or dropped.
+    """The interface of a method, which decides how each token is stored and when tokens are demoted or dropped.
 
-    ``L`` is the type of the layers that the rule works on (:class:`kvbench.cache.layer.KVLayer`).
+    ``L`` is the type of layer on which the method works (:class:`kvbench.cache.layer.KVLayer`).
     """
 
     @property
     def observe_prompt(self) -> int:
-        """The attention that :meth:`place` gets: 0: none; n: that of the last n queries; -1: sums over all."""
+        """Which attention over the prompt :meth:`place` receives as `scores`.
+
+        0: none. n > 0: the probabilities of the last n queries. -1: for each token, the sum over all queries.
+        """
         ...
 
     @property
@@ -51,7 +58,7 @@ class Policy(Protocol[L]):
 
     @property
     def needs_prompts(self) -> bool:
-        """True if a cache can only be made for prompts that are known beforehand."""
+        """True if a cache can be created only for prompts that are already known."""
         ...
 
     @property
@@ -61,17 +68,17 @@ class Policy(Protocol[L]):
 
     @property
     def gives_tail(self) -> bool:
-        """True if all tokens of the full-precision tail may be rolled back, even if older tokens were packed since."""
+        """True if every token of the full-precision tail can be rolled back, even after older tokens were packed."""
         ...
 
     @property
     def settles(self) -> bool:
-        """True if tokens are demoted or dropped as the sequence grows, so that :meth:`settle` must be called."""
+        """True if the method demotes or drops tokens as the sequence grows, so that :meth:`settle` must be called."""
         ...
 
     @property
     def packs_together(self) -> bool:
-        """True if :meth:`settle` may be deferred and batched across layers."""
+        """True if the kernel launches of :meth:`settle` may be deferred, so that several layers share one launch."""
         ...
 
     @property
@@ -99,33 +106,80 @@ class Policy(Protocol[L]):
         ...
 
     def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:
-        """Put the prompt's tokens ``[rows, H, n, D]`` into the stores; `scores` as :attr:`observe_prompt` asks."""
+        """Put the tokens of a prompt into the stores of a layer.
+
+        Args:
+            layer: layer that gets the tokens.
+            rows: rows of the batch.
+            keys: keys of the tokens, ``[rows, H, n, D]``.
+            values: values of the tokens, ``[rows, H, n, Dv]``.
+            scores: attention that the method observes, ``[rows, Hq, q or 1, n]`` (:attr:`observe_prompt`); else None.
+        """
         ...
 
     def settle(self, layer: L, rows: slice) -> None:
-        """Demote tokens that have grown too old."""
+        """Demote or drop the tokens of some rows that have become too old for their segment.
+
+        Args:
+            layer: layer that holds the tokens.
+            rows: rows of the batch, with equal numbers of tokens in every segment.
+        """
         ...
 
     def observe(self, layer: L, rows: slice, probabilities: Tensor) -> None:
-        """Receive the attention probabilities of a decode step over the slots, ``[rows, Hq, q, slots]``."""
+        """Receive the attention probabilities of a decode step.
+
+        Args:
+            layer: layer that has attended.
+            rows: rows of the batch.
+            probabilities: ``[rows, Hq, q, slots]``.
+        """
         ...
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Return the positions of a row's slots; None if they ascend without a gap up to the newest token."""
+        """Return the positions of a row's slots, ``[n]`` or ``[H, n]``.
+
+        None means that the positions ascend without a gap up to the newest token.
+        """
         ...
 
     def columns(self, layer: L, row: int) -> Tensor | None:
-        """Return which token each slot of a row holds, by its column; None as for :meth:`positions`."""
+        """Return the column, in the padded batch, of the token in each slot of a row, ``[n]`` or ``[H, n]``.
+
+        The result equals that of :meth:`positions` unless the method moves keys to other positions. None means that the
+        columns ascend without a gap up to the newest token.
+        """
         ...
 
     def forgotten(self, layer: L, hidden: int) -> int:
-        """Return how many of a row's `hidden` oldest tokens, which no later token can see, are dropped."""
+        """Return how many of the tokens that no later token can see the method drops.
+
+        The rest stays, because packed tokens can leave only in whole groups.
+
+        Args:
+            layer: layer with a sliding window.
+            hidden: number of a row's oldest tokens that no later token can see.
+        """
         ...
 
     def forget(self, layer: L, rows: slice, hidden: int) -> None:
-        """Drop tokens that a sliding window has passed: at most the oldest `hidden` of each of `rows`."""
+        """Drop tokens that have left a sliding window.
+
+        Args:
+            layer: layer with a sliding window.
+            rows: rows of the batch.
+            hidden: number of oldest tokens of each row that no later token can see; at most these are dropped.
+        """
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slot ranges in the order in which attention reads them; None for all slots, block by block."""
+        """Return the slot ranges in the order in which attention must read them, or None for slot order.
+
+        Args:
+            layer: layer whose stores are read.
+            rows: rows of the batch.
+
+        Returns:
+            Pairs (first slot, one past the last).
+        """
         ...

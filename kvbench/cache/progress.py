@@ -22,24 +22,30 @@ from kvbench.errors import CacheError
 
 @dataclass
 class Padding:
-    """Left padding of the rows, known from the prompts or inferred from the attention mask.
+    """The left padding of a batch, either known from the prompts or inferred from the attention mask.
 
     Args:
-        starts: for each of the B rows the column of its first real token; None until the first tokens are seen.
-        started: for each row, True once it has had a real token; None unless the padding is inferred.
+        starts: for each of the B rows, the column of its first real token; None until the first tokens arrive.
+        started: for each row, True once a real token has arrived; None if the padding is known from the prompts.
     """
 
     starts: list[int] | None = None
     started: list[bool] | None = None
 
     def infer(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Infer the padding from the mask of new prompt tokens; for the arguments see :meth:`Progress.see`.
+        """Infer the padding of new prompt tokens from their attention mask.
 
-        A token is real if it may attend to itself, so the mask's diagonal over the new columns shows the padding,
-        whatever sliding window the model has.
+        A token is real if it may attend to itself. So the diagonal of the mask over the new columns shows the padding,
+        even if the model has a sliding window.
+
+        Args:
+            mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
+                bool ``[B or 1, q]`` (True = real token); or None if no token is padding.
+            batch: number of rows.
+            count: number of new tokens, q.
 
         Raises:
-            CacheError: a token after a row's first real one is masked.
+            CacheError: a token after a row's first real token is masked.
         """
         if self.starts is None or self.started is None:
             self.starts, self.started = [0] * batch, [False] * batch
@@ -57,7 +63,11 @@ class Padding:
             self.started[row] = self.started[row] or padding < count
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by its rows `order`."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            order: numbers of the rows, in their new order.
+        """
         if self.starts is not None:
             self.starts = [self.starts[i] for i in order]
         if self.started is not None:
@@ -72,13 +82,14 @@ class Padding:
 
 @dataclass
 class Prefill:
-    """State of the prefill.
+    """The state of a cache's prefill.
 
     Args:
-        prompts: description of the prompts by the caller; None if their padding is inferred from the mask.
-        open: True while the prompt comes in chunks, until ``cache.finalize()``.
-        group: the rows that are prefilled now, and the number of rows in the whole batch; None for all rows at once.
-        path: name of the attention path that served the prompt (:func:`kvbench.attention.prefill.attend`); ``stored``
+        prompts: the caller's description of the prompts; None if the padding is inferred from the attention mask.
+        open: True if the prompt arrives in chunks, until ``cache.finalize()`` is called.
+        group: the rows being prefilled now, and the number of rows in the whole batch; None if all rows are prefilled
+            together.
+        path: name of the attention path that served the prompt (:func:`kvbench.attention.prefill.attend`). ``stored``
             if attention read the tokens as the method stores them; empty before the first prompt token.
     """
 
@@ -89,11 +100,14 @@ class Prefill:
 
     @property
     def width(self) -> int | None:
-        """Columns of the padded prompt if they are known beforehand, else None."""
+        """Number of columns of the padded prompt; None if it is not known beforehand."""
         return self.prompts.width if self.prompts is not None else None
 
     def is_last(self, seen: int) -> bool:
-        """Return True if the prompt is complete after `seen` columns.
+        """Return True if the prompt is complete.
+
+        Args:
+            seen: number of columns that have arrived.
 
         Raises:
             CacheError: more tokens have arrived than the prompt has.
@@ -114,24 +128,25 @@ class Progress:
 
     Args:
         prefill: state of the prefill.
-        max_length: tokens of prompt and answer to allocate for; None if unknown.
+        max_length: number of tokens (prompt and answer) to allocate for; None if unknown.
         options: kernels and back ends that serve the cache.
         padding: left padding of the rows.
         positions: rotary positions of the columns; used only if keys are stored before RoPE.
         method_state: the method's own state for this cache, apart from its stores (Cocktail's plans, KVQuant's
             calibration file, ...); None if it has none.
         frozen: True while nothing is demoted, because the newest tokens may still be taken back (speculative decoding).
-        upper: True while attention reads only the upper nibbles of 8-bit codes that consist of two (QuantSpec's draft).
-        span: number of new tokens that attention processes at a time, settling the layer before each part, so that one
-            forward pass over several known tokens gives what single steps would give; None processes all new tokens of
-            a step at once, and they see each other in full precision.
+        upper: True while attention reads only the upper nibbles of hierarchical 8-bit codes (QuantSpec's draft).
+        span: number of new tokens that attention processes at a time. The layer settles before each such part, so that
+            one forward pass over several known tokens gives the same results as single steps. None to process all new
+            tokens of a step at once; they then see each other in full precision.
 
     Attributes:
-        watches: records of NaN and Inf that kernels found.
-        packs, rolls: packing and rolling jobs that are deferred, so that several layers share a kernel launch.
-        tables: tables on the device, shared by layers whose stores agree (:mod:`kvbench.attention.phases`).
-        plain_mask: the key of the mask that was last compared with a plain causal mask, the outcome, and the mask
-            (:func:`kvbench.attention.fused.plain`).
+        watches: records of NaN and Inf that kernels have noticed.
+        packs, rolls: queues of deferred packing and rolling jobs, with which several layers share a kernel launch.
+        tables: tables of phases in device memory, shared by layers whose stores agree
+            (:mod:`kvbench.attention.phases`).
+        plain_mask: the mask that :func:`kvbench.attention.fused.plain` last compared with a plain causal mask: a key
+            that identifies it, the result, and the mask itself.
     """
 
     prefill: Prefill = field(default_factory=Prefill)
@@ -150,7 +165,7 @@ class Progress:
     plain_mask: tuple[Any, bool, Tensor] | None = field(init=False, default=None)
 
     def see(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Set or extend the left padding for new prompt tokens: from the prompts if given, else from the mask.
+        """Record the left padding of new prompt tokens, from the prompts if given, else from the attention mask.
 
         Args:
             mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask,
@@ -177,17 +192,27 @@ class Progress:
         self.padding.starts = list(prompts.starts)
 
     def check_step(self, mask: Tensor | None, batch: int, count: int) -> None:
-        """Raise CacheError if new tokens after the prompt are padding."""
+        """Raise CacheError if a new token after the prompt is padding.
+
+        Args:
+            mask: attention mask of the step, as for :meth:`see`.
+            batch: number of rows.
+            count: number of new tokens, q.
+        """
         if mask is not None and (count > 1 or batch > 1) and not bool(self_visible(mask, batch, count).all()):
             raise CacheError("there are masked tokens after the prompt: pad the whole conversation once, on the left")
 
     def reset(self) -> None:
-        """Forget the padding, the rotary positions and an open prompt; keep all else."""
+        """Forget the padding and the rotary positions, and stop waiting for more chunks; keep everything else."""
         self.padding, self.positions = Padding(), RopePositions()
         self.prefill.open = False
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by its rows `index`."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``.
+        """
         order = index.tolist()
         self.padding.select(order)
         self.positions.select(order)
@@ -195,7 +220,7 @@ class Progress:
             self.method_state.select(order)
 
     def clone(self) -> Progress:
-        """Return an independent copy, with new (empty) records, deferred jobs and tables."""
+        """Return an independent copy. Its records of NaN and Inf, deferred jobs and tables are empty."""
         return replace(
             self,
             prefill=replace(self.prefill),
@@ -206,7 +231,17 @@ class Progress:
 
 
 def self_visible(mask: Tensor, batch: int, count: int) -> Tensor:
-    """Return for each new token True if it may attend to itself, bool ``[B, q]``; `mask` as in :meth:`Progress.see`."""
+    """Return for each new token whether it may attend to itself, which only real tokens may.
+
+    Args:
+        mask: attention mask ``[B or 1, heads or 1, q, kv]``, bool (True = attend) or additive; or a padding mask, bool
+            ``[B or 1, q]`` (True = real token).
+        batch: number of rows.
+        count: number of new tokens, q.
+
+    Returns:
+        bool ``[B, q]``.
+    """
     if mask.ndim == 2:
         return mask[:, -count:].expand(batch, count)
     diagonal = mask[:, 0, :, -count:].diagonal(dim1=-2, dim2=-1)

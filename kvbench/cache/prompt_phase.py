@@ -17,10 +17,15 @@ ALL = slice(None)
 
 
 class PromptPhase(Rollback):
-    """A layer that receives the tokens of a prompt and lets the method place them in its stores."""
+    """A layer during prefill: it collects the tokens of a prompt, then lets the method place them in its stores."""
 
     def initialize(self, keys: Tensor, values: Tensor) -> None:
-        """Record shapes, dtype and device of the first keys and values ``[B, H, q, D]``."""
+        """Record shapes, dtype and device of the first keys and values.
+
+        Args:
+            keys: first keys, ``[B, H, q, D]``.
+            values: first values, ``[B, H, q, Dv]``.
+        """
         self.batch, self.heads = keys.shape[:2]
         if self.progress.prefill.group is not None:
             self.batch = self.progress.prefill.group[1]
@@ -30,9 +35,17 @@ class PromptPhase(Rollback):
         self.is_initialized = True
 
     def extend_prompt(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return all keys and values of the prompt so far, padding and the new ones ``[B, H, q, D]`` included.
+        """Return the keys and values of the whole prompt so far, including padding and the new tokens.
 
-        A prompt that arrives in one piece is returned as it came; chunks are also kept in :attr:`prompt`.
+        If the prompt arrives in chunks, the new tokens are also appended to :attr:`prompt`. A prompt that arrives in
+        one piece is returned unchanged.
+
+        Args:
+            keys: keys of the new tokens, ``[B, H, q, D]``.
+            values: values of the new tokens, ``[B, H, q, Dv]``.
+
+        Returns:
+            The keys ``[B, H, T, D]`` and the values ``[B, H, T, Dv]``.
         """
         if self.prompt is None and self.progress.prefill.is_last(self.seen):
             return keys, values
@@ -48,7 +61,7 @@ class PromptPhase(Rollback):
         return self.prompt[0].view(ALL), self.prompt[1].view(ALL)
 
     def end_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Place the prompt if it is complete; called after attention has processed a chunk.
+        """Place the prompt in the stores if its last chunk has arrived; to be called after attention over each chunk.
 
         Args:
             keys: keys that :meth:`extend_prompt` returned.
@@ -58,9 +71,17 @@ class PromptPhase(Rollback):
             self.place(keys, values)
 
     def place(self, keys: Tensor, values: Tensor) -> None:
-        """Hand the tokens of a complete prompt, ``[B, H, T, D]`` with padding, to the method, and free the open prompt.
+        """Let the method place a complete prompt in the stores, and free the memory that collected its chunks.
 
-        A :attr:`follower` gets them first.
+        If the layer has a :attr:`follower` (the same layer of a draft model's cache), the follower places the prompt
+        first.
+
+        Args:
+            keys: keys of the prompt, including padding, ``[B, H, T, D]``.
+            values: values of the prompt, including padding, ``[B, H, T, Dv]``.
+
+        Raises:
+            NonFiniteError: a key or a value to be packed is NaN or Inf.
         """
         if self.follower is not None:
             self.follower.progress.prefill.group = self.progress.prefill.group
@@ -99,7 +120,7 @@ class PromptPhase(Rollback):
         self.join_cache()
 
     def join_cache(self) -> None:
-        """Connect new segments to their cache: its records of NaN and Inf, and its queues of deferred launches."""
+        """Give new segments access to their cache's records of NaN and Inf, and to its queues of deferred launches."""
         watch_segments(self)
         for segment in self.segments():
             if isinstance(segment, PackedSegment):
@@ -108,7 +129,15 @@ class PromptPhase(Rollback):
                 segment.rolls = self.progress.rolls
 
     def place_chunk(self, keys: Tensor, values: Tensor) -> None:
-        """Hand prompt tokens ``[B, H, q, D]`` to the method as they arrive (for ``Method.quantized_prefill``)."""
+        """Let the method place new prompt tokens in the stores as soon as they arrive (``Method.quantized_prefill``).
+
+        Args:
+            keys: keys of the new tokens, ``[B, H, q, D]``.
+            values: values of the new tokens, ``[B, H, q, Dv]``.
+
+        Raises:
+            NonFiniteError: a key or a value to be packed is NaN or Inf.
+        """
         keys, values = keys.detach(), values.detach()
         if self.keys_store is None:
             self._make_stores()
@@ -127,7 +156,7 @@ class PromptPhase(Rollback):
         self.sealed = self.progress.prefill.is_last(self.seen)
 
     def seal(self) -> None:
-        """End a prefill in chunks: place the prompt if it is still held in full precision, and seal the layer."""
+        """End a prefill in chunks: place the prompt if it is still in full precision, and mark the layer as sealed."""
         if not self.sealed and self.prompt is not None:
             self.place(self.prompt[0].view(ALL), self.prompt[1].view(ALL))
         self.sealed = self.keys_store is not None

@@ -14,18 +14,19 @@ Span = tuple[int, int]
 
 @dataclass
 class Prompts:
-    """A batch of left-padded prompts.
+    """A batch of left-padded prompts, with what methods may need to know about them before prefill.
 
     Args:
-        starts: for each row the column of its first real token, which equals its left padding.
-        lengths: number of real tokens of each row; ``starts[b] + lengths[b]`` must be the same for all rows.
-        context_spans: for each row the half-open range of the tokens that come from the template's ``{context}``, or
-            None. Tokens are counted without padding: 0 is the row's first real token.
-        queries: the text of each row's question, which Cocktail searches with; may be empty.
-        input_ids: the padded batch ``[B, T]``; needed by methods that read the text of the prompt's chunks.
-        decode: turns token ids into text; needed by the same methods.
-        query_sources: for each row the text that replaces an empty query: ``template`` (the prompt after its context,
-            also for None) or ``last_chunk`` (:func:`kvbench.retrieval.chunks.cut`).
+        starts: for each row, the column of its first real token, which is also the number of its padding tokens.
+        lengths: for each row, the number of its real tokens; ``starts[b] + lengths[b]`` must be the same in all rows.
+        context_spans: for each row, the half-open range of the tokens that fill ``{context}`` in the prompt's template,
+            or None. Token 0 is the row's first real token.
+        queries: for each row, the text of its question, with which Cocktail searches the context; may be empty.
+        input_ids: the padded batch ``[B, T]``; needed by methods that read the text of a prompt's chunks.
+        decode: function that turns token ids into text; needed by the same methods.
+        query_sources: for each row, which text replaces an empty query (:func:`kvbench.retrieval.chunks.cut`).
+            ``template`` or None: the text of the prompt after its context. ``last_chunk``: the last chunk of the
+            context.
 
     Raises:
         CacheError: the rows do not end at the same column, or a row is empty.
@@ -63,7 +64,14 @@ class Prompts:
         queries: Sequence[str] | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> Prompts:
-        """Return the prompts of a tokenizer's output: `input_ids` and `attention_mask` ``[B, T]``, padded on the left.
+        """Return the prompts that a tokenizer's output contains.
+
+        Args:
+            input_ids: token ids, padded on the left, ``[B, T]``.
+            attention_mask: 1 for real tokens and 0 for padding, ``[B, T]``; None if there is no padding.
+            context_spans: as for :class:`Prompts`.
+            queries: as for :class:`Prompts`.
+            decode: as for :class:`Prompts`.
 
         Raises:
             CacheError: the mask has padding on the right, or gaps.
@@ -83,7 +91,11 @@ class Prompts:
         return cls(starts, [width - s for s in starts], context_spans, queries, input_ids, decode)
 
     def repeat(self, times: int) -> Prompts:
-        """Return prompts with each row repeated `times` times, adjacent, as beam search expands a batch."""
+        """Return prompts in which each row occurs several times in a row, as beam search expands a batch.
+
+        Args:
+            times: how often each row occurs.
+        """
 
         def rows(values: Sequence | None) -> list | None:
             return None if values is None else [v for v in values for _ in range(times)]
@@ -94,6 +106,6 @@ class Prompts:
         return Prompts(starts, lengths, spans, queries, ids, self.decode, sources)
 
     def row_ids(self, row: int) -> list[int]:
-        """Return the token ids of one row without its padding; requires `input_ids`."""
+        """Return the token ids of one row, without its padding. The prompts must have `input_ids`."""
         assert self.input_ids is not None
         return self.input_ids[row, self.starts[row] :].tolist()

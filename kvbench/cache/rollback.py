@@ -9,15 +9,18 @@ from kvbench.errors import CacheError
 
 
 class Rollback(LayerState):
-    """A layer whose newest tokens can be taken back (rejected drafts), until it packs or drops tokens after them."""
+    """A layer whose newest tokens, such as rejected drafts, can be taken back until it packs or drops older ones."""
 
     def take_back(self, counts: Sequence[int]) -> None:
-        """Take back the newest ``counts[row]`` tokens of each row; see :meth:`KVCache.take_back`.
+        """Take back the newest tokens of each row; see :meth:`KVCache.take_back`.
+
+        Args:
+            counts: for each row, the number of tokens to take back.
 
         Raises:
-            CacheError: the prompt is not complete; or since one of the tokens came, others were packed, thinned out or
-                evicted, which cannot be undone (``atom`` and ``kvquant`` pack each token on its own, so they can take
-                back any token).
+            CacheError: the prompt is not complete; or, since one of these tokens arrived, the layer has packed, thinned
+                out or evicted tokens, which cannot be undone. (The methods ``atom`` and ``kvquant`` pack each token on
+                its own, so they can take back any token.)
         """
         least, stores = min(counts), self.stores()
         for row, count in enumerate(counts):
@@ -41,18 +44,23 @@ class Rollback(LayerState):
         self.firm[:] = [min(firm, self.seen) for firm in self.firm]
 
     def lengths(self, rows: slice) -> list[tuple[int, ...]]:
-        """Return the number of tokens in each segment of the keys and of the values; all `rows` must have the same."""
+        """Return the number of tokens in each segment, as one tuple for the keys and one for the values.
+
+        Args:
+            rows: rows of the batch, which must all have the same numbers.
+        """
         row = rows.indices(self.batch)[0]
         return [store.signature(row) for store in self.stores()]
 
     def note_moves(self, rows: slice, before: list[tuple[int, ...]] | None) -> None:
-        """Rule out a rollback of the tokens seen so far if any token of `rows` was packed or dropped (:attr:`firm`).
+        """Record that the tokens seen so far can no longer be taken back, if an operation packed or dropped any token.
 
-        Also done for methods that add up the attention of every step (``Method.observe_steps``).
+        The record is :attr:`firm`. It is also updated for a method that adds up the attention of every step
+        (``Method.observe_steps``), since that sum cannot be undone.
 
         Args:
-            rows: rows of the batch whose tokens may have been packed or dropped.
-            before: :meth:`lengths` before the operation; None after prompt tokens were placed.
+            rows: rows of the batch to which the operation was applied.
+            before: the result of :meth:`lengths` before the operation; None if the operation has placed prompt tokens.
         """
         row = rows.indices(self.batch)[0]
         after, seen = self.lengths(rows), self.real_tokens(row)

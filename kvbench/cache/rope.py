@@ -12,7 +12,13 @@ from kvbench.errors import CacheError
 
 
 def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
-    """Return the prompt's keys ``[B, H, T, D]``, padding included, after RoPE; unchanged if stored after it."""
+    """Return the keys of a prompt after RoPE.
+
+    Args:
+        layer: layer of the keys.
+        keys: keys of the prompt in the form that the layer stores, including padding, ``[B, H, T, D]``. They are
+            returned unchanged if the layer stores keys after RoPE.
+    """
     if layer.rotation is None:
         return keys
     columns = torch.arange(keys.shape[2])
@@ -20,9 +26,15 @@ def rotated_prompt(layer: LayerState, keys: Tensor) -> Tensor:
 
 
 def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: Tensor) -> Tensor:
-    """Return the keys ``[rows, H, stop - start, D]`` of slots ``[start, stop)`` after RoPE.
+    """Return the keys of consecutive slots after RoPE.
 
-    Keys that are stored after RoPE are returned unchanged.
+    Args:
+        layer: layer that holds the slots.
+        rows: rows of the batch.
+        start: first slot.
+        stop: one past the last slot.
+        keys: keys of these slots in the form that the layer stores, ``[rows, H, stop - start, D]``. They are returned
+            unchanged if the layer stores keys after RoPE.
 
     Raises:
         CacheError: keys are stored before RoPE, and the heads of a row hold different tokens.
@@ -40,9 +52,13 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 
 
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
-    """Convert keys ``[rows, H, n, D]`` of columns ``first, first + 1, ...`` to what the layer's follower stores.
+    """Convert keys of a layer to the form that its :attr:`follower` stores, before or after RoPE.
 
-    The layer and its follower may differ in whether they store keys before or after RoPE.
+    Args:
+        layer: layer with a follower.
+        rows: rows of the batch.
+        keys: keys of consecutive columns in the form that `layer` stores, ``[rows, H, n, D]``.
+        first: column of the first key.
     """
     assert layer.follower is not None
     mine, other = layer.rotation, layer.follower.rotation

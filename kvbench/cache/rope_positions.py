@@ -16,23 +16,22 @@ from torch import Tensor
 
 @dataclass
 class RopePositions:
-    """Rotary position of each column, row by row.
+    """The rotary position of each column of a batch, row by row.
 
     Args:
-        runs: for each row the (first column, its position) of each run, ascending; a run ends where the next begins.
+        runs: for each row, the runs of columns with consecutive positions, in ascending order. A run is given by its
+            first column and the position of that column, and ends where the next run begins.
     """
 
     runs: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def see(self, ids: Tensor, first: int, starts: Sequence[int]) -> None:
-        """Record the positions `ids` ``[B or 1, q]`` of the columns ``first, first + 1, ...``.
-
-        Replaces everything recorded for these and later columns.
+        """Record the rotary positions of new columns. They replace everything recorded for these and later columns.
 
         Args:
             ids: positions that the model used, ``[B or 1, q]``.
-            first: column of the first of them.
-            starts: for each row the column of its first real token; the padding before it is not recorded.
+            first: column of the first new token.
+            starts: for each row, the column of its first real token; positions of padding are not recorded.
         """
         if len(self.runs) != len(starts):
             self.runs = [[] for _ in starts]
@@ -51,7 +50,15 @@ class RopePositions:
                     runs.append((column, position))
 
     def at(self, row: int, columns: Tensor) -> Tensor:
-        """Return the positions of a row's `columns`, both int64 ``[n]`` on the CPU; 0 for padding."""
+        """Return the rotary positions of some columns of a row; 0 for padding.
+
+        Args:
+            row: row of the batch.
+            columns: numbers of the columns, int64 ``[n]`` on the CPU.
+
+        Returns:
+            int64 ``[n]`` on the CPU.
+        """
         runs = self.runs[row]
         if len(runs) == 1:
             return (columns + (runs[0][1] - runs[0][0])).clamp_(min=0)
@@ -61,11 +68,19 @@ class RopePositions:
         return torch.where(which > 0, columns + offsets[which], 0)
 
     def shift(self, by: Sequence[int]) -> None:
-        """Shift each row to the right by ``by[row]`` columns; positions stay."""
+        """Move the tokens of each row to later columns, without changing their rotary positions.
+
+        Args:
+            by: for each row, the number of columns.
+        """
         self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by its rows `order`."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            order: numbers of the rows, in their new order.
+        """
         if self.runs:
             self.runs = [list(self.runs[i]) for i in order]
 

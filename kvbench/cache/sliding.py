@@ -19,11 +19,18 @@ SLACK = 96
 
 
 def windows(config: Any) -> list[int | None]:
-    """Return the sliding window of each layer as in transformers' own cache, None for a layer that sees all tokens."""
+    """Return the sliding window of each layer, as transformers' own cache would use it.
+
+    Args:
+        config: the model's configuration.
+
+    Returns:
+        For each layer, its window in tokens, or None if it sees all tokens.
+    """
     layers = DynamicCache(config=config).layers
     return [layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None for layer in layers]
 
 
 def room(window: int) -> int:
-    """Return how many tokens the buffers of a sliding layer have room for: ``window - 1`` and some slack."""
+    """Return for how many tokens a layer with a sliding window allocates its buffers: ``window - 1`` plus slack."""
     return window - 1 + max(SLACK, window // 8)

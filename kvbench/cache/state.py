@@ -19,31 +19,34 @@ from kvbench.errors import CacheError
 
 
 class LayerState:
-    """State of one layer; :class:`kvbench.cache.layer.KVLayer` adds prefill, decoding and rollback.
+    """The tokens of one layer, with their positions and counts.
+
+    :class:`kvbench.cache.layer.KVLayer` adds prefill, decoding and rollback.
 
     Args:
-        method: the rule that decides in which format each token is held (:class:`kvbench.methods.base.Method`).
+        method: the method, which decides in which format each token is stored (:class:`kvbench.methods.base.Method`).
         index: number of the layer.
-        progress: state that the layers of a cache share.
-        window: number of tokens that a query of the layer sees, its own included (a sliding window); None for all.
+        progress: state that all layers of a cache share.
+        window: the layer's sliding window: how many tokens a query sees, including its own. None if it sees all.
 
     Attributes:
         batch, heads, key_dim, value_dim, dtype, device: sizes, dtype and device of the keys and values; set when the
             first tokens arrive.
         sealed: True once the whole prompt is in the stores.
-        seen: number of tokens seen, padding included.
-        prompt: keys and values of a prompt that comes in chunks, in full precision until it is complete; else None.
-        keys_store, values_store: :class:`Store`, made when the first tokens of the prompt are placed.
-        order: for each row None if its slots are in the order of positions, otherwise the positions of its slots,
-            ``[n]`` or ``[H, n]``, on the CPU. The newest slots, which are always in order, may be missing
-            (:meth:`ordered` adds them). A method that permutes or evicts tokens maintains it.
-        firm: for each row the first column whose token may be taken back. Since the tokens before it arrived, the cache
-            has packed, thinned out or evicted tokens on their account, which cannot be undone.
+        seen: number of tokens seen, including padding.
+        prompt: keys and values of an incomplete prompt that arrives in chunks, in full precision; else None.
+        keys_store, values_store: stores of the keys and of the values; None until the first prompt tokens are placed.
+        order: for each row, the positions of its slots, ``[n]`` or ``[H, n]``, on the CPU; None if the slots are in the
+            order of positions. The newest slots, which are always in order, may be missing (:meth:`ordered` adds them).
+            A method that permutes or evicts tokens maintains it.
+        firm: for each row, the first column whose token may still be taken back. Tokens before it cannot be, because
+            since their arrival the cache has packed, thinned out or evicted tokens, which cannot be undone.
         paths: names of the attention paths that have served this layer.
-        pairs: (key segment, value segment) numbers of the slot ranges that kernels have read
+        pairs: pairs (number of the key segment, number of the value segment) that kernels have read together
             (:mod:`kvbench.attention.phases`).
-        observed: the prompt's attention, if the method asks for it (``Method.observe_prompt``), until it is placed.
-        follower: the same layer of a draft model's cache, which is given the same prompt; or None.
+        observed: attention over the prompt, if the method observes it (``Method.observe_prompt``), until the prompt is
+            placed; else None.
+        follower: the same layer in the cache of a draft model, which gets the same prompt; else None.
         rotation: the model's RoPE (:meth:`kvbench.attention.rope.rotary.Rotary.rotate`) if keys are stored before
             RoPE, else None.
     """
@@ -62,7 +65,7 @@ class LayerState:
         self.reset()
 
     def reset(self) -> None:
-        """Drop all tokens and return to the empty state."""
+        """Drop all tokens and return to the state before the first token."""
         self.is_initialized = False
         self.sealed = False
         self.seen = 0
@@ -78,10 +81,10 @@ class LayerState:
     # -- stores -----------------------------------------------------------------------------------------------------
 
     def stores(self) -> tuple[Store, Store]:
-        """Return the stores of keys and of values.
+        """Return the store of the keys and the store of the values.
 
         Raises:
-            CacheError: there are none yet, as the prompt is not complete.
+            CacheError: there are no stores yet, because the prompt is not complete.
         """
         if self.keys_store is None or self.values_store is None:
             raise CacheError(
@@ -90,13 +93,16 @@ class LayerState:
         return self.keys_store, self.values_store
 
     def segments(self) -> list[Segment]:
-        """Return the segments of both stores, keys first; before there are stores, those of the open prompt."""
+        """Return the segments of both stores, keys first.
+
+        While a prompt is still arriving in chunks, return the two segments that collect its keys and its values.
+        """
         if self.keys_store is not None and self.values_store is not None:
             return [*self.keys_store.segments, *self.values_store.segments]
         return list(self.prompt or ())
 
     def rolling(self) -> list[RollingSegment]:
-        """Return the segments of both stores if all of them are rolling windows, else an empty list."""
+        """Return the segments of both stores if all of them are rolling windows (StreamingLLM), else an empty list."""
         if self.keys_store is None:
             return []
         segments = self.segments()
@@ -104,13 +110,15 @@ class LayerState:
         return windows if len(windows) == len(segments) else []
 
     def length(self, rows: slice) -> int:
-        """Return the number of slots of each of `rows`, which must have equally many."""
+        """Return the number of slots in each of `rows`. All these rows must have the same number."""
         return self.stores()[0].length(rows)
 
     def row_groups(self) -> list[slice]:
-        """Cut the batch into runs of rows with equal padding and equal lengths and buffer offsets in every segment.
+        """Divide the batch into runs of rows that one call can process together.
 
-        Offsets may differ between equally long rows: after speculation, their windows have moved at different steps.
+        The rows of a run have equal padding. In every segment they also have equal numbers of tokens, at equal offsets
+        in the buffer. Offsets may differ between rows of equal length, because after speculation their windows move at
+        different steps.
         """
         segments = self.segments()
         counts = [self.progress.padding.starts or [0] * self.batch, *(segment.lengths for segment in segments)]
@@ -122,9 +130,13 @@ class LayerState:
     # -- positions --------------------------------------------------------------------------------------------------
 
     def ordered(self, row: int) -> Tensor | None:
-        """Return the positions of a row's slots, ``[n]`` or ``[H, n]``; None if the slots are in ascending order.
+        """Return the positions of a row's slots, after completing :attr:`order` with the newest slots.
 
-        Completes :attr:`order` with the newest slots.
+        Args:
+            row: row of the batch.
+
+        Returns:
+            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the slots are in the order of positions.
         """
         order = self.order[row]
         if order is None:
@@ -136,35 +148,48 @@ class LayerState:
         return order
 
     def positions(self, row: int) -> Tensor:
-        """Return the column of the padded batch that each slot of a row holds, ``[n]`` or ``[H, n]``, on the CPU."""
+        """Return the column of the padded batch to which each slot of a row belongs.
+
+        Args:
+            row: row of the batch.
+
+        Returns:
+            ``[n]``, or ``[H, n]`` if heads keep different tokens, on the CPU.
+        """
         order = self.method.positions(self, row)
         if order is not None:
             return order
         return torch.arange(self.first(row), self.seen)
 
     def hidden_slots(self, row: int, hidden: int) -> int:
-        """Return how many slots at the front of a row hold, in every head, only tokens among its oldest `hidden`."""
+        """Return how many slots at the front of a row contain only tokens that no later token can see, in every head.
+
+        Args:
+            row: row of the batch.
+            hidden: number of the row's oldest tokens that no later token can see (:meth:`hidden`).
+        """
         positions = self.positions(row)
         if positions.ndim > 1:
             positions = positions.amax(0)
         return int((positions < self.start(row) + hidden).to(torch.uint8).cumprod(0).sum())
 
     def start(self, row: int) -> int:
-        """Return the column of a row's first real token, which equals its left padding."""
+        """Return the column of a row's first real token, which is also the number of its padding tokens."""
         starts = self.progress.padding.starts
         return starts[row] if starts else 0
 
     def first(self, row: int) -> int:
-        """Return the column of a row's first slot; only for rows whose slots are in order without a gap.
+        """Return the column of the token in a row's first slot.
 
-        It exceeds :meth:`start` if a sliding window has passed some tokens.
+        It is greater than :meth:`start` if the layer has dropped tokens that left a sliding window. The row's slots
+        must be in the order of positions, without a gap.
         """
         return self.seen - sum(self.stores()[0].signature(row))
 
     # -- counts -----------------------------------------------------------------------------------------------------
 
     def real_tokens(self, row: int) -> int:
-        """Return the number of tokens of a row seen so far, without padding."""
+        """Return how many tokens a row has seen so far, not counting padding."""
         return self.seen - self.start(row)
 
     def hidden(self, row: int) -> int:
@@ -172,25 +197,25 @@ class LayerState:
         return 0 if self.window is None else max(self.real_tokens(row) - (self.window - 1), 0)
 
     def visible_tokens(self, row: int) -> int:
-        """Return how many tokens of a row the next token will see; these are the ones that stock transformers holds."""
+        """Return how many tokens of a row the next token will see, which is how many stock transformers would keep."""
         return self.real_tokens(row) - self.hidden(row)
 
     def expected_length(self) -> int:
-        """Return the number of tokens to allocate for: ``max_length``, or the tokens seen if there are more.
+        """Return for how many tokens to allocate buffers: ``max_length``, or the tokens seen if there are more.
 
-        With a sliding window it is at most the window and some slack (:func:`kvbench.cache.sliding.room`).
+        With a sliding window, it is at most the window plus some slack (:func:`kvbench.cache.sliding.room`).
         """
         expected = max(self.progress.max_length or 0, self.seen)
         return expected if self.window is None else min(expected, sliding.room(self.window))
 
     def coming(self) -> int:
-        """Return how many tokens may still come until ``max_length``; 0 if it is unknown."""
+        """Return how many more tokens may arrive before ``max_length`` is reached; 0 if ``max_length`` is unknown."""
         return max((self.progress.max_length or 0) - self.seen, 0)
 
     def new_empty(self) -> Tensor:
-        """Return a tensor without elements, of the layer's dtype and on its device."""
+        """Return a tensor without elements that has the layer's dtype and is on its device."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def chain(self) -> list[Self]:
-        """Return the layer, followed by its :attr:`follower` if it has one."""
+        """Return a list of this layer and, if it has one, its :attr:`follower`."""
         return [self] if self.follower is None else [self, self.follower]

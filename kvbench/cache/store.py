@@ -18,7 +18,7 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 class Store:
-    """The keys or the values of a layer: segments in slot order, the last one in full precision for new tokens.
+    """The keys or the values of one layer: segments in slot order, of which the last one takes new tokens.
 
     Args:
         segments: the segments in slot order; the last one must be a :class:`FullSegment`.
@@ -36,32 +36,32 @@ class Store:
 
     @property
     def tail(self) -> FullSegment:
-        """The full-precision segment that new tokens are appended to."""
+        """The last segment: it is in full precision, and new tokens are appended to it."""
         tail = self.segments[-1]
         assert isinstance(tail, FullSegment)
         return tail
 
     @property
     def packed(self) -> PackedSegment:
-        """The packed segment just before the tail; only for stores that have one there."""
+        """The packed segment just before the tail. The store must have one there."""
         packed = self.segments[-2]
         assert isinstance(packed, PackedSegment)
         return packed
 
     def length(self, rows: slice) -> int:
-        """Return the number of slots of each of `rows`, which must have equally many."""
+        """Return the number of slots in each of `rows`. All these rows must have the same number."""
         return sum(segment.length(rows) for segment in self.segments)
 
     def fill_sinks(self, rows: slice, count: int, seen: int) -> None:
-        """Move the tail's oldest tokens to the first segment, the sinks, until it holds `count` tokens.
+        """Move the oldest tokens of the tail to the sinks (the first segment) until there are enough sinks.
 
-        Needed after prompts of fewer than `count` tokens.
+        This is needed after a prompt that was shorter than the number of sinks.
 
         Args:
             rows: rows of the batch.
             count: number of sinks that the method keeps.
-            seen: number of tokens of each row so far. If the store holds fewer, some were dropped, the tail no longer
-                has the first ones, and nothing is moved.
+            seen: number of tokens that each row has seen. If the store contains fewer, the first tokens have been
+                dropped, so nothing is moved.
         """
         if self.length(rows) < seen:
             return
@@ -71,7 +71,16 @@ class Store:
             self.tail.drop_front(rows, missing)
 
     def cuts(self, rows: slice, start: int, stop: int) -> list[int]:
-        """Return `start`, each slot between `start` and `stop` at which a segment begins, and `stop`."""
+        """Return the borders between segments within a slot range.
+
+        Args:
+            rows: rows with equal numbers of tokens in every segment.
+            start: first slot of the range.
+            stop: one past the last slot of the range.
+
+        Returns:
+            `start`, every slot after it and before `stop` at which a segment begins, and `stop`.
+        """
         borders, last = [start], 0
         for segment in self.segments:
             last += segment.length(rows)
@@ -80,17 +89,20 @@ class Store:
         return [*borders, stop]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype, upper: bool = False) -> Tensor:
-        """Return the decoded slots ``[start, stop)``, ``[rows, H, stop - start, D]``; they must be in one segment.
+        """Return consecutive slots, decoded. They must all be in one segment.
 
         Args:
             rows: rows of the batch.
             start: first slot to read.
             stop: one past the last slot to read.
             dtype: dtype of the result.
-            upper: decode only the upper nibbles of 8-bit codes that consist of two (QuantSpec's draft).
+            upper: True to decode only the upper nibbles of hierarchical codes (QuantSpec's draft).
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
 
         Raises:
-            IndexError: the store has no slot `start`.
+            IndexError: the store does not have slot `start`.
         """
         first = 0
         for segment in self.segments:
@@ -102,17 +114,28 @@ class Store:
         raise IndexError(f"slot {start} does not exist; the store has {first} slots")
 
     def only_full(self, rows: slice) -> Tensor | None:
-        """Return a view ``[rows, H, n, D]`` of all tokens if a single full-precision segment holds them; else None."""
+        """Return a view of all tokens if a single full-precision segment contains them, else None.
+
+        Args:
+            rows: rows of the batch.
+
+        Returns:
+            ``[rows, H, n, D]`` or None.
+        """
         filled = [segment for segment in self.segments if segment.length(rows)]
         if len(filled) == 1 and isinstance(filled[0], FullSegment):
             return filled[0].view(rows)
         return None
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest `count` tokens of one row.
+        """Drop the newest tokens of one row.
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
 
         Raises:
-            TypeError: some of them are in a segment that cannot drop single tokens.
+            TypeError: some of these tokens are in a segment that cannot drop single tokens.
         """
         for segment in reversed(self.segments):
             here = min(count, segment.lengths[row])
@@ -121,7 +144,18 @@ class Store:
             count -= here
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest `count` slots of `rows`; packed tokens only in whole groups."""
+        """Drop the first slots of some rows, which contain their oldest tokens.
+
+        Packed tokens can be dropped only in whole groups.
+
+        Args:
+            rows: rows of the batch.
+            count: number of slots to drop.
+
+        Raises:
+            TypeError: some of these slots are in a segment that cannot drop tokens.
+            ValueError: some of these slots are packed and are not whole groups.
+        """
         for segment in self.segments:
             here = min(count, segment.length(rows))
             if here:
@@ -129,7 +163,7 @@ class Store:
             count -= here
 
     def signature(self, row: int) -> tuple[int, ...]:
-        """Return the number of tokens of a row in each segment; rows with equal signatures are processed together."""
+        """Return how many tokens of a row are in each segment. Rows with equal signatures are processed together."""
         return tuple(segment.lengths[row] for segment in self.segments)
 
     def clone(self) -> Store:

@@ -11,13 +11,13 @@ from kvbench.cache.segments.rolling import RollingSegment
 
 
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
-    """Settle the layers of a cache whose method packs or rolls together.
+    """Settle all layers of a cache; layers that drop the same tokens share a kernel launch.
 
-    Nearly always all layers are in the same state. The first one is settled. Layers that were in the same state as the
-    first repeat its rolls, without computing them again.
+    Nearly always all layers are in the same state. The first layer is settled. Every other layer in the same state then
+    repeats its moves, without computing them again.
 
     Args:
-        layers: the layers of one cache.
+        layers: the layers of one cache, whose method sets ``packs_together``.
         rolls: the cache's queue of deferred rolls (``Progress.rolls``).
     """
     with together(rolls) as deferred:

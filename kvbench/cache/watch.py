@@ -36,7 +36,7 @@ Words = Callable[[Place], str]
 
 
 class Watch:
-    """The record of NaN and Inf on one device, shared by any number of segments.
+    """A record, in device memory, of the first NaN or Inf that packing kernels notice. Any number of segments share it.
 
     Args:
         device: the device that holds the segments.
@@ -52,7 +52,11 @@ class Watch:
         self.fresh = False
 
     def tag(self, words: Words) -> int:
-        """Register a segment and return the tag that its kernels record; `words` builds its error message."""
+        """Register a segment, and return the number by which kernels identify it in the record.
+
+        Args:
+            words: function that turns a :class:`Place` in this segment into an error message.
+        """
         self._words.append(words)
         return len(self._words) - 1
 
@@ -66,10 +70,11 @@ class Watch:
         self._report(self.record)
 
     def poll(self) -> None:
-        """Read the copy of the record that an earlier call started, once it has arrived, and start the next copy.
+        """Look for a NaN or Inf without waiting for the device.
 
-        Does not wait for the device, except at the first call after a prefill; does nothing while a CUDA graph is
-        captured.
+        The call reads a copy of the record that an earlier call started, if the copy has arrived, and then starts the
+        next copy. Only the first call after a prefill waits for the device. While a CUDA graph is captured, the call
+        does nothing.
 
         Raises:
             NonFiniteError: a NaN or Inf was recorded.
@@ -96,29 +101,37 @@ class Watch:
 
 
 def words(place: Place) -> str:
-    """Return the message for a segment that belongs to no layer."""
+    """Return the error message for a NaN or Inf in a segment that belongs to no layer."""
     index = (place.row, place.head, place.token, place.channel)
     return f"a segment contains NaN or Inf at index {index}"
 
 
 class Watches:
-    """The watches of one cache, one for each device that holds a layer."""
+    """The records of NaN and Inf of one cache: one :class:`Watch` per device that holds a layer."""
 
     def __init__(self) -> None:
         self._watches: dict[torch.device, Watch] = {}
 
     def of(self, device: torch.device) -> Watch:
-        """Return the watch of a device; it is made on first use."""
+        """Return the :class:`Watch` of a device, creating it at the first call."""
         if device not in self._watches:
             self._watches[device] = Watch(device)
         return self._watches[device]
 
     def check(self) -> None:
-        """Call :meth:`Watch.check` for every device."""
+        """Wait for every device and read its record.
+
+        Raises:
+            NonFiniteError: a NaN or Inf was recorded.
+        """
         for watch in self._watches.values():
             watch.check()
 
     def poll(self) -> None:
-        """Call :meth:`Watch.poll` for every device."""
+        """Look for a NaN or Inf on every device without waiting (:meth:`Watch.poll`).
+
+        Raises:
+            NonFiniteError: a NaN or Inf was recorded.
+        """
         for watch in self._watches.values():
             watch.poll()

@@ -11,14 +11,14 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tensor, places: Tensor) -> None:
-    """Write the tokens of a step into the buffers of a layer's two tails, in one launch.
+    """Write the new tokens of a captured step into the buffers of a layer's two tails, in one launch.
 
     Args:
         keys: keys of the new tokens, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
         key_buffer: buffer of the keys' tail, ``[B, H, capacity, D]``, contiguous.
         value_buffer: buffer of the values' tail, ``[B, H, capacity, Dv]``, contiguous.
-        places: for each row the buffer indices of its first new key and value, int32 ``[B, 2]``.
+        places: for each row, the buffer index of its first new key and that of its first new value, int32 ``[B, 2]``.
     """
     if not keys.is_cuda:
         count = keys.shape[2]

@@ -10,12 +10,12 @@ import triton.language as tl
 
 @triton.jit
 def copy_token(source, target, CHANNELS: tl.constexpr):
-    """Copy the channels of one token.
+    """Copy all channels of one token of one head.
 
     Args:
-        source: pointer to the first channel of the token to read.
-        target: pointer to the first channel of the place to write.
-        CHANNELS: number of channels.
+        source: pointer to the first channel to read.
+        target: pointer to the first channel to write.
+        CHANNELS: number of channels; need not be a power of two.
     """
     # ranges are powers of two in Triton; heads need not be
     BLOCK: tl.constexpr = triton.next_power_of_2(CHANNELS)
@@ -29,23 +29,26 @@ def write(
     key_row, key_head, key_token, value_row, value_head, value_token,
     heads, key_room, value_room, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write new keys and values into the tails of a layer; grid: (B x H, new tokens, 2).
+    """Write new keys and values into the tails of a layer.
+
+    Grid: (B x H, new tokens, 2). The last dimension is 0 for keys and 1 for values.
 
     Args:
-        keys: keys of the new tokens, ``[B, H, q, D]``, channels contiguous.
-        values: values of the new tokens, ``[B, H, q, Dv]``, channels contiguous.
-        key_buffer: buffer of the keys' tail, ``[B, H, key_room, D]``.
-        value_buffer: buffer of the values' tail, ``[B, H, value_room, Dv]``.
-        places: for each row the buffer indices of its first new key and value, int32 ``[B, 2]``.
+        keys: pointer to the keys of the new tokens, ``[B, H, q, D]``, channels contiguous.
+        values: pointer to the values of the new tokens, ``[B, H, q, Dv]``, channels contiguous.
+        key_buffer: pointer to the buffer of the keys' tail, ``[B, H, key_room, D]``.
+        value_buffer: pointer to the buffer of the values' tail, ``[B, H, value_room, Dv]``.
+        places: pointer to int32 ``[B, 2]``: for each row, the buffer index of its first new key and that of its first
+            new value.
         key_row: stride of `keys` over rows, in elements.
-        key_head: stride of `keys` over heads.
-        key_token: stride of `keys` over tokens.
-        value_row: stride of `values` over rows.
-        value_head: stride of `values` over heads.
-        value_token: stride of `values` over tokens.
+        key_head: stride of `keys` over heads, in elements.
+        key_token: stride of `keys` over tokens, in elements.
+        value_row: stride of `values` over rows, in elements.
+        value_head: stride of `values` over heads, in elements.
+        value_token: stride of `values` over tokens, in elements.
         heads: number of KV heads, H.
-        key_room: number of tokens that a head of `key_buffer` has room for.
-        value_room: number of tokens that a head of `value_buffer` has room for.
+        key_room: number of tokens per head for which `key_buffer` has room.
+        value_room: number of tokens per head for which `value_buffer` has room.
         KEY_DIM: channels of a key, D.
         VALUE_DIM: channels of a value, Dv.
     """

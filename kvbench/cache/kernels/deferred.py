@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class Deferred(Generic[T]):
-    """Queue of the jobs of one kind (packing or rolling) of one cache.
+    """A queue of deferred jobs of one kind (packing or rolling) of one cache.
 
     Attributes:
-        jobs: the jobs deferred so far; None outside of :meth:`collecting`, where jobs are done at once.
+        jobs: the jobs deferred so far; None outside :meth:`collecting`, where a job is done at once.
     """
 
     def __init__(self) -> None:
@@ -21,9 +21,12 @@ class Deferred(Generic[T]):
 
     @contextmanager
     def collecting(self) -> Iterator[list[T]]:
-        """Yield the list of the jobs that are deferred within the context, which the caller must launch afterwards.
+        """Defer the jobs that arise inside the context. The caller must launch them afterwards.
 
         Contexts must not be nested.
+
+        Yields:
+            The list of the jobs, which grows inside the context.
         """
         assert self.jobs is None
         jobs: list[T] = []

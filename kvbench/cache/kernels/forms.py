@@ -17,15 +17,16 @@ class Form:
     """Compile-time parameters of a packing kernel, apart from the dtype.
 
     Args:
-        kind: the quantizer's arithmetic: ``affine``, ``hierarchical`` or ``atom``.
+        kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``.
         bits: bits of a code.
-        by_channel: True for groups of tokens of one channel, False for groups of channels of one token.
-        group: number of elements of a group.
-        rows, channels: number of word rows and of channels that a program processes.
-        parts: number of programs per tile.
+        by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
+        group: number of elements in a group; the maximum number if `window` is not 0.
+        rows: number of word rows that a program processes.
+        channels: number of channels that a program processes.
+        parts: number of programs that share a tile.
         warps: number of warps of a program. All threads along the tokens of a group compute its parameters, so fewer
             warps do less work in total, while more warps hide latency better.
-        window: number of tokens of a block whose groups, of at most `group` tokens, do not fit tiles; 0 if groups do.
+        window: number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
     """
 
     kind: str
@@ -41,13 +42,13 @@ class Form:
 
 @lru_cache(maxsize=256)
 def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half: bool) -> Form | str:
-    """Return the form that packs a format of heads of `channels`, or the reason why there is none.
+    """Return the compile-time parameters of the kernel that packs a storage format, or the reason why none can.
 
     Args:
-        kind: the quantizer's arithmetic: ``affine``, ``hierarchical`` or ``atom``.
+        kind: arithmetic of the quantizer: ``affine``, ``hierarchical`` or ``atom``.
         bits: bits of a code.
-        by_channel: True for groups of tokens of one channel, False for groups of channels of one token.
-        group: number of elements of a group.
+        by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
+        group: number of elements in a group.
         channels: channels of a head.
         half: True for fp16 tokens, False for bf16.
     """
@@ -74,9 +75,14 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
 
 @lru_cache(maxsize=256)
 def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
-    """Return the form for blocks of `window` tokens in groups of at most `group` tokens, or why there is none.
+    """Return the compile-time parameters for groups that may cross tile boundaries, or why no kernel packs them.
 
-    Unlike those of :func:`form`, these groups may cross the borders of tiles. Arguments as for :func:`form`.
+    Args:
+        bits: bits of a code.
+        window: number of tokens in a block, which is divided into the fewest groups that `group` allows.
+        group: maximum number of tokens in a group.
+        channels: channels of a head.
+        half: ignored; the parameters are the same for fp16 and bf16.
     """
     if bits not in (2, 4, 8):
         return f"{bits}-bit codes"
@@ -91,13 +97,19 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
 
 
 def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
-    """Return which programs must run for a (row, KV head) to write tokens ``[start, start + count)``.
+    """Return which programs of a packing kernel must run, per row and KV head, to write consecutive tokens.
 
-    A single token with per-token groups (the value that leaves the window at each step) touches one word row only. So a
-    form with one word row per program is used, and only the programs of that row run.
+    A single token with per-token groups (the value that leaves the window at each step) is in one word row only. For
+    it, the form is changed so that a program processes one word row, and only the programs of that word row run.
+
+    Args:
+        how: form of the kernel.
+        start: index of the first token within the segment.
+        count: number of tokens.
 
     Returns:
-        The form, the number of the first program of the first tile to run, and the number of programs.
+        The form to use; the number of the first program to run, counted from the first in the tile of token `start`;
+        and the number of programs.
     """
     if count == 1 and not how.by_channel:
         one = alone_in_its_row(how)
@@ -109,10 +121,10 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
 @lru_cache(maxsize=256)
 def alone_in_its_row(how: Form) -> Form:
-    """Return the same form with one word row per program."""
+    """Return a copy of a form in which each program processes a single word row."""
     return replace(how, rows=1, parts=how.parts * how.rows, warps=1)
 
 
 def word_rows(bits: int) -> int:
-    """Return the number of word rows of a tile for codes of `bits`."""
+    """Return the number of word rows in a tile of 128 tokens, for codes of `bits` bits."""
     return TILE * max(PLANES[bits]) // 16

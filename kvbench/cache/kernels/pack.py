@@ -60,12 +60,17 @@ def _too_old(device: torch.device) -> bool:
 
 @cache
 def compiled(device: torch.device) -> bool:
-    """Return True if Triton kernels can be compiled for `device` and are not interpreted."""
+    """Return True if Triton kernels can be compiled for a device, and Triton's interpreter is off."""
     return device.type == "cuda" and missing() is None and not _too_old(device) and not _interpreted()
 
 
 def served(segment: Packed, x: Tensor) -> Form | str:
-    """Return the form of the kernel that packs `x` ``[rows, H, n, D]`` into `segment`, or the reason why none can."""
+    """Return the compile-time parameters of the kernel that packs tokens into a segment, or the reason why none can.
+
+    Args:
+        segment: segment that takes the tokens.
+        x: the tokens, ``[rows, H, n, D]``.
+    """
     if x.dtype not in (torch.float16, torch.bfloat16) or segment.dtype == torch.float32:
         return f"tokens in {str(x.dtype).removeprefix('torch.')}"
     reason = missing()
@@ -91,20 +96,21 @@ def served(segment: Packed, x: Tensor) -> Form | str:
 
 
 def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, index: Tensor | None = None) -> None:
-    """Encode `n` tokens into ``[start, start + n)`` of rows ``first_row, ...`` of `segment`, whose buffers have room.
+    """Quantize tokens and write them into a segment whose buffers already have room for them.
 
-    Within :func:`kvbench.cache.kernels.pack_together.together` this is deferred, unless `index` is given.
+    Inside :func:`kvbench.cache.kernels.pack_together.together`, the launch is deferred, unless `index` is given.
 
     Args:
         segment: segment whose words and parameters are written.
-        how: the form that :func:`served` returned.
+        how: compile-time parameters that :func:`served` returned.
         first_row: row of the segment that corresponds to row 0 of `x`.
-        x: the tokens, ``[rows, H, n, D]``; with `index` any number of tokens.
-        start: index, within the segment, of the first token to write.
-        index: the tokens of `x` to take, in this order, int64 or int32 ``[n]`` on the device of `x`; None for all.
+        x: tokens in full precision, ``[rows, H, n, D]``.
+        start: index of the first token to write within the segment.
+        index: indices of the tokens of `x` to pack, in the order in which to write them, int64 or int32 ``[m]`` on the
+            device of `x`; None for all.
 
     Raises:
-        NonFiniteError: the segment has no watch, and a token holds NaN or Inf.
+        NonFiniteError: the segment has no watch, and a token contains NaN or Inf.
     """
     if index is None and pack_together.defer(segment, how, first_row, x, start):
         return
@@ -116,9 +122,13 @@ def pack(segment: Packed, how: Form, first_row: int, x: Tensor, start: int, inde
 
 
 def warm(segment: Packed, x: Tensor) -> None:
-    """Compile the kernels that will pack tokens such as `x` ``[B, H, 1, D]`` later, without packing any.
+    """Compile the kernels that will pack tokens later, without packing any.
 
-    Compilation takes about a second, which should not be part of the step that packs first.
+    Compilation takes about a second, which would otherwise be part of the first step that packs.
+
+    Args:
+        segment: segment that will take the tokens.
+        x: tokens like those to be packed, ``[B, H, 1, D]``; only their shape, strides, dtype and device matter.
     """
     how = served(segment, x)
     if isinstance(how, Form):
@@ -169,6 +179,13 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return a new watch, and a tag in it, for a segment outside of any layer; it is read after every call."""
+    """Return a record of NaN and Inf for segments that belong to no layer. It is read after every call.
+
+    Args:
+        device: device of the segments.
+
+    Returns:
+        The record, and the number by which kernels identify such a segment in it.
+    """
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -93,17 +93,23 @@ def _affine_twin(x, part, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def affine16(x, part0, part1, base0, base1, r0, r1, LEVELS: tl.constexpr):
-    """Return the affine codes of fp16 pairs, each in the low bits of its half of an int32.
+    """Compute affine codes of fp16 pairs.
+
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. The factor that
+    prevents overflow in fp16 (1 or 1/4) is that of :func:`kvbench.cache.kernels.pack_math.share`.
 
     Args:
-        x: fp16 pairs.
-        part0: share of the lower channel's group.
-        part1: share of the upper channel's group.
-        base0: minimum times share, of the lower channel's group.
-        base1: minimum times share, of the upper channel's group.
-        r0: fl(1 / scale) / share, of the lower channel's group.
-        r1: fl(1 / scale) / share, of the upper channel's group.
+        x: pairs of fp16 elements.
+        part0: factor that prevents overflow, for the lower channel's group.
+        part1: factor that prevents overflow, for the upper channel's group.
+        base0: minimum of the lower channel's group, times `part0`.
+        base1: minimum of the upper channel's group, times `part1`.
+        r0: 1 / scale of the lower channel's group, rounded to fp32, divided by `part0`.
+        r1: 1 / scale of the upper channel's group, rounded to fp32, divided by `part1`.
         LEVELS: the largest code.
+
+    Returns:
+        Pairs of codes, each in the low bits of its 16 bits.
     """
     if INTERPRETED:
         low, _ = _affine_twin(low_half(x, True), part0, base0, r0, LEVELS)
@@ -137,18 +143,24 @@ def _lower_twin(x, number, part, step, base, fine):
 
 @triton.jit
 def hierarchical16(x, part0, part1, base0, base1, r0, r1, scale0, scale1):
-    """Return the upper and the lower nibbles of the hierarchical codes of fp16 pairs, as :func:`affine16` does.
+    """Compute hierarchical codes of fp16 pairs: an upper nibble, and a lower nibble for the remainder.
+
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits. The factor that
+    prevents overflow in fp16 (1 or 1/4) is that of :func:`kvbench.cache.kernels.pack_math.share`.
 
     Args:
-        x: fp16 pairs.
-        part0: share of the lower channel's group.
-        part1: share of the upper channel's group.
-        base0: minimum times share, of the lower channel's group.
-        base1: minimum times share, of the upper channel's group.
-        r0: fl(1 / scale) / share, of the lower channel's group.
-        r1: fl(1 / scale) / share, of the upper channel's group.
+        x: pairs of fp16 elements.
+        part0: factor that prevents overflow, for the lower channel's group.
+        part1: factor that prevents overflow, for the upper channel's group.
+        base0: minimum of the lower channel's group, times `part0`.
+        base1: minimum of the upper channel's group, times `part1`.
+        r0: 1 / scale of the lower channel's group, rounded to fp32, divided by `part0`.
+        r1: 1 / scale of the upper channel's group, rounded to fp32, divided by `part1`.
         scale0: scale of the lower channel's group.
         scale1: scale of the upper channel's group.
+
+    Returns:
+        Pairs of upper nibbles and pairs of lower nibbles, each in the low bits of its 16 bits.
     """
     # fp16 rounds a sixteenth of a small scale, so its reciprocal is not sixteen times that of the scale
     fine0 = reciprocal(to_half(scale0 * 0.0625)) * tl.where(part0 == 1.0, 1.0, 4.0)
@@ -180,15 +192,20 @@ def _atom_twin(x, r, zero, LEVELS: tl.constexpr):
 
 @triton.jit
 def atom16(x, r0, r1, zero0, zero1, LEVELS: tl.constexpr):
-    """Return the codes of Atom's quantizer for fp16 pairs, each in the low bits of its half of an int32.
+    """Compute codes of Atom's quantizer for fp16 pairs.
+
+    A pair is an int32 that holds two neighbouring channels, the lower channel in the low 16 bits.
 
     Args:
-        x: fp16 pairs.
-        r0: fl(1 / scale) of the lower channel's group.
-        r1: fl(1 / scale) of the upper channel's group.
+        x: pairs of fp16 elements.
+        r0: 1 / scale of the lower channel's group, rounded to fp32.
+        r1: 1 / scale of the upper channel's group, rounded to fp32.
         zero0: zero point of the lower channel's group.
         zero1: zero point of the upper channel's group.
         LEVELS: the largest code.
+
+    Returns:
+        Pairs of codes, each in the low bits of its 16 bits.
     """
     if INTERPRETED:
         low = _atom_twin(low_half(x, True), r0, zero0, LEVELS)

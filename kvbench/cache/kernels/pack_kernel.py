@@ -39,9 +39,7 @@ from kvbench.cache.kernels.pack_math import (
 
 @triton.jit
 def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Return scale, base (minimum or zero point), fl(1 / scale) and share of each group, fp32.
-
-    The share is the factor 1 or 1/4 from :func:`kvbench.cache.kernels.pack_math.share`.
+    """Compute the quantization parameters of groups from their extremes.
 
     Args:
         low: minimum of each group, fp32.
@@ -49,6 +47,12 @@ def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.c
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         LEVELS: the largest code (hierarchical: the largest upper nibble).
         HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
+
+    Returns:
+        Four fp32 blocks: the scale; the minimum (``atom``: the zero point); 1 / scale; and the factor, 1 or 1/4, by
+            which
+        tokens must be multiplied so that their difference from the minimum does not overflow fp16
+        (:func:`kvbench.cache.kernels.pack_math.share`).
     """
     part = tl.full(low.shape, 1.0, tl.float32)
     if KIND == "atom":
@@ -65,23 +69,29 @@ def encode(
     x, scale0, scale1, base0, base1, r0, r1, part0, part1,
     KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Return two int32 tensors with the codes of pairs, each code in the low bits of its half.
+    """Quantize pairs of neighbouring channels, given the parameters of their groups.
 
-    The two are the upper and the lower nibbles if `KIND` is ``hierarchical``, otherwise both are the codes.
+    A pair is an int32 that holds two channels. Its lower channel is in the low 16 bits, its upper channel in the high
+    16 bits. Parameters of the lower channels end in 0, those of the upper channels in 1; :func:`group_params` computes
+    them.
 
     Args:
-        x: pairs of channels of the tokens.
-        scale0: scale of the lower channel's group (:func:`group_params`).
+        x: pairs of elements.
+        scale0: scale of the lower channel's group.
         scale1: scale of the upper channel's group.
         base0: minimum or zero point of the lower channel's group.
         base1: minimum or zero point of the upper channel's group.
-        r0: fl(1 / scale) of the lower channel's group.
-        r1: fl(1 / scale) of the upper channel's group.
-        part0: share of the lower channel's group.
-        part1: share of the upper channel's group.
+        r0: 1 / scale of the lower channel's group, rounded to fp32.
+        r1: 1 / scale of the upper channel's group, rounded to fp32.
+        part0: factor on elements of the lower channel that prevents overflow in fp16: 1 or 1/4; used if `HALF`.
+        part1: the same factor for the upper channel.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         LEVELS: the largest code (hierarchical: the largest upper nibble).
         HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
+
+    Returns:
+        Two blocks of pairs of codes. Each code is in the low bits of its 16 bits. If `KIND` is ``hierarchical``, they
+        are the upper and the lower nibbles; otherwise both are the codes.
     """
     if HALF:
         if KIND == "atom":
@@ -116,18 +126,18 @@ def encode(
 def put_words(
     words, pairs, written, whole, base, row, pair, HEAD_DIM: tl.constexpr, WORD_ROWS: tl.constexpr, VALUE: tl.constexpr
 ):
-    """Write pairs of words ``[rows, channels / 2]``; bits that are not set in `written` are left unchanged.
+    """Write words into a tile, without changing fields of tokens that the append does not cover.
 
     Args:
-        words: the segment's words.
-        pairs: the words to write, those of two neighbouring channels in the halves of an int32.
-        written: for each word row a mask of the bits that this append covers, ``[rows]``.
-        whole: True if the append covers the whole tile, so that present words need not be read.
+        words: pointer to the words of the segment.
+        pairs: the words to write, ``[rows, channels / 2]``. Each int32 contains the words of two neighbouring channels.
+        written: for each word row, a mask of the bits that the append covers, ``[rows]``.
+        whole: True if the append covers the whole tile, so that the present words need not be read.
         base: offset of the tile's first word.
-        row: word rows of the program.
-        pair: pairs of channels of the program.
+        row: numbers of the program's word rows within the tile, ``[rows]``.
+        pair: numbers of the program's pairs of channels, ``[channels / 2]``.
         HEAD_DIM: channels of a head.
-        WORD_ROWS: word rows of a tile.
+        WORD_ROWS: number of word rows in a tile.
         VALUE: True for the word order of values, ``[channels, rows]``; False for that of keys, ``[rows, channels]``.
     """
     ROWS: tl.constexpr = pairs.shape[0]
@@ -185,39 +195,39 @@ def pack_tiles(
     CHANNELS: tl.constexpr,
     INDEXED: tl.constexpr,
 ):
-    """Encode ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
+    """Quantize tokens and write their codes and parameters into a segment.
 
-    Grid: (rows x H, programs); programs of one tile are adjacent (:func:`kvbench.cache.kernels.forms.programs`).
+    Grid: (rows x H, programs). The programs of one tile are adjacent (:func:`kvbench.cache.kernels.forms.programs`).
 
     Args:
-        x: the tokens, channels contiguous.
-        index: if `INDEXED`, the tokens of `x` to take, ``[count]``; else ignored.
-        upper_words: words ``[B, H, tiles, ...]``, int16 (:class:`kvbench.cache.segments.layout.TileLayout`); for 8-bit
-            codes the plane of upper nibbles.
-        lower_words: for 8-bit codes the plane of lower nibbles, otherwise the same tensor as `upper_words`.
-        scales: ``[B, H, param_rows, ...]`` fp16.
-        bases: minima or zero points, with the shape of `scales`, fp16.
-        record: int32 ``[6]``: found, tag, row, head, token of the segment, channel of a NaN or Inf.
+        x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
+        index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
+        upper_words: pointer to int16 words, ``[B, H, tiles, ...]`` (:class:`kvbench.cache.segments.layout.TileLayout`).
+            For 8-bit codes, this is the plane of upper nibbles.
+        lower_words: for 8-bit codes, pointer to the plane of lower nibbles; else the same as `upper_words`.
+        scales: pointer to the scales, ``[B, H, param_rows, ...]``, fp16.
+        bases: pointer to the minima or zero points, fp16, in the shape of `scales`.
+        record: pointer to the record of NaN and Inf, int32 ``[6]``: found (0 or 1), tag, row, head, token, channel.
         stride_row: stride of `x` over rows, in pairs of elements.
         stride_head: stride of `x` over heads, in pairs of elements.
         stride_token: stride of `x` over tokens, in pairs of elements.
-        start: first token of the segment to write.
+        start: index, within the segment, of the first token to write.
         count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of `x`.
-        first_part: number, within the first tile, of the first program to run.
+        first_part: number of the first program to run, counted from the first in the tile of token `start`.
         heads: number of KV heads, H.
-        tiles: number of tiles that the words of a head have room for.
-        param_rows: number of rows of parameters that the buffers of a head have room for.
-        tag: number of the segment in `record`.
+        tiles: number of tiles per head for which the buffers of words have room.
+        param_rows: number of rows of parameters per head for which their buffers have room.
+        tag: number that identifies the segment in `record`.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         BITS: bits of a code: 2, 4 or 8.
-        BY_CHANNEL: True for groups of GROUP tokens of one channel, False for GROUP channels of one token.
-        GROUP: number of elements of a group.
+        BY_CHANNEL: True if a group consists of GROUP tokens of one channel, False if of GROUP channels of one token.
+        GROUP: number of elements in a group.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
-        ROWS: word rows of a program (if BY_CHANNEL, all rows of a tile).
-        CHANNELS: channels of a program.
-        INDEXED: True to take the tokens in `index`.
+        ROWS: number of word rows that a program processes (if BY_CHANNEL, all word rows of a tile).
+        CHANNELS: number of channels that a program processes.
+        INDEXED: True to pack only the tokens in `index`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH
@@ -327,29 +337,29 @@ def note(
     begin, index, record, row, head, tile, start, stop, first_row, tag, stride_token, word_row, pair,
     HEAD_DIM: tl.constexpr, FIELDS: tl.constexpr, WORD_ROWS: tl.constexpr, HALF: tl.constexpr, INDEXED: tl.constexpr,
 ):  # fmt: skip
-    """Find the first NaN or Inf of the program's part, and record its place unless the record already has one.
+    """Find the first NaN or Inf among a program's tokens, and record its place unless the record already has one.
 
-    Rarely run, only after the caller has found that an extreme of a group is not finite.
+    A program calls it only after it has noticed that an extreme of a group is not finite.
 
     Args:
-        begin: pointer to the tokens of the program's row and head, as pairs.
-        index: if `INDEXED`, the tokens to take.
-        record: the record of NaN and Inf, as for :func:`pack_tiles`.
+        begin: pointer to the tokens of the program's row and head, as pairs of channels.
+        index: if `INDEXED`, pointer to the indices of the tokens to pack; else ignored.
+        record: pointer to the record of NaN and Inf, as for :func:`pack_tiles`.
         row: row of the program, counted from `first_row`.
         head: KV head of the program.
         tile: tile of the program.
-        start: first token of the segment that the append covers.
-        stop: one past the last token of the segment that the append covers.
+        start: index, within the segment, of the first token that the append covers.
+        stop: one past the index of the last token that the append covers.
         first_row: row of the buffers that corresponds to row 0 of the tokens.
-        tag: number of the segment in `record`.
-        stride_token: stride of the tokens, in pairs.
-        word_row: word rows of the program.
-        pair: pairs of channels of the program.
+        tag: number that identifies the segment in `record`.
+        stride_token: stride of the tokens over tokens, in pairs of elements.
+        word_row: numbers of the program's word rows within the tile.
+        pair: numbers of the program's pairs of channels.
         HEAD_DIM: channels of a head.
-        FIELDS: fields of a word.
-        WORD_ROWS: word rows of a tile.
+        FIELDS: number of fields in a word.
+        WORD_ROWS: number of word rows in a tile.
         HALF: True for fp16 tokens, False for bf16.
-        INDEXED: True to take the tokens in `index`.
+        INDEXED: True to look only at the tokens in `index`.
     """
     first = 0x7FFFFFFF
     for f in range(FIELDS):

@@ -22,36 +22,37 @@ def pack_layers(
     KIND: tl.constexpr, BITS: tl.constexpr, BY_CHANNEL: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     VALUE: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Run :func:`pack_tiles`, or :func:`pack_windows` if `WINDOW` is not 0, for several layers.
+    """Pack tokens of several layers in one launch, given a table of buffer addresses.
 
-    Grid: (rows x H, programs, layers).
+    It runs :func:`pack_tiles` per layer, or :func:`pack_windows` if `WINDOW` is not 0. Apart from the addresses and the
+    tag, all arguments are the same for all layers. Grid: (rows x H, programs, layers).
 
     Args:
-        table: int64 ``[layers, 6]``: addresses of the tokens' storage, of both planes of words, of scales and of bases;
-            and the segment's tag.
-        like: any tensor of the tokens' dtype, which the addresses do not carry.
-        record: where to note a NaN or Inf, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        table: pointer to int64 ``[layers, 6]``. The columns are the addresses of the storage of the tokens, of the
+            upper and of the lower plane of words, of the scales and of the minima or zero points; and the segment's
+            tag.
+        like: any tensor with the dtype of the tokens, which an address alone does not determine.
+        record: pointer to the record of NaN and Inf, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
         offset: offset of the first token in its storage, in elements.
-        stride_row: stride of the tokens over rows, in pairs of elements; this and all that follow are the same in all
-            layers.
+        stride_row: stride of the tokens over rows, in pairs of elements.
         stride_head: stride of the tokens over heads, in pairs of elements.
         stride_token: stride of the tokens over tokens, in pairs of elements.
-        start: first token of the segments to write.
+        start: index, within each segment, of the first token to write.
         count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of the tokens.
-        first_part: number, within the first tile, of the first program to run.
+        first_part: number of the first program to run, counted from the first in the tile of token `start`.
         heads: number of KV heads, H.
-        tiles: number of tiles that the words of a head have room for.
-        param_rows: number of rows of parameters that the buffers of a head have room for.
+        tiles: number of tiles per head for which the buffers of words have room.
+        param_rows: number of rows of parameters per head for which their buffers have room.
         KIND: ``affine``, ``hierarchical`` or ``atom``.
         BITS: bits of a code: 2, 4 or 8.
-        BY_CHANNEL: True for groups of GROUP tokens of one channel, False for GROUP channels of one token.
-        GROUP: number of elements of a group.
+        BY_CHANNEL: True if a group consists of GROUP tokens of one channel, False if of GROUP channels of one token.
+        GROUP: number of elements in a group; the maximum number if `WINDOW` is not 0.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
-        ROWS: word rows of a program (if BY_CHANNEL, all rows of a tile).
-        CHANNELS: channels of a program.
-        WINDOW: number of tokens of a block whose groups do not fit tiles; 0 if groups do.
+        ROWS: number of word rows that a program processes (if BY_CHANNEL, all word rows of a tile).
+        CHANNELS: number of channels that a program processes.
+        WINDOW: number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
     """
     # allocators align buffers to 16 bytes; without this hint, loads through an address are not vectorized
     entry = table + tl.program_id(2) * 6

@@ -36,7 +36,12 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit
 def low_half(pair, HALF: tl.constexpr):
-    """Return the lower channel of pairs in fp32; `HALF` if pairs are fp16, else bf16."""
+    """Return the lower channel of pairs, the low 16 bits of each int32, as fp32.
+
+    Args:
+        pair: pairs of channels, int32.
+        HALF: True if the channels are fp16, False if they are bf16.
+    """
     if HALF:
         x = (pair & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -46,7 +51,12 @@ def low_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def high_half(pair, HALF: tl.constexpr):
-    """Return the upper channel of pairs in fp32; `HALF` if pairs are fp16, else bf16."""
+    """Return the upper channel of pairs, the high 16 bits of each int32, as fp32.
+
+    Args:
+        pair: pairs of channels, int32.
+        HALF: True if the channels are fp16, False if they are bf16.
+    """
     if HALF:
         x = ((pair >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
@@ -56,14 +66,24 @@ def high_half(pair, HALF: tl.constexpr):
 
 @triton.jit
 def half_pair(low, high):
-    """Round two values to fp16 and return them as a pair."""
+    """Round two fp32 values to fp16 and return them as a pair in one int32.
+
+    Args:
+        low: value for the low 16 bits.
+        high: value for the high 16 bits.
+    """
     bits = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return bits | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
 
 
 @triton.jit
 def bit_pair(low, high):
-    """Return the low 16 bits of two int32 values as a pair."""
+    """Return the low 16 bits of two int32 values as a pair in one int32.
+
+    Args:
+        low: value for the low 16 bits.
+        high: value for the high 16 bits.
+    """
     return (low & 0xFFFF) | (high << 16)
 
 
@@ -99,7 +119,13 @@ def _raw_pair(low, high, HALF: tl.constexpr):
 
 @triton.jit
 def smaller(a, b, HALF: tl.constexpr):
-    """Return the elementwise minimum of pairs, NaN where either is NaN; `HALF` if fp16, else bf16."""
+    """Return the elementwise minimum of two blocks of pairs; NaN if either element is NaN.
+
+    Args:
+        a: pairs of channels, int32.
+        b: pairs of channels, int32.
+        HALF: True if the channels are fp16, False if they are bf16.
+    """
     if INTERPRETED:
         low = tl.minimum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.minimum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -113,7 +139,13 @@ def smaller(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def larger(a, b, HALF: tl.constexpr):
-    """Return the elementwise maximum of pairs, NaN where either is NaN; `HALF` if fp16, else bf16."""
+    """Return the elementwise maximum of two blocks of pairs; NaN if either element is NaN.
+
+    Args:
+        a: pairs of channels, int32.
+        b: pairs of channels, int32.
+        HALF: True if the channels are fp16, False if they are bf16.
+    """
     if INTERPRETED:
         low = tl.maximum(low_half(a, HALF), low_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
         high = tl.maximum(high_half(a, HALF), high_half(b, HALF), propagate_nan=tl.PropagateNan.ALL)
@@ -127,7 +159,13 @@ def larger(a, b, HALF: tl.constexpr):
 
 @triton.jit
 def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Return the minimum of pairs over dimension `AXIS`, kept with size 1; `HALF` if fp16, else bf16."""
+    """Return the minimum of pairs over one dimension, separately for lower and upper channels.
+
+    Args:
+        pairs: pairs of channels, int32.
+        AXIS: dimension to reduce; the result has size 1 there.
+        HALF: True if the channels are fp16, False if they are bf16.
+    """
     if INTERPRETED:
         low, high = low_half(pairs, HALF), high_half(pairs, HALF)
         low = tl.min(low, AXIS, keep_dims=True) + tl.sum(low * 0.0, AXIS, keep_dims=True)  # the interpreter skips NaN
@@ -142,7 +180,13 @@ def smallest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
-    """Return the maximum of pairs over dimension `AXIS`, kept with size 1; `HALF` if fp16, else bf16."""
+    """Return the maximum of pairs over one dimension, separately for lower and upper channels.
+
+    Args:
+        pairs: pairs of channels, int32.
+        AXIS: dimension to reduce; the result has size 1 there.
+        HALF: True if the channels are fp16, False if they are bf16.
+    """
     if INTERPRETED:
         low = tl.max(low_half(pairs, HALF), AXIS, keep_dims=True)
         most = _raw_pair(low, tl.max(high_half(pairs, HALF), AXIS, keep_dims=True), HALF)
@@ -158,12 +202,14 @@ def largest(pairs, AXIS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def quotient(a, b, r):
-    """Return a / b in fp32, correctly rounded wherever its later rounding to fp16 or to a code needs it; 0 for b = 0.
+    """Return a / b in fp32, or 0 if b = 0.
+
+    The result is correctly rounded wherever its later rounding, to fp16 or to a code, depends on it.
 
     Args:
         a: dividend, fp32.
         b: divisor, fp32.
-        r: fl(1 / b), from :func:`reciprocal`.
+        r: 1 / b rounded to fp32, from :func:`reciprocal`.
     """
     if INTERPRETED:
         q = tl.where(b == 0.0, 0.0, tl.div_rn(a, tl.broadcast_to(tl.where(b == 0.0, 1.0, b), a.shape)))
@@ -177,13 +223,18 @@ def quotient(a, b, r):
 
 @triton.jit
 def divided(x, by: tl.constexpr):
-    """Return fl(x / by) in fp32, for a constant `by`."""
+    """Return x / by, rounded to fp32.
+
+    Args:
+        x: dividend, fp32.
+        by: divisor, a constant.
+    """
     return quotient(x, tl.full(x.shape, by, tl.float32), tl.full(x.shape, 1.0 / by, tl.float32))
 
 
 @triton.jit
 def reciprocal(x):
-    """Return fl(1 / x), and 0 for x = 0, so that all codes of a constant group are 0."""
+    """Return 1 / x rounded to fp32, or 0 if x = 0. So all codes of a constant group, whose scale is 0, are 0."""
     if INTERPRETED:
         r = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.where(x == 0.0, 1.0, x))
     else:
@@ -193,19 +244,22 @@ def reciprocal(x):
 
 @triton.jit
 def to_half(x):
-    """Return `x` rounded to fp16, as fp32."""
+    """Round fp32 values to fp16, and return them as fp32."""
     return x.to(tl.float16).to(tl.float32)
 
 
 @triton.jit
 def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Return scale and minimum of groups as :class:`kvbench.quantizers.AffineQuantizer` computes them.
+    """Compute scale and minimum of groups as :class:`kvbench.quantizers.AffineQuantizer` does.
 
     Args:
         low: minimum of each group, fp32.
         high: maximum of each group, fp32.
         LEVELS: the largest code.
-        HALF: True to round each operation to fp16, False for fp32 arithmetic.
+        HALF: True to round each operation to fp16 (fp16 tokens), False for fp32 arithmetic (bf16 tokens).
+
+    Returns:
+        The scales and the minima, both fp32 but representable in fp16.
     """
     if HALF:
         # a range above 65504 is computed at a quarter, and the scale multiplied by 4; both are exact
@@ -221,7 +275,9 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def share(scale, base, high, LEVELS: tl.constexpr):
-    """Return the group's share: the factor on fp16 input, 1 or 1/4, that keeps every ``x - base`` within 65504.
+    """Return the factor on the elements of a group that prevents overflow in fp16: 1 or 1/4.
+
+    It is 1/4 if some difference between an element and the group's minimum could exceed 65504, the largest fp16 number.
 
     Args:
         scale: scale of each group.
@@ -235,13 +291,16 @@ def share(scale, base, high, LEVELS: tl.constexpr):
 
 @triton.jit
 def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
-    """Return scale and zero point of groups as :class:`kvbench.quantizers.AtomQuantizer` computes them.
+    """Compute scale and zero point of groups as :class:`kvbench.quantizers.AtomQuantizer` does.
 
     Args:
         low: minimum of each group, fp32.
         high: maximum of each group, fp32.
         LEVELS: the largest code.
-        HALF: True to round each operation to fp16, False for fp32 arithmetic.
+        HALF: True to round each operation to fp16 (fp16 tokens), False for fp32 arithmetic (bf16 tokens).
+
+    Returns:
+        The scales and the zero points, both fp32 but representable in fp16.
     """
     # bounded, as an infinite quotient would spoil the Newton step; the scale is limited to 65504 anyway
     scale = divided(tl.minimum(tl.maximum(high - low, 1e-5), 3e38), LEVELS)
@@ -261,20 +320,26 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def bounded(q, least: tl.constexpr, most: tl.constexpr):
-    """Clamp `q` to ``[least, most]``; a NaN (from a quotient below the range of fp32) becomes `least`."""
+    """Clamp `q` to the range from `least` to `most`. NaN becomes `least`.
+
+    NaN occurs if a quotient is below the range of fp32.
+    """
     return tl.minimum(tl.maximum(q, least), most)
 
 
 @triton.jit
 def affine32(x, scale, base, r, LEVELS: tl.constexpr):
-    """Return the affine codes of fp32 input, twice: in the low bits of an int32, and as fp32 numbers.
+    """Compute affine codes of bf16 elements, with fp32 arithmetic.
 
     Args:
-        x: elements.
+        x: elements, fp32.
         scale: scale of each element's group.
         base: minimum of each element's group.
-        r: fl(1 / scale) of each element's group.
+        r: 1 / scale of each element's group, rounded to fp32.
         LEVELS: the largest code.
+
+    Returns:
+        The codes in the low bits of int32, and the codes as fp32 numbers.
     """
     rounded = bounded(quotient(x - base, scale, r), 0.0, LEVELS) + ROUND32
     return rounded.to(tl.int32, bitcast=True), rounded - ROUND32
@@ -282,14 +347,17 @@ def affine32(x, scale, base, r, LEVELS: tl.constexpr):
 
 @triton.jit
 def lower32(x, number, scale, base, r):
-    """Return the lower nibbles of the hierarchical codes of fp32 input, in the low bits of an int32.
+    """Compute the lower nibbles of hierarchical codes of bf16 elements, with fp32 arithmetic.
 
     Args:
-        x: elements.
-        number: their upper nibbles, as fp32 numbers.
+        x: elements, fp32.
+        number: upper nibbles of the elements, as fp32 numbers.
         scale: scale of each element's group.
         base: minimum of each element's group.
-        r: fl(1 / scale) of each element's group.
+        r: 1 / scale of each element's group, rounded to fp32.
+
+    Returns:
+        The lower nibbles in the low bits of int32.
     """
     rest = x - (number * scale + base)  # the product is exact
     rounded = bounded(quotient(rest, scale * 0.0625, r * 16.0), -8.0, 7.0) + ROUND32
@@ -298,14 +366,17 @@ def lower32(x, number, scale, base, r):
 
 @triton.jit
 def atom32(x, scale, zero, r, LEVELS: tl.constexpr):
-    """Return the codes of Atom's quantizer for fp32 input, in the low bits of an int32.
+    """Compute codes of Atom's quantizer for bf16 elements, with fp32 arithmetic.
 
     Args:
-        x: elements.
+        x: elements, fp32.
         scale: scale of each element's group.
         zero: zero point of each element's group.
-        r: fl(1 / scale) of each element's group.
+        r: 1 / scale of each element's group, rounded to fp32.
         LEVELS: the largest code.
+
+    Returns:
+        The codes in the low bits of int32.
     """
     # clamping beyond the code range changes no code, but an infinite quotient would spoil the Newton step
     x = tl.minimum(tl.maximum(x, scale * -(LEVELS + 1)), scale * (LEVELS + 1))

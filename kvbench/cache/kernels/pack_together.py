@@ -19,7 +19,7 @@ from kvbench.quantizers.affine import AffineQuantizer
 
 
 class Packed(Protocol):
-    """The fields of a packed segment (:class:`kvbench.cache.segments.packed.PackedSegment`) that kernels read."""
+    """The attributes of a :class:`kvbench.cache.segments.packed.PackedSegment` that packing kernels need."""
 
     dtype: torch.dtype
     quantizer: AffineQuantizer
@@ -32,7 +32,15 @@ class Packed(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """A deferred call of :func:`kvbench.cache.kernels.pack.pack`; the fields are its arguments."""
+    """A deferred call of :func:`kvbench.cache.kernels.pack.pack`.
+
+    Args:
+        segment: segment whose words and parameters are written.
+        how: compile-time parameters of the kernel.
+        first_row: row of the segment that corresponds to row 0 of `x`.
+        x: tokens in full precision, ``[rows, H, n, D]``.
+        start: index of the first token to write within the segment.
+    """
 
     segment: Packed
     how: Form
@@ -41,14 +49,14 @@ class Job:
     start: int
 
     def signature(self) -> Hashable:
-        """Return the parameters that must be equal in all jobs of one launch."""
+        """Return everything that must be equal in two jobs for them to share a launch."""
         x, segment = self.x, self.segment
         assert segment.watch is not None
         where = (x.shape, x.stride(), x.storage_offset(), x.dtype, x.device, self.start, self.first_row)
         return (self.how, where, segment.side, segment.words[0].shape, segment.params[0].shape, id(segment.watch[0]))
 
     def addresses(self) -> tuple[int, ...]:
-        """Return this job's row of the table for :func:`kvbench.cache.kernels.pack_layers.pack_layers`."""
+        """Return this job's row of the table of addresses (:func:`kvbench.cache.kernels.pack_layers.pack_layers`)."""
         segment = self.segment
         assert segment.watch is not None
         buffers = (segment.words[0], segment.words[-1], segment.params[0], segment.params[1])
@@ -57,9 +65,12 @@ class Job:
 
 @contextmanager
 def together(packs: Deferred[Job]) -> Iterator[None]:
-    """Defer packing within the context; at its end, launch one kernel for all jobs of equal :meth:`Job.signature`.
+    """Defer packing inside the context. At its end, jobs with equal signatures are packed in one launch.
 
-    Within the context, nothing may read packed tokens or overwrite the tokens that they came from.
+    Inside the context, nothing may read the packed tokens or overwrite the tokens from which they are made.
+
+    Args:
+        packs: the cache's queue of packing jobs (``Progress.packs``).
     """
     with packs.collecting() as jobs:
         yield
@@ -67,9 +78,19 @@ def together(packs: Deferred[Job]) -> Iterator[None]:
 
 
 def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> bool:
-    """Defer a job and return True, or return False if it must be done at once.
+    """Defer a packing job if possible.
 
-    A job is not deferred outside of :func:`together`, if it has no tokens, or if its segment has no cache or no watch.
+    It is not possible outside :func:`together`, for a job without tokens, or if the segment has no cache or no watch.
+
+    Args:
+        segment: segment whose words and parameters are written.
+        how: compile-time parameters of the kernel.
+        first_row: row of the segment that corresponds to row 0 of `x`.
+        x: tokens in full precision, ``[rows, H, n, D]``.
+        start: index of the first token to write within the segment.
+
+    Returns:
+        True if the job is deferred, False if the caller must do it now.
     """
     if segment.packs is None or segment.packs.jobs is None or segment.watch is None or not x.numel():
         return False
@@ -78,7 +99,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 
 
 def launch(jobs: list[Job]) -> None:
-    """Pack `jobs` in one launch for each signature."""
+    """Do packing jobs, those with equal signatures in one launch."""
     alike: dict[Hashable, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.signature(), []).append(job)
@@ -87,7 +108,7 @@ def launch(jobs: list[Job]) -> None:
 
 
 def run(group: list[Job]) -> None:
-    """Pack a group of jobs that have one signature in one launch."""
+    """Do a group of packing jobs with equal signatures, in one launch."""
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]

@@ -26,12 +26,12 @@ RUN = tl.constexpr(16)
 
 @triton.jit
 def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the number of the group that holds a token; groups and tokens are numbered within the segment.
+    """Return the number of the group to which a token belongs. Both are numbered within the segment.
 
     Args:
-        token: a scalar or a vector.
-        WINDOW: number of tokens of a window.
-        GROUP: maximum number of tokens of a group; a window has as few groups as this allows.
+        token: index of the token, a scalar or a vector.
+        WINDOW: number of tokens in a window.
+        GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
     """
     # the first LONGER groups of a window have LEAST + 1 tokens, the others LEAST
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
@@ -44,14 +44,14 @@ def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the number of a group's first token; groups and tokens are numbered within the segment.
+    """Return the index of a group's first token. Both are numbered within the segment.
 
-    The first ``WINDOW % GROUPS`` groups of a window are longer than the others by one token.
+    If the groups of a window cannot be equal, the first ones have one token more.
 
     Args:
-        group: a scalar or a vector.
-        WINDOW: as for :func:`group_holding`.
-        GROUP: as for :func:`group_holding`.
+        group: number of the group, a scalar or a vector.
+        WINDOW: number of tokens in a window.
+        GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
     """
     GROUPS: tl.constexpr = (WINDOW + GROUP - 1) // GROUP
     inside = group % GROUPS
@@ -87,36 +87,37 @@ def pack_windows(
     CHANNELS: tl.constexpr,
     INDEXED: tl.constexpr,
 ):
-    """Encode whole windows ``x`` ``[rows, H, n, D]`` into tokens ``[start, start + count)`` of a segment.
+    """Quantize whole windows of tokens and write their codes and parameters into a segment.
 
-    Grid: (rows x H, programs); each program handles the tokens of one tile in CHANNELS channels.
+    Grid: (rows x H, programs). Each program writes the codes of one tile in CHANNELS channels.
 
     Args:
-        x: the tokens, channels contiguous.
-        index: if `INDEXED`, the tokens of `x` to take, ``[count]``; else ignored.
-        upper_words: words, int16, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
-        lower_words: likewise, the plane of lower nibbles of 8-bit codes.
-        scales: ``[B, H, param_rows, D]`` fp16.
-        bases: minima, with the shape of `scales`, fp16.
-        record: where to note a NaN or Inf, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
+        x: pointer to the tokens, ``[rows, H, n, D]``, channels contiguous.
+        index: if `INDEXED`, pointer to the indices of the tokens to pack, ``[count]``; else ignored.
+        upper_words: pointer to int16 words, ``[B, H, tiles, ...]`` (:class:`kvbench.cache.segments.layout.TileLayout`).
+            For 8-bit codes, this is the plane of upper nibbles.
+        lower_words: for 8-bit codes, pointer to the plane of lower nibbles; else the same as `upper_words`.
+        scales: pointer to the scales, ``[B, H, param_rows, D]``, fp16.
+        bases: pointer to the minima, fp16, in the shape of `scales`.
+        record: pointer to the record of NaN and Inf, int32 ``[6]``: found (0 or 1), tag, row, head, token, channel.
         stride_row: stride of `x` over rows, in pairs of elements.
         stride_head: stride of `x` over heads, in pairs of elements.
         stride_token: stride of `x` over tokens, in pairs of elements.
-        start: first token of the segment to write; a window begins there.
+        start: index, within the segment, of the first token to write; a window begins there.
         count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of `x`.
-        first_part: number, within the first tile, of the first program to run.
+        first_part: number of the first program to run, counted from the first in the tile of token `start`.
         heads: number of KV heads, H.
-        tiles: number of tiles that the words of a head have room for.
-        param_rows: number of rows of parameters that the buffers of a head have room for.
-        tag: number of the segment in `record`.
+        tiles: number of tiles per head for which the buffers of words have room.
+        param_rows: number of rows of parameters per head for which their buffers have room.
+        tag: number that identifies the segment in `record`.
         BITS: bits of a code: 2, 4 or 8.
-        WINDOW: number of tokens of a window.
-        GROUP: maximum number of tokens of a group; a window has as few groups as this allows.
+        WINDOW: number of tokens in a window.
+        GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
         HEAD_DIM: channels of a head.
         VALUE: True for the word order of values, False for that of keys.
-        CHANNELS: channels of a program.
-        INDEXED: True to take the tokens in `index`.
+        CHANNELS: number of channels that a program processes.
+        INDEXED: True to pack only the tokens in `index`.
     """
     WIDTH: tl.constexpr = 2 if BITS == 2 else 4
     FIELDS: tl.constexpr = 16 // WIDTH

@@ -18,22 +18,25 @@ def write_sinks(
     table, turned, places, heads, room, sinks,
     TURNED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Write the sinks to their new places; grid: (B x H, segments).
+    """Write the sinks of rolling windows to their new places.
+
+    Grid: (B x H, segments).
 
     Args:
-        table: addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
-        turned: if `TURNED`, the rotated keys of the sinks, ``[B, segments, H, sinks, D]``; else any tensor of their
-            dtype, as the sinks are copied from their old places, which never come after the new ones.
-        places: int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`): old and new buffer index of the
-            sinks, then start and count of the tokens that move to the front; the first two are -1 in rows that do not
-            move.
+        table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
+        turned: if `TURNED`, pointer to the rotated keys of the sinks, ``[B, segments, H, sinks, D]``. Otherwise any
+            tensor with the dtype of the tokens; the sinks are then copied from their old places, which never come after
+            the new ones.
+        places: pointer to int32 ``[B, 4]`` (:func:`kvbench.cache.kernels.roll_together.places`). The columns are the
+            old and the new buffer index of the sinks, then the start and the number of the tokens that move to the
+            front afterwards. In rows that do not move, the first two are -1.
         heads: number of KV heads, H.
-        room: number of tokens that a buffer has room for.
+        room: number of tokens per head for which a buffer has room.
         sinks: number of sinks to write.
-        TURNED: True for keys, which have been rotated to their new positions; False for values, which are only moved.
+        TURNED: True for keys that have been rotated to their new positions, False for tokens that are only moved.
         CHANNELS: channels of a head, D.
         BLOCK: the smallest power of two that is at least CHANNELS.
-        TOKENS: number of tokens that are copied at a time.
+        TOKENS: number of tokens to copy at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row, head = line // heads, line % heads
@@ -59,17 +62,20 @@ def write_sinks(
 def move_to_front(
     table, like, places, heads, room, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr
 ):  # fmt: skip
-    """Move tokens to the front of their buffers; grid: (B x H, segments).
+    """Move tokens to the front of their buffers.
+
+    Grid: (B x H, segments).
 
     Args:
-        table: addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
-        like: any tensor of the tokens' dtype.
-        places: int32 ``[B, 4]``, as for :func:`write_sinks`.
+        table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
+        like: any tensor with the dtype of the tokens.
+        places: pointer to int32 ``[B, 4]``, of which the last two columns are read: the start and the number of the
+            tokens to move (:func:`kvbench.cache.kernels.roll_together.places`).
         heads: number of KV heads, H.
-        room: number of tokens that a buffer has room for.
+        room: number of tokens per head for which a buffer has room.
         CHANNELS: channels of a head, D.
-        BLOCK: the next power of two.
-        TOKENS: number of tokens that are copied at a time.
+        BLOCK: the smallest power of two that is at least CHANNELS.
+        TOKENS: number of tokens to copy at a time.
     """
     line, number = tl.program_id(0), tl.program_id(1)
     row = line // heads

@@ -30,13 +30,13 @@ SINKS = 8
 
 
 class Move(NamedTuple):
-    """One roll of a segment, the same for rows ``[first, last)``.
+    """One roll of a segment, the same for a run of rows.
 
     Attributes:
-        first, last: the rows, half-open.
-        old, new: buffer index of the first sink before and after.
+        first, last: the rows: from `first` to `last` - 1.
+        old, new: buffer index of the first sink before and after the roll.
         evicted: number of positions by which the sinks' original keys are rotated.
-        back: number of tokens, sinks included, that then move from index `new` to the front of the buffer; 0 for none.
+        back: number of tokens, including sinks, that then move from index `new` to the front of the buffer; 0 for none.
     """
 
     first: int
@@ -48,7 +48,7 @@ class Move(NamedTuple):
 
 
 class Rolling(Protocol):
-    """The fields of a rolling segment (:class:`kvbench.cache.segments.rolling.RollingSegment`) that are used here."""
+    """The attributes of a :class:`kvbench.cache.segments.rolling.RollingSegment` that this module uses."""
 
     buffer: Tensor
     sinks: int
@@ -63,9 +63,12 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 
 @contextmanager
 def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
-    """Defer rolls of a cache's layers within the context; at its end, launch each group of identical rolls together.
+    """Defer the rolls of a cache's layers inside the context; at its end, launch identical rolls together.
 
-    Within the context, nothing may read or write a window after it has rolled.
+    Inside the context, nothing may read or write a window after it has rolled.
+
+    Args:
+        rolls: the cache's queue of rolls (``Progress.rolls``).
 
     Yields:
         The list of the rolls deferred so far.
@@ -79,7 +82,12 @@ def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
 
 
 def roll(segment: Rolling, move: Move) -> None:
-    """Carry out `move` in `segment`: now, or at the end of :func:`together` if within it."""
+    """Move the tokens of a rolling segment, at once or, inside :func:`together`, at the end of that context.
+
+    Args:
+        segment: the segment.
+        move: where its tokens are and where they go.
+    """
     if segment.originals is None and move.old == move.new and not move.back:
         return
     if segment.rolls is None or segment.rolls.jobs is None:
@@ -89,7 +97,11 @@ def roll(segment: Rolling, move: Move) -> None:
 
 
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
-    """Return for each segment, by its ``id``, the segment with all of its moves."""
+    """Merge the rolls of each segment, so that every segment occurs once, with all of its moves.
+
+    Returns:
+        For the ``id`` of each segment, the segment and its moves in order.
+    """
     by_segment: dict[int, Roll] = {}
     for segment, moves in rolls:
         known = by_segment.get(id(segment))
@@ -98,7 +110,7 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 
 def launch(rolls: Sequence[Roll]) -> None:
-    """Carry out `rolls`; segments of one shape with equal moves share a launch."""
+    """Carry out rolls; segments of the same shape with equal moves share a launch."""
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
         if moves:
@@ -110,7 +122,12 @@ def launch(rolls: Sequence[Roll]) -> None:
 
 
 def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
-    """Carry out `moves` in each of `segments`, which have one shape."""
+    """Carry out the same moves in several segments.
+
+    Args:
+        segments: segments of the same shape.
+        moves: the moves of each of them.
+    """
     keys = segments[0].originals
     most = len(segments) if keys is None else max(TURNED // keys.numel(), 1)
     do = by_kernel if INTERPRET or compiled(segments[0].buffer.device) else by_torch
@@ -120,9 +137,14 @@ def run(segments: Sequence[Rolling], moves: tuple[Move, ...]) -> None:
 
 
 def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
-    """Return the sinks' keys of all segments, rotated by ``Move.evicted``, ``[B, segments x H, sinks, D]``.
+    """Rotate the original keys of the sinks of several segments to their new positions.
 
-    Rows in none of the moves have meaningless keys, which must not be used.
+    Args:
+        segments: segments of the same shape, whose sinks are rotated.
+        moves: the moves of each of them; ``Move.evicted`` says by how many positions to rotate.
+
+    Returns:
+        ``[B, segments x H, sinks, D]``. The contents of rows that are in no move are meaningless and must not be used.
     """
     keys = [segment.originals for segment in segments if segment.originals is not None]
     x = keys[0] if len(keys) == 1 else torch.cat(keys, 1)
@@ -136,7 +158,13 @@ def turn(segments: Sequence[Rolling], moves: Sequence[Move]) -> Tensor:
 
 
 def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor | None) -> None:
-    """Carry out `moves` with torch operations; arguments as for :func:`by_kernel`."""
+    """Carry out the same moves in several segments with torch operations.
+
+    Args:
+        segments: segments of the same shape.
+        moves: the moves of each of them.
+        turned: rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
+    """
     targets: list[Tensor] = []
     sources: list[Tensor] = []
     for move in moves:
@@ -156,12 +184,14 @@ def by_torch(segments: Sequence[Rolling], moves: Sequence[Move], turned: Tensor 
 
 
 def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tensor | None) -> None:
-    """Carry out `moves` with one kernel for the sinks, and one for tokens that move to the front of their buffers.
+    """Carry out the same moves in several segments with two kernels.
+
+    The first writes the sinks. The second, needed only at the end of a buffer, moves tokens to its front.
 
     Args:
-        segments: segments of one shape.
+        segments: segments of the same shape.
         moves: the moves of each of them.
-        turned: the sinks' keys from :func:`turn`; None if the sinks are only moved.
+        turned: rotated keys of the sinks (:func:`turn`); None if the sinks are only moved.
     """
     import triton
 
@@ -193,9 +223,9 @@ def by_kernel(segments: Sequence[Rolling], moves: tuple[Move, ...], turned: Tens
 
 
 def warm(segment: Rolling) -> None:
-    """Compile the kernels that will roll `segment` later, without moving any token.
+    """Compile the kernels that will roll a segment later, without moving any token.
 
-    Compilation takes about a second, which should not be part of the step that rolls first.
+    Compilation takes about a second, which would otherwise be part of the first step that rolls.
     """
     if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)):
         return
@@ -205,10 +235,16 @@ def warm(segment: Rolling) -> None:
 
 @lru_cache(maxsize=16)
 def places(moves: tuple[Move, ...], rows: int, device: torch.device) -> Tensor:
-    """Return the moves as a tensor on the device, int32 ``[rows, 4]``; cached, as all layers of a step need the same.
+    """Return moves as a table on the device. It is cached, because all layers of a step need the same one.
 
-    Columns: old and new buffer index of the sinks, then start and count of the tokens that move to the front. Rows that
-    do not move have -1, -1, 0, 0.
+    Args:
+        moves: the moves of a segment.
+        rows: number of rows of the batch.
+        device: device of the table.
+
+    Returns:
+        int32 ``[rows, 4]``. The columns are the old and the new buffer index of the sinks, then the start and the
+        number of the tokens that move to the front. A row that does not move has -1, -1, 0, 0.
     """
     lines = [[-1, -1, 0, 0]] * rows
     for move in moves:

@@ -10,7 +10,16 @@ from torch import Tensor
 
 
 def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a (nested) list of numbers as a tensor of the same shape on `device`, copied asynchronously."""
+    """Copy numbers to a device without waiting for the copy.
+
+    Args:
+        numbers: a list of numbers, possibly nested.
+        dtype: dtype of the result.
+        device: device of the result.
+
+    Returns:
+        A tensor with the shape of the nested list.
+    """
     with torch.inference_mode(False):
         on_host = torch.tensor(numbers, dtype=dtype)
         return on_host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else on_host
@@ -18,5 +27,10 @@ def upload(numbers: Sequence[object], dtype: torch.dtype, device: torch.device) 
 
 @lru_cache(maxsize=1024)
 def addresses(numbers: tuple[object, ...], device: torch.device) -> Tensor:
-    """Return buffer addresses (and other numbers) as an int64 tensor on `device`; cached, as buffers seldom change."""
+    """Copy buffer addresses, and other numbers, to a device as int64. Repeated calls return the same tensor.
+
+    Args:
+        numbers: the addresses, a tuple that may be nested.
+        device: device of the result.
+    """
     return upload(numbers, torch.int64, device)

@@ -23,7 +23,9 @@ GATHERED = 8192
 
 
 class Segment(ABC):
-    """A run of tokens in one storage format.
+    """A run of tokens in one storage format, for all rows of a batch and all KV heads.
+
+    Rows may have different numbers of tokens. A call for several rows requires that they have equal numbers.
 
     Args:
         batch: number of rows, B.
@@ -41,48 +43,107 @@ class Segment(ABC):
         self.lengths = [0] * batch
 
     def length(self, rows: slice) -> int:
-        """Return the number of tokens of each of `rows`, which must have equally many."""
+        """Return the number of tokens in each of `rows`. All these rows must have the same number."""
         return self.lengths[rows][0]
 
     @abstractmethod
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append full-precision tokens `x` ``[rows, H, n, D]``, in the format of the segment."""
+        """Append tokens to some rows, converting them to the format of the segment.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, n, D]``.
+        """
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Append the tokens `index` ``[n]`` of `x` ``[rows, H, T, D]``, in this order; both are on one device."""
+        """Append some of the given tokens to some rows, converting them to the format of the segment.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, T, D]``.
+            index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
+                of `x`.
+        """
         for first in range(0, len(index), GATHERED):
             self.append(rows, x.index_select(2, index[first : first + GATHERED]))
 
     @abstractmethod
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return tokens ``[start, stop)``, decoded, ``[rows, H, stop - start, D]`` in `dtype`."""
+        """Return consecutive tokens, decoded.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
+        """
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return tokens as :meth:`read` does, decoded from the upper nibbles only if codes consist of two."""
+        """Return consecutive tokens as :meth:`read` does, but decode only the upper nibbles of hierarchical codes.
+
+        In all other formats, the result equals that of :meth:`read`.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+        """
         return self.read(rows, start, stop, dtype)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest `count` tokens of one row (rollback)."""
+        """Drop the newest tokens of one row (rollback).
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
+
+        Raises:
+            TypeError: the segment cannot drop these tokens.
+        """
         raise TypeError(f"tokens cannot be removed from a {type(self).__name__}")
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest `count` tokens of `rows` (a sliding window has passed them)."""
+        """Drop the oldest tokens of some rows, such as those that have left a sliding window.
+
+        Args:
+            rows: rows of the batch.
+            count: number of tokens to drop.
+
+        Raises:
+            TypeError: the segment cannot drop tokens.
+        """
         raise TypeError(f"tokens cannot be removed from a {type(self).__name__}")
 
     @abstractmethod
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return (part of the bill, buffer) pairs; parts are ``codes``, ``scales``, ``window`` and ``index``."""
+        """Return the buffers of the segment, each with the part of the bill to which it belongs.
+
+        Returns:
+            Pairs (part, buffer). The part is ``codes``, ``scales``, ``window`` or ``index``.
+        """
 
     @abstractmethod
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes that the tokens of one row need, by part of the bill."""
+        """Return how many bytes the tokens of one row need, by part of the bill (``codes``, ``scales``, ...)."""
 
     @abstractmethod
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace each buffer, whose dimension 0 is the batch, by ``change(buffer)`` (beam search, cloning)."""
+        """Replace each buffer by a transformed one; used by :meth:`select` and :meth:`clone`.
+
+        Args:
+            change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
+        """
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by its rows `index`, in that order; a row may occur more than once."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         self.lengths = [self.lengths[i] for i in index.tolist()]
         with torch.inference_mode(False), torch.no_grad():
             self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device).clone()))
@@ -97,10 +158,11 @@ class Segment(ABC):
 
 
 class FullSegment(Segment):
-    """Tokens in full precision, contiguous in a buffer ``[B, H, capacity, D]`` from an offset for each row.
+    """Tokens in full precision, in a buffer ``[B, H, capacity, D]``.
 
-    Dropping tokens at the front only increases the offset. The tokens are moved back to the front of the buffer when
-    they reach its end, so a window of R tokens in a buffer of R + slack costs O(1) per token.
+    The tokens of a row are contiguous, beginning at an offset of that row. To drop tokens at the front, only the offset
+    is increased. When the tokens reach the end of the buffer, they are moved back to its front. So a window of R tokens
+    in a buffer of R + slack costs O(1) per token.
 
     Args:
         batch: number of rows, B.
@@ -108,8 +170,8 @@ class FullSegment(Segment):
         channels: channels per head, D.
         dtype: dtype of the model's keys and values.
         device: device of the buffer.
-        capacity: number of tokens to allocate for; the buffer grows when it is exceeded.
-        slack: minimum room, in tokens, that a buffer has behind its tokens after growing.
+        capacity: number of tokens to allocate for; the buffer grows if it is exceeded.
+        slack: number of tokens for which a buffer has free room, at least, after it has grown.
     """
 
     packed = False
@@ -132,18 +194,31 @@ class FullSegment(Segment):
 
     @property
     def capacity(self) -> int:
-        """Number of tokens that the buffer has room for."""
+        """Number of tokens per row for which the buffer has room."""
         return self.buffer.shape[2]
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Copy tokens ``[rows, H, n, D]`` behind those of `rows`; the buffer grows if there is no room."""
+        """Append tokens to some rows. The buffer grows if it has no room.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens, ``[rows, H, n, D]``.
+        """
         count = x.shape[2]
         if count:
             first = self.reserve(rows, count)
             self.buffer[rows, :, first : first + count].copy_(x)
 
     def reserve(self, rows: slice, count: int) -> int:
-        """Add `count` tokens, which the caller will write, and return the buffer index of the first of them."""
+        """Make room for new tokens of some rows and count them as stored; the caller must then write them.
+
+        Args:
+            rows: rows of the batch.
+            count: number of new tokens per row.
+
+        Returns:
+            The buffer index of the first new token.
+        """
         if self.starts[rows][0] + self.lengths[rows][0] + count > self.capacity:
             self._make_room(rows, count)
         start, length = self.starts[rows][0], self.lengths[rows][0]
@@ -151,13 +226,27 @@ class FullSegment(Segment):
         return start + length
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Copy the tokens `index` of `x`, in that order, behind those of `rows`."""
+        """Append some of the given tokens to some rows. The buffer grows at most once.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens, ``[rows, H, T, D]``.
+            index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
+                of `x`.
+        """
         if len(index) and self.starts[rows][0] + self.lengths[rows][0] + len(index) > self.capacity:
             self._make_room(rows, len(index))  # for all tokens at once, so that the buffer grows only once
         super().append_chosen(rows, x, index)
 
     def advance(self, count: int) -> list[int]:
-        """Add `count` tokens to every row, to be written later, and return each row's buffer index of the first."""
+        """Make room for new tokens of every row and count them as stored, although they will be written later.
+
+        Args:
+            count: number of new tokens per row.
+
+        Returns:
+            For each row, the buffer index of its first new token.
+        """
         places = [start + length for start, length in zip(self.starts, self.lengths, strict=True)]
         if max(places, default=0) + count > self.capacity:
             # make room for all rows before computing places: a growing buffer also moves the rows that had room
@@ -187,30 +276,50 @@ class FullSegment(Segment):
         self.starts[rows], self.lengths[rows] = [start] * count, [length] * count
 
     def view(self, rows: slice) -> Tensor:
-        """Return a view of the tokens of `rows`, ``[rows, H, length, D]``."""
+        """Return a view of the tokens of some rows, ``[rows, H, length, D]``."""
         start = self.starts[rows][0]
         return self.buffer[rows, :, start : start + self.lengths[rows][0]]
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return the tokens ``[start, stop)`` of `rows` in `dtype`, ``[rows, H, stop - start, D]``."""
+        """Return consecutive tokens, converted to a dtype.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
+        """
         return self.view(rows)[:, :, start:stop].to(dtype)
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest `count` tokens of `rows`."""
+        """Drop the oldest tokens of some rows.
+
+        Args:
+            rows: rows of the batch.
+            count: number of tokens to drop.
+        """
         length = self.lengths[rows][0] - count
         self._set(rows, self.starts[rows][0] + count if length else 0, length)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest `count` tokens of one row (rollback)."""
+        """Drop the newest tokens of one row (rollback).
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
+        """
         self.lengths[row] -= count
 
     def keep(self, rows: slice, index: Tensor) -> None:
-        """Keep only the tokens `index` of `rows`, in that order.
+        """Keep only some tokens of some rows, and drop all others.
 
         Args:
             rows: rows of the batch.
-            index: numbers of the tokens within the segment: ``[n]``, or ``[H, n]`` or ``[rows, H, n]`` if they differ
-                by head or by row.
+            index: indices, within the segment, of the tokens to keep, in their new order: ``[n]``, or ``[H, n]`` or
+                ``[rows, H, n]`` if they differ by head or by row.
         """
         live = self.view(rows)
         index = index.to(self.device).expand(*live.shape[:2], index.shape[-1])
@@ -223,20 +332,24 @@ class FullSegment(Segment):
         return [("window", self.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes of the tokens of `row`; room that is free does not count."""
+        """Return how many bytes the tokens of one row need. Free room in the buffer does not count."""
         return {"window": self.lengths[row] * self.heads * self.channels * self.buffer.element_size()}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer by what `change` returns for it."""
+        """Replace the buffer by ``change(buffer)``."""
         self.buffer = change(self.buffer)
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows, and the offset at which each begins, by `index` ``[B]``."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         self.starts = [self.starts[i] for i in index.tolist()]
         super().select(index)
 
     def clone(self) -> FullSegment:
-        """Return an independent copy with offsets of its own."""
+        """Return an independent copy, with its own buffer and its own offsets."""
         twin = super().clone()
         assert isinstance(twin, FullSegment)
         twin.starts = list(self.starts)
@@ -244,18 +357,26 @@ class FullSegment(Segment):
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an uninitialized tensor that can be written inside and outside of ``torch.inference_mode``."""
+    """Return an uninitialized tensor that can be written both inside and outside ``torch.inference_mode``."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=dtype, device=device)
 
 
 def same(counts: Sequence[int]) -> bool:
-    """Return True if all elements are equal, or there are none."""
+    """Return True if all elements are equal, or if there are no elements."""
     return not counts or counts.count(counts[0]) == len(counts)
 
 
 def uniform_rows(signatures: Sequence[object]) -> Iterator[slice]:
-    """Yield slices of the batch, each a run of adjacent rows with equal signatures; nothing for an empty batch."""
+    """Divide a batch into runs of adjacent rows with equal signatures.
+
+    Args:
+        signatures: for each row of the batch, what must be equal within a run (a number of tokens, a tuple of them,
+            ...).
+
+    Yields:
+        Each run as a slice of the batch; nothing for an empty batch.
+    """
     if signatures and signatures.count(signatures[0]) == len(signatures):
         yield slice(0, len(signatures))
         return

@@ -25,21 +25,21 @@ from kvbench.quantizers.packing import PLANES, join_planes, split_planes
 
 @dataclass(frozen=True)
 class NuqFormat:
-    """Format of the keys or of the values of a layer.
+    """KVQuant's format for the keys or the values of a layer: a non-uniform codebook, and outliers in full precision.
 
     Args:
-        bits: width of a code: 2, 3 or 4.
-        levels: codebook from which an element's code is chosen, fp32 ``[2**bits]``.
-        outliers: fraction of the elements that stay exact; 0 for none.
-        thresholds: for keys the upper and lower threshold of each channel, fp16 ``[2, H * D]``; None for values, whose
-            ranges are computed token by token.
-        restored: codebook for decoding if it differs from `levels` (Q-Norm), fp32 ``[2**bits]``; else None.
-        most: for keys the maximum number of outliers of a token above its thresholds, and likewise below; None for no
-            limit.
-        heads: the first head that this process holds, and how many it holds, if other processes hold the rest; None if
-            it holds all.
-        gather: returns the tensors of all these processes, concatenated along the last dimension (a value token's range
-            is over all heads); None for a single process.
+        bits: bits of a code: 2, 3 or 4.
+        levels: codebook used for encoding, fp32 ``[2**bits]``.
+        outliers: fraction of the elements that stay in full precision; 0 for none.
+        thresholds: for keys, the upper and the lower threshold of each channel, fp16 ``[2, H * D]``. None for values,
+            whose ranges are computed token by token.
+        restored: codebook used for decoding if it differs from `levels` (Q-Norm), fp32 ``[2**bits]``; else None.
+        most: for keys, the maximum number of a token's outliers above the upper thresholds, and also of those below the
+            lower ones; None for no limit.
+        heads: if KV heads are divided between processes, the first head of this process and its number of heads; None
+            if this process has all heads.
+        gather: if KV heads are divided between processes, a function that concatenates a tensor of all these processes
+            along the last dimension. (A value token's range is computed over all heads.) None for a single process.
     """
 
     bits: int
@@ -53,7 +53,7 @@ class NuqFormat:
 
 
 class NuqSegment(Segment):
-    """Tokens quantized as in KVQuant. Each token is coded independently, so any number of the newest can be dropped.
+    """Tokens quantized as in KVQuant. Every token is encoded on its own, so any number of the newest can be dropped.
 
     Args:
         batch: number of rows, B.
@@ -61,9 +61,9 @@ class NuqSegment(Segment):
         channels: channels per head, D.
         dtype: dtype of the model's keys and values.
         device: device of the buffers.
-        form: the format; each row gets its own copy of the codebook and the thresholds.
-        side: ``key`` or ``value``; decides the order of the words.
-        capacity: number of tokens to allocate for; buffers grow when it is exceeded.
+        form: format of the tokens. Each row gets its own copy of the codebook and the thresholds.
+        side: ``key`` or ``value``, which decides the order of the words in a tile.
+        capacity: number of tokens to allocate for; the buffers grow if it is exceeded.
     """
 
     packed = True
@@ -104,7 +104,7 @@ class NuqSegment(Segment):
 
     @property
     def capacity(self) -> int:
-        """Number of tokens that the buffers have room for."""
+        """Number of tokens per row for which the buffers have room."""
         return self.tiles * TILE
 
     def _allocate(self, tiles: int) -> None:
@@ -123,7 +123,12 @@ class NuqSegment(Segment):
             target[:, : source.shape[1]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Encode tokens ``[rows, H, n, D]`` behind those of `rows`: codes, outliers, and ranges of values."""
+        """Quantize tokens and append them to some rows, with their outliers and, for values, their ranges.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, n, D]``.
+        """
         count, start = x.shape[2], self.lengths[rows][0]
         if start + count > self.capacity:
             needed = -(-(start + count) // TILE)
@@ -160,12 +165,31 @@ class NuqSegment(Segment):
             self.exact.append(rows, start, exact, outliers)
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Return the codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        """Return the codes of consecutive tokens.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+
+        Returns:
+            int16 ``[rows, H, stop - start, D]``.
+        """
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return join_planes(planes, self.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return the decoded tokens ``[start, stop)`` of `rows`, ``[rows, H, stop - start, D]``, outliers exact."""
+        """Return consecutive tokens, dequantized, with their outliers in full precision.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
+        """
         block = self.exact.block if self.exact is not None else 1
         first = start // block * block
         last = min(-(-stop // block) * block, self.length(rows))
@@ -183,16 +207,26 @@ class NuqSegment(Segment):
         return (values.clamp(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else values).to(dtype)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest `count` tokens of one row."""
+        """Drop the newest tokens of one row, with their outliers.
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
+        """
         self.lengths[row] -= count
         if self.exact is not None:
             self.exact.keep_first(row, self.lengths[row])
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest `count` tokens of `rows` and move the codes of the others to the front.
+        """Drop the oldest tokens of some rows, with their outliers, and move the rest to the front.
+
+        Args:
+            rows: rows of the batch.
+            count: number of tokens to drop.
 
         Raises:
-            ValueError: tokens would remain, and `count` is not a multiple of the tokens of an outlier block.
+            ValueError: tokens would remain, and `count` is not a multiple of the block size of outliers
+                (:func:`kvbench.cache.segments.outliers.block_of`).
         """
         stop = self.lengths[rows][0]
         if self.exact is not None and count < stop and count % self.exact.block:
@@ -208,7 +242,11 @@ class NuqSegment(Segment):
                 self.exact.drop_first(row, -(-count // self.exact.block))
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return codes, ranges, codebook, thresholds and outliers, each with the part of the bill that counts it."""
+        """Return the buffers, each with its part of the bill.
+
+        Codes are ``codes``; ranges, codebook and thresholds are ``scales``; values of outliers are ``window``; their
+        indices are ``index``.
+        """
         buffers = [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
         buffers += [("scales", table) for table in (self.codebook, self.thresholds) if table is not None]
         if self.exact is not None:
@@ -216,7 +254,7 @@ class NuqSegment(Segment):
         return buffers
 
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes of the tokens of `row`, its codebook and its thresholds, by part of the bill."""
+        """Return how many bytes one row needs for its tokens, its codebook and its thresholds, by part of the bill."""
         count = self.lengths[row]
         tables = [t[row] for t in (self.codebook, self.thresholds) if t is not None]
         scales = sum(t.numel() * t.element_size() for t in tables)
@@ -227,13 +265,17 @@ class NuqSegment(Segment):
         return used
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows by `index` ``[B]``, those of the outliers too."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         super().select(index)
         if self.exact is not None:
             self.exact.select(index.tolist())
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace every buffer, those of the outliers too, by what `change` returns for it."""
+        """Replace each buffer, including those of the outliers, by ``change(buffer)``."""
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]
         self.codebook = change(self.codebook)

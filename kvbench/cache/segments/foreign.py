@@ -18,7 +18,7 @@ from kvbench.errors import CacheError
 
 
 class HFSegment(Segment):
-    """The keys or the values of a layer, quantized row by row with transformers' quantizers.
+    """The keys or the values of a layer, quantized row by row with the quantizers of transformers (quanto, hqq).
 
     Args:
         batch: number of rows, B.
@@ -26,11 +26,11 @@ class HFSegment(Segment):
         channels: channels per head, D.
         dtype: dtype of the model's keys and values.
         device: device of the quantized tensors.
-        backend: a transformers ``QuantizedLayer``, whose ``_quantize`` and ``_dequantize`` are used.
-        axis: axis along which it quantizes.
-        multiple: the number of tokens is padded to a multiple of this with copies of the last one, since hqq packs
-            several rows into one and fails on other numbers. Groups do not span tokens, so the padding does not change
-            the other tokens.
+        backend: a ``QuantizedLayer`` of transformers, whose ``_quantize`` and ``_dequantize`` are used.
+        axis: axis along which the backend quantizes.
+        multiple: tokens are padded with copies of the last one until their number is a multiple of this. hqq needs it,
+            because it packs several rows into one. Groups do not span tokens, so the padding does not change the codes
+            of the other tokens.
     """
 
     packed = False  # only readable as a whole, so kernels get no codes of it
@@ -52,11 +52,15 @@ class HFSegment(Segment):
         self.rows: list[Any] = [None] * batch
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append tokens `x`; the present ones are dequantized and quantized again together with them.
+        """Append tokens to some rows, after dequantizing the stored tokens, and quantize all of them again together.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, n, D]``.
 
         Raises:
-            CacheError: the library cannot quantize this number of tokens (quanto's axis -1 makes groups of the tokens
-                of all heads).
+            CacheError: the backend cannot quantize this number of tokens (with axis -1, a group of quanto consists of
+                elements of different tokens and heads).
         """
         for number, row in enumerate(range(*rows.indices(len(self.rows)))):
             new = x[number : number + 1]
@@ -77,32 +81,46 @@ class HFSegment(Segment):
                 ) from error
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return the tokens ``[start, stop)`` of `rows`, dequantized by the backend, ``[rows, H, stop - start, D]``."""
+        """Return consecutive tokens, dequantized by the backend.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
+        """
         parts = [self.backend._dequantize(quantized)[:, :, start:stop] for quantized in self.rows[rows]]
         return torch.cat(parts).to(dtype)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors inside the backend's quantized objects, each with the part of the bill that counts it."""
+        """Return the tensors inside the backend's quantized objects, each with its part of the bill."""
         return [item for quantized in self.rows if quantized is not None for item in tensors(quantized)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes of the tensors of `row`, by part of the bill."""
+        """Return how many bytes the quantized tensors of one row take, by part of the bill."""
         used = {"codes": 0, "scales": 0}
         for part, tensor in tensors(self.rows[row]) if self.rows[row] is not None else ():
             used[part] += tensor.numel() * tensor.element_size()
         return used
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Do nothing, as the tensors are never written in place, so copies may share them."""
+        """Do nothing. Quantized tensors are never written in place, so copies of the segment may share them."""
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows by `index` ``[B]``."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         order = index.tolist()
         self.rows = [self.rows[i] for i in order]
         self.lengths = [self.lengths[i] for i in order]
 
     def clone(self) -> HFSegment:
-        """Return a copy with a list of rows of its own; their quantized tensors are never written to and are shared."""
+        """Return an independent copy. It shares the quantized tensors, which are never written in place."""
         twin = super().clone()
         assert isinstance(twin, HFSegment)
         twin.rows = list(self.rows)
@@ -110,7 +128,14 @@ class HFSegment(Segment):
 
 
 def tensors(quantized: Any) -> list[tuple[str, Tensor]]:
-    """Return the plain tensors in the result of a backend's ``_quantize``, as (``codes`` or ``scales``, tensor)."""
+    """Return the plain tensors inside a quantized object of quanto or hqq.
+
+    Args:
+        quantized: the result of a backend's ``_quantize``.
+
+    Returns:
+        Pairs (part of the bill, tensor). The part is ``codes`` or ``scales``.
+    """
     if isinstance(quantized, tuple):  # hqq: packed weights and a dict of parameters
         codes, meta = quantized
         return [("codes", codes), *(("scales", meta[name]) for name in ("scale", "zero"))]

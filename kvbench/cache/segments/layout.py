@@ -25,11 +25,14 @@ TILE = 128
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Layout of the words of one plane.
+    """The layout of codes in the int16 words of one plane: which bits of which word belong to a token and channel.
+
+    A word contains F = 16 / width fields, and a tile of 128 tokens has N = 128 / F word rows. Field i of word row r
+    contains token i * N + r of the tile.
 
     Args:
         width: bits of a field: 1, 2 or 4.
-        order: ``key`` for words ``[..., tiles, N, D]``, ``value`` for words ``[..., tiles, D, N]``.
+        order: order of a tile's words. ``key``: ``[..., tiles, N, D]``. ``value``: ``[..., tiles, D, N]``.
     """
 
     width: int
@@ -46,17 +49,40 @@ class TileLayout:
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
-        """Return the last three dimensions of a word buffer of `tiles` tiles."""
+        """Return the shape of the words of one row and KV head.
+
+        Args:
+            tiles: number of tiles.
+            channels: channels of a head, D.
+
+        Returns:
+            ``(tiles, N, D)`` if the order is ``key``, else ``(tiles, D, N)``.
+        """
         return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
 
     def read(self, words: Tensor, start: int, stop: int) -> Tensor:
-        """Return the codes of tokens ``[start, stop)`` in `words` (:meth:`shape`), int16 ``[..., stop - start, D]``."""
+        """Return the codes of consecutive tokens.
+
+        Args:
+            words: words in the shape of :meth:`shape`, with any leading dimensions.
+            start: index of the first token.
+            stop: one past the index of the last token.
+
+        Returns:
+            int16 ``[..., stop - start, D]``.
+        """
         first, last = start // TILE, -(-stop // TILE)
         codes = self.unpack(words.narrow(-3, first, last - first))
         return codes.narrow(-2, start - first * TILE, stop - start)
 
     def write(self, words: Tensor, start: int, codes: Tensor) -> None:
-        """Write `codes` ``[..., n, D]``, of any integer dtype, into the fields of tokens ``[start, start + n)``."""
+        """Write the codes of consecutive tokens into their fields; the codes of other tokens do not change.
+
+        Args:
+            words: words in the shape of :meth:`shape`, with any leading dimensions.
+            start: index of the first token to write.
+            codes: codes of the n tokens, of any integer dtype, ``[..., n, D]``.
+        """
         count = codes.shape[-2]
         done = 0
         while done < count:
@@ -73,7 +99,13 @@ class TileLayout:
                 done += run
 
     def move_to_front(self, words: Tensor, start: int, stop: int) -> None:
-        """Move the codes of tokens ``[start, stop)`` to the front of `words` (:meth:`shape`), in place."""
+        """Move the codes of consecutive tokens to the beginning of their buffer, in place.
+
+        Args:
+            words: words in the shape of :meth:`shape`, with any leading dimensions.
+            start: index of the first token to move.
+            stop: one past the index of the last token to move.
+        """
         if start % TILE:
             self.write(words, 0, self.read(words, start, stop))
             return
@@ -90,20 +122,34 @@ class TileLayout:
         target.copy_(to_int16(other_fields | (codes.to(torch.int32) << shift)))
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Return the codes ``[..., tiles * 128, D]`` of whole tiles, packed into int16 words (:meth:`shape`)."""
+        """Pack the codes of whole tiles into words.
+
+        Args:
+            codes: ``[..., tiles * 128, D]``, of any integer dtype.
+
+        Returns:
+            int16 words in the shape of :meth:`shape`, with the leading dimensions of `codes`.
+        """
         grid = codes.unflatten(-2, (-1, self.fields, self.rows)).to(torch.int32)
         words = to_int16((grid << self.shifts(torch.int32, codes.device)).sum(-3, dtype=torch.int32))
         return words if self.order == "key" else words.transpose(-1, -2)
 
     def unpack(self, words: Tensor) -> Tensor:
-        """Return the codes of whole tiles of `words`, int16 ``[..., tiles * 128, D]``."""
+        """Unpack all codes of whole tiles.
+
+        Args:
+            words: words in the shape of :meth:`shape`, with any leading dimensions.
+
+        Returns:
+            int16 ``[..., tiles * 128, D]``.
+        """
         if self.order == "value":
             words = words.transpose(-1, -2)
         grid = (words.unsqueeze(-3) >> self.shifts(torch.int16, words.device)).bitwise_and_((1 << self.width) - 1)
         return grid.flatten(-4, -2)
 
     def shifts(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the lowest bit of each field of a word, ``[F, 1, 1]``."""
+        """Return, for each field, the position of its lowest bit in a word, ``[F, 1, 1]``."""
         return _shifts(self.fields, self.width, dtype, device)
 
 

@@ -22,7 +22,9 @@ INDICES = 1 << 16
 
 
 def block_of(width: int) -> int:
-    """Return the number of tokens of a block: a power of two, so that blocks divide tiles.
+    """Return how many consecutive tokens form a block, within which a 16-bit index identifies an element.
+
+    The number is a power of two, at most 128, so that blocks divide tiles.
 
     Args:
         width: number of channels of a token, over all heads.
@@ -31,20 +33,22 @@ def block_of(width: int) -> int:
 
 
 class Outliers:
-    """The exact elements (entries) of each row of a batch.
+    """The outliers of quantized tokens: elements that stay in full precision, for each row of a batch.
+
+    Each outlier is one entry: a value, and a 16-bit index within a block of tokens (:func:`block_of`).
 
     Args:
         batch: number of rows.
-        width: number of channels of all heads, C.
+        width: number of channels of a token over all heads, C.
         dtype: dtype of the values.
         device: device of the entries.
-        capacity: number of entries per row to allocate for; buffers grow when it is exceeded.
+        capacity: number of entries per row to allocate for; the buffers grow if it is exceeded.
 
     Attributes:
-        ends: for each row the number of entries up to the end of each block.
+        ends: for each row, the number of entries up to the end of each block.
 
     Raises:
-        ConfigError: a token has more channels than 16-bit indices can number.
+        ConfigError: a token has more channels than 16 bits can index.
     """
 
     def __init__(self, batch: int, width: int, dtype: torch.dtype, device: torch.device, capacity: int = 0) -> None:
@@ -66,7 +70,14 @@ class Outliers:
         return self.ends[row][-1] if self.ends[row] else 0
 
     def append(self, rows: slice, start: int, x: Tensor, mask: Tensor) -> None:
-        """Add the elements of `x` that `mask` marks; both are ``[rows, n, C]`` for tokens ``start, start + 1, ...``."""
+        """Append the outliers of new tokens to some rows.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first new token within the segment.
+            x: elements of the new tokens in full precision, ``[rows, n, C]``.
+            mask: True for outliers, ``[rows, n, C]``.
+        """
         if not mask.shape[1]:
             return
         number, token, channel = mask.nonzero(as_tuple=True)
@@ -100,9 +111,12 @@ class Outliers:
                 setattr(self, name, new)
 
     def write_into(self, out: Tensor, row: int, first: int) -> None:
-        """Write the exact elements of a row into `out` ``[H, n, D]``, its tokens from number ``first * block``.
+        """Overwrite dequantized elements of one row with their outliers in full precision.
 
-        `n` must be a whole number of blocks or reach the row's last token.
+        Args:
+            out: dequantized tokens ``[H, n, D]``. They must be whole blocks, or reach the row's last token.
+            row: row of the batch.
+            first: number of the block with which `out` begins.
         """
         ends, channels = self.ends[row], out.shape[-1]
         last = min(first + -(-out.shape[1] // self.block), len(ends))
@@ -117,7 +131,12 @@ class Outliers:
         out[channel // channels, token, channel % channels] = self.values[row, low : ends[last - 1]].to(out.dtype)
 
     def keep_first(self, row: int, tokens: int) -> None:
-        """Drop the entries of all but the first `tokens` tokens of a row."""
+        """Drop the outliers of a row's newest tokens.
+
+        Args:
+            row: row of the batch.
+            tokens: number of oldest tokens whose outliers stay.
+        """
         ends = self.ends[row]
         whole, part = divmod(tokens, self.block)
         if whole >= len(ends):
@@ -130,7 +149,12 @@ class Outliers:
         self.ends[row] = [*ends[:whole], *([low + entries] if part else [])]
 
     def drop_first(self, row: int, blocks: int) -> None:
-        """Drop the entries of a row's first `blocks` blocks and move the others to the front."""
+        """Drop the outliers of a row's oldest tokens, and move the others to the front.
+
+        Args:
+            row: row of the batch.
+            blocks: number of blocks of tokens to drop.
+        """
         ends = self.ends[row]
         low, total = ends[min(blocks, len(ends)) - 1] if ends and blocks else 0, self.count(row)
         for buffer in (self.values, self.indices):
@@ -138,17 +162,25 @@ class Outliers:
         self.ends[row] = [end - low for end in ends[blocks:]]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Outliers:
-        """Return a copy whose two buffers, whose dimension 0 is the batch, are replaced by ``change(buffer)``."""
+        """Return a copy in which each of the two buffers is replaced by ``change(buffer)``.
+
+        Args:
+            change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
+        """
         twin = copy(self)
         twin.values, twin.indices = change(self.values), change(self.indices)
         twin.ends = [list(ends) for ends in self.ends]
         return twin
 
     def select(self, order: list[int]) -> None:
-        """Replace :attr:`ends` by those of rows `order`; :meth:`mapped` does the same for the buffers."""
+        """Replace the block ends of the batch by those of some of its rows; :meth:`mapped` is for the buffers.
+
+        Args:
+            order: numbers of the rows, in their new order.
+        """
         self.ends = [list(self.ends[i]) for i in order]
 
     def used(self, row: int) -> tuple[int, int]:
-        """Return the bytes of a row's values and the bytes of their indices."""
+        """Return how many bytes the outliers of one row need: first their values, then their indices."""
         count = self.count(row)
         return count * self.values.element_size(), count * self.indices.element_size()

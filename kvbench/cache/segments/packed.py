@@ -24,7 +24,13 @@ ENCODED = 2048
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
-    """Return True if tile borders cut no group of tokens: each lies in one tile of 128, or consists of whole tiles."""
+    """Return True if tile boundaries divide no group of tokens.
+
+    Every group is then inside one tile of 128 tokens, or consists of whole tiles.
+
+    Args:
+        quantizer: quantizer that determines the groups.
+    """
     if not isinstance(quantizer, WindowedQuantizer):
         return True
     window = quantizer.window
@@ -32,11 +38,11 @@ def fits_tiles(quantizer: AffineQuantizer) -> bool:
 
 
 class PackedSegment(Segment):
-    """Quantized tokens: packed words in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`) and their scales.
+    """Quantized tokens: words of packed codes, and the parameters of their groups.
 
-    There is one buffer of words for each plane of the codes, ``[B, H, tiles, ...]``, and one for each parameter:
-    ``[B, H, tiles * 128 / G, D]`` for per-channel groups of G tokens, ``[B, H, tiles * 128, D / G]`` for per-token
-    groups of G channels.
+    Codes are packed in tiles of 128 tokens (:mod:`~kvbench.cache.segments.layout`), in one buffer ``[B, H, tiles,
+    ...]`` per plane. Each parameter (scale, minimum or zero point) has one buffer. Its shape is ``[B, H, tiles * 128 /
+    G, D]`` for per-channel groups of G tokens, and ``[B, H, tiles * 128, D / G]`` for per-token groups of G channels.
 
     Args:
         batch: number of rows, B.
@@ -44,10 +50,11 @@ class PackedSegment(Segment):
         channels: channels per head, D.
         dtype: dtype of the model's keys and values.
         device: device of the buffers.
-        quantizer: encodes and decodes the tokens (:class:`kvbench.quantizers.AffineQuantizer` or a similar one).
-        side: ``key`` or ``value``; decides the order of the words.
-        capacity: number of tokens to allocate for; buffers grow when it is exceeded.
-        whole_tiles: :meth:`used` counts whole tiles, for segments so short that the rest of the last one matters.
+        quantizer: quantizer that encodes and decodes the tokens.
+        side: ``key`` or ``value``, which decides the order of the words in a tile.
+        capacity: number of tokens to allocate for; the buffers grow if it is exceeded.
+        whole_tiles: True if :meth:`used` counts an incomplete tile as a whole one. This is for segments so short that
+            the unused rest of the last tile matters.
     """
 
     packed = True
@@ -78,7 +85,7 @@ class PackedSegment(Segment):
 
     @property
     def capacity(self) -> int:
-        """Number of tokens that the buffers have room for."""
+        """Number of tokens per row for which the buffers have room."""
         return self.tiles * TILE
 
     @property
@@ -109,11 +116,23 @@ class PackedSegment(Segment):
             target[:, :, : source.shape[2]].copy_(source)
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Encode tokens ``[rows, H, n, D]`` and pack them behind those of `rows`."""
+        """Quantize tokens and append them to some rows.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, n, D]``, in whole groups.
+        """
         self._append(rows, x, None)
 
     def append_chosen(self, rows: slice, x: Tensor, index: Tensor) -> None:
-        """Encode the tokens `index` of `x`, in that order, and pack them behind those of `rows`."""
+        """Quantize some of the given tokens and append them to some rows.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens in full precision, ``[rows, H, T, D]``.
+            index: indices along T of the tokens to append, in the order in which to append them, ``[n]``, on the device
+                of `x`; they must make whole groups.
+        """
         self._append(rows, x, index)
 
     def _append(self, rows: slice, x: Tensor, index: Tensor | None) -> None:
@@ -145,16 +164,44 @@ class PackedSegment(Segment):
             buffer[rows, :, first : first + param.shape[2]].copy_(param)
 
     def codes(self, rows: slice, start: int, stop: int) -> Tensor:
-        """Return the codes of tokens ``[start, stop)``, int16 ``[rows, H, stop - start, D]``."""
+        """Return the codes of consecutive tokens.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+
+        Returns:
+            int16 ``[rows, H, stop - start, D]``.
+        """
         planes = [layout.read(words[rows], start, stop) for layout, words in zip(self.layouts, self.words, strict=True)]
         return join_planes(planes, self.quantizer.bits)
 
     def read(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return the decoded tokens ``[start, stop)`` of `rows` in `dtype`, ``[rows, H, stop - start, D]``."""
+        """Return consecutive tokens, dequantized.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+
+        Returns:
+            ``[rows, H, stop - start, D]``.
+        """
         return self._decoded(self.quantizer, self.codes, rows, start, stop, dtype)
 
     def read_upper(self, rows: slice, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Return tokens decoded from their upper nibbles, without reading the lower ones (QuantSpec's draft)."""
+        """Return consecutive tokens, dequantized from the upper nibbles of hierarchical codes (QuantSpec's draft).
+
+        With any other quantizer, the result equals that of :meth:`read`.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first token within the segment.
+            stop: one past the index of the last token.
+            dtype: dtype of the result.
+        """
         if not isinstance(self.quantizer, HierarchicalQuantizer):
             return self.read(rows, start, stop, dtype)
         return self._decoded(self.quantizer.upper, self._upper_codes, rows, start, stop, dtype)
@@ -179,20 +226,28 @@ class PackedSegment(Segment):
         return values[:, :, start - first * per : stop - first * per]
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest `count` tokens of one row.
+        """Drop the newest tokens of one row.
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
 
         Raises:
-            TypeError: groups are per channel, so a group cannot lose a single token.
+            TypeError: groups run along tokens (axis ``channel``), so a group cannot lose a single token.
         """
         if self.quantizer.axis != "token":
             raise TypeError("tokens of a per-channel group cannot be removed one by one")
         self.lengths[row] -= count
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest `count` tokens of `rows` and move the codes and parameters of the others to the front.
+        """Drop the oldest tokens of some rows, and move the codes and parameters of the others to the front.
+
+        Args:
+            rows: rows of the batch.
+            count: number of tokens to drop.
 
         Raises:
-            ValueError: `count` tokens are not whole groups.
+            ValueError: the dropped tokens are not whole groups.
         """
         per, wide, stop = self.quantizer.block_tokens, self.quantizer.block_params, self.lengths[rows][0]
         if count % per:
@@ -206,10 +261,15 @@ class PackedSegment(Segment):
         self.lengths[rows] = [stop - count] * len(self.lengths[rows])
 
     def permute(self, rows: slice, start: int, index: Tensor) -> None:
-        """Reorder tokens ``[start, start + n)`` by `index` ``[n]``; codes and parameters are moved, not recomputed.
+        """Reorder consecutive tokens of some rows. Codes and parameters are moved, not recomputed.
+
+        Args:
+            rows: rows of the batch.
+            start: index of the first of the n tokens within the segment.
+            index: for each new place, the old place of its token, counted from `start`, ``[n]``.
 
         Raises:
-            TypeError: groups are per channel, so a token cannot leave its group.
+            TypeError: groups run along tokens (axis ``channel``), so a token cannot leave its group.
         """
         if self.quantizer.axis != "token":
             raise TypeError("tokens of a per-channel group cannot be moved one by one")
@@ -220,11 +280,11 @@ class PackedSegment(Segment):
             param[rows, :, start:stop] = param[rows, :, start:stop].index_select(2, index)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the planes of words, counted as ``codes``, and the parameters, counted as ``scales``."""
+        """Return the buffers, each with its part of the bill: words with ``codes``, parameters with ``scales``."""
         return [("codes", words) for words in self.words] + [("scales", param) for param in self.params]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes of the codes and parameters of the tokens of `row`; free room does not count."""
+        """Return how many bytes the codes and the parameters of one row need, without free room in the buffers."""
         count = self.lengths[row]
         if self.whole_tiles:
             count = -(-count // (self._unit * TILE)) * self._unit * TILE
@@ -233,6 +293,6 @@ class PackedSegment(Segment):
         return {"codes": -(-self.heads * count * self.channels * self.quantizer.bits // 8), "scales": scales}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the words and the parameters by what `change` returns for them."""
+        """Replace each buffer of words or parameters by ``change(buffer)``."""
         self.words = [change(words) for words in self.words]
         self.params = [change(param) for param in self.params]

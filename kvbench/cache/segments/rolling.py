@@ -17,17 +17,18 @@ Turn = Callable[[Tensor, int | Sequence[int]], Tensor]
 
 
 class RollingSegment(FullSegment):
-    """Full-precision tokens: the first few, the sinks, stay in front of a rolling window of the newest ones.
+    """Full-precision tokens of which the first few (sinks) stay, followed by a rolling window of the newest ones.
 
-    The sinks and the window are contiguous, so attention reads them as one tensor. To roll, the segment advances the
-    start of its tokens in the buffer and rewrites the sinks there, which takes O(sinks) per step for any window size.
+    Sinks and window are contiguous, so attention reads them as one tensor. To roll, the segment advances the beginning
+    of its tokens in the buffer and rewrites the sinks there, which takes O(sinks) per step for a window of any size.
 
     Args:
+        *others: positional arguments of :class:`FullSegment`.
         sinks: number of first tokens that stay.
-        turn: rotates the sinks' keys to the positions that they get within the cache; None for values, and for keys
-            that keep their positions. It is applied to the original keys, never to rotated ones, so rounding errors do
-            not accumulate. The originals are kept for this (they count as reserved bytes, not as used ones).
-        others, more: as for :class:`FullSegment`.
+        turn: function that rotates the keys of the sinks to new positions within the cache. None for values, and for
+            keys that keep their positions. It is always applied to the original keys, so that rounding errors do not
+            accumulate. The originals are kept for this purpose; they count as reserved bytes, not as used ones.
+        **more: keyword arguments of :class:`FullSegment`.
     """
 
     def __init__(self, *others: Any, sinks: int, turn: Turn | None = None, **more: Any) -> None:
@@ -41,14 +42,16 @@ class RollingSegment(FullSegment):
         self.originals = allocate(shape, self.dtype, self.device).zero_() if turn and sinks else None
 
     def roll(self, rows: slice, count: int, evicted: int) -> None:
-        """Drop the `count` tokens after the sinks, and rewrite the sinks in front of the rest.
+        """Drop the tokens just after the sinks, and rewrite the sinks in front of the remaining tokens.
 
-        Within :func:`kvbench.cache.kernels.roll_together.together` the sinks are rewritten later.
+        Inside :func:`kvbench.cache.kernels.roll_together.together`, the device does the work at the end of that
+        context.
 
         Args:
-            rows: must have equally many tokens, and have lost equally many before.
+            rows: rows with equal numbers of tokens, which have also dropped equal numbers before.
             count: number of tokens to drop.
-            evicted: number of tokens dropped so far, these included; the sinks' keys are rotated by as many positions.
+            evicted: number of tokens dropped so far, including these. The keys of the sinks are rotated by this number
+                of positions.
         """
         if not evicted or not self.sinks:
             self.drop_front(rows, count)
@@ -67,11 +70,15 @@ class RollingSegment(FullSegment):
         roll(self, move)
 
     def deferring(self) -> bool:
-        """Return True if rolls are being deferred."""
+        """Return True if the device's work of a roll is being deferred, to share a launch with other layers."""
         return self.rolls is not None and self.rolls.jobs is not None
 
     def remember(self, moves: Sequence[Move]) -> None:
-        """Keep the original keys of the sinks in rows that are about to roll for the first time."""
+        """Save the original keys of the sinks in rows that are about to roll for the first time.
+
+        Args:
+            moves: the rolls that are about to happen.
+        """
         if self.originals is None or 0 not in self.turned:
             return
         for move in moves:
@@ -80,31 +87,43 @@ class RollingSegment(FullSegment):
                     self.originals[row].copy_(self.buffer[row, :, move.old : move.old + self.sinks])
 
     def state(self) -> tuple[Any, ...]:
-        """Return everything that determines how the segment rolls: segments with equal states roll identically."""
+        """Return everything that determines how the segment rolls. Segments with equal states roll identically."""
         return self.capacity, self.sinks, list(self.starts), list(self.lengths), list(self.turned)
 
     def follow(self, other: RollingSegment, moves: Sequence[Move]) -> None:
-        """Repeat the roll of `other`, which was in the same state, on the host; the caller launches `moves`."""
+        """Repeat on the host what another segment in the same state has done; the caller launches the device's work.
+
+        Args:
+            other: the other segment, after it has rolled.
+            moves: the rolls of the other segment.
+        """
         self.remember(moves)
         self.starts[:], self.lengths[:], self.turned[:] = other.starts, other.lengths, other.turned
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffer of tokens and, if the sinks' keys are rotated, that of their original keys."""
+        """Return the buffer of tokens and, if the keys of the sinks are rotated, the buffer of their original keys.
+
+        Each is paired with its part of the bill, ``window``.
+        """
         originals = [] if self.originals is None else [("window", self.originals)]
         return [("window", self.buffer), *originals]
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffers, that of the sinks' original keys included, by what `change` returns for them."""
+        """Replace the buffer of tokens, and that of the sinks' original keys, by ``change(buffer)``."""
         super().map_buffers(change)
         self.originals = None if self.originals is None else change(self.originals)
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows, and how far the sinks of each have been rotated, by `index` ``[B]``."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         self.turned = [self.turned[i] for i in index.tolist()]
         super().select(index)
 
     def clone(self) -> RollingSegment:
-        """Return an independent copy, the state of the sinks included."""
+        """Return an independent copy, including the state of the sinks."""
         twin = super().clone()
         assert isinstance(twin, RollingSegment)
         twin.turned = list(self.turned)

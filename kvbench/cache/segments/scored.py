@@ -12,10 +12,15 @@ from kvbench.cache.segments.base import FullSegment
 
 
 class ScoredSegment(FullSegment):
-    """Full-precision tokens with scores, which are moved and dropped together with their tokens.
+    """Tokens in full precision with scores: the attention that each token has received so far (H2O).
 
-    The attention of a step is first kept as pending (:meth:`observe`) and added to the scores later (:meth:`commit`),
-    since the tokens of the step may still be taken back, and the attention of their queries with them.
+    The attention of a step is first kept as pending (:meth:`observe`). It is added to the scores later
+    (:meth:`commit`), because the tokens of the step may still be taken back, and then the attention of their queries
+    must not count.
+
+    Args:
+        *others: positional arguments of :class:`FullSegment`.
+        **more: keyword arguments of :class:`FullSegment`.
     """
 
     def __init__(self, *others: Any, **more: Any) -> None:
@@ -26,14 +31,22 @@ class ScoredSegment(FullSegment):
         self.pending: list[list[Tensor]] = [[] for _ in range(batch)]
 
     def append(self, rows: slice, x: Tensor) -> None:
-        """Append tokens ``[rows, H, n, D]`` with a score of 0."""
+        """Append tokens to some rows, with a score of 0.
+
+        Args:
+            rows: rows of the batch.
+            x: tokens, ``[rows, H, n, D]``.
+        """
         super().append(rows, x)
         self.scores.append(rows, self.scores.view(rows).new_zeros(*x.shape[:3], self.scores.channels))
 
     def begin(self, rows: slice, scores: Tensor) -> None:
-        """Set the scores of all tokens of `rows`, ``[rows, H, slots, scores]``.
+        """Set the scores of all tokens of some rows.
 
-        The last dimension is 1, or the number of query heads per KV head if each keeps a score; equal for all rows.
+        Args:
+            rows: rows of the batch.
+            scores: ``[rows, H, slots, scores]``. The last dimension is 1 or, if every query head keeps its own score,
+                the number of query heads per KV head. It must be equal for all rows of the batch.
         """
         if scores.shape[-1] != self.scores.channels:
             segment = FullSegment(
@@ -44,12 +57,24 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(scores)
 
     def observe(self, rows: slice, received: Tensor) -> None:
-        """Keep the attention of new queries to all slots, ``[rows, H, scores, q, slots]``, until :meth:`commit`."""
+        """Keep the attention of new queries as pending until :meth:`commit` adds it to the scores.
+
+        Args:
+            rows: rows of the batch.
+            received: attention of the queries to all slots, ``[rows, H, scores, q, slots]``.
+        """
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             self.pending[row].append(received[number])
 
     def commit(self, rows: slice) -> Tensor:
-        """Add the pending attention to the scores and return a view of these, fp32 ``[rows, H, slots, scores]``."""
+        """Add the pending attention of some rows to their scores.
+
+        Args:
+            rows: rows of the batch.
+
+        Returns:
+            A view of the scores, fp32 ``[rows, H, slots, scores]``.
+        """
         scores = self.scores.view(rows)
         for number, row in enumerate(range(*rows.indices(len(self.lengths)))):
             for received in self.pending[row]:
@@ -58,13 +83,23 @@ class ScoredSegment(FullSegment):
         return scores
 
     def drop_front(self, rows: slice, count: int) -> None:
-        """Drop the oldest `count` tokens of `rows` and their scores."""
+        """Drop the oldest tokens of some rows, with their scores.
+
+        Args:
+            rows: rows of the batch.
+            count: number of tokens to drop.
+        """
         self.commit(rows)  # pending attention numbers the slots from the front
         super().drop_front(rows, count)
         self.scores.drop_front(rows, count)
 
     def drop_back(self, row: int, count: int) -> None:
-        """Drop the newest `count` tokens of `row` and their scores."""
+        """Drop the newest tokens of one row, with their scores and the pending attention of their queries.
+
+        Args:
+            row: row of the batch.
+            count: number of tokens to drop.
+        """
         super().drop_back(row, count)
         self.scores.drop_back(row, count)
         left, steps = count, self.pending[row]
@@ -76,7 +111,13 @@ class ScoredSegment(FullSegment):
             left -= taken
 
     def keep(self, rows: slice, index: Tensor) -> None:
-        """Keep only the tokens `index` of `rows`, in that order, and their scores."""
+        """Keep only some tokens of some rows, with their scores, and drop all others.
+
+        Args:
+            rows: rows of the batch.
+            index: indices, within the segment, of the tokens to keep, in their new order: ``[n]``, or ``[H, n]`` or
+                ``[rows, H, n]`` if they differ by head or by row.
+        """
         scores = self.commit(rows)
         index = index.to(self.device).expand(*scores.shape[:2], index.shape[-1])
         chosen = scores.gather(2, index[..., None].expand(*index.shape, scores.shape[-1]))
@@ -85,25 +126,29 @@ class ScoredSegment(FullSegment):
         self.scores.view(rows).copy_(chosen)
 
     def buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the buffers of the tokens and of their scores; the bill counts scores as ``index``."""
+        """Return the buffers, each with its part of the bill: tokens with ``window``, scores with ``index``."""
         return [*super().buffers(), ("index", self.scores.buffer)]
 
     def used(self, row: int) -> dict[str, int]:
-        """Return the bytes of the tokens of `row` and of their scores."""
+        """Return how many bytes the tokens of one row and their scores need, by part of the bill."""
         return {**super().used(row), "index": self.scores.used(row)["window"]}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer of the tokens only; :meth:`select` and :meth:`clone` treat the scores."""
+        """Replace the buffer of the tokens by ``change(buffer)``; :meth:`select` and :meth:`clone` treat the scores."""
         super().map_buffers(change)
 
     def select(self, index: Tensor) -> None:
-        """Reorder the rows and their scores by `index` ``[B]``."""
+        """Replace the batch by some of its rows.
+
+        Args:
+            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+        """
         super().select(index)
         self.scores.select(index)
         self.pending = [list(self.pending[i]) for i in index.tolist()]
 
     def clone(self) -> ScoredSegment:
-        """Return an independent copy, the scores included."""
+        """Return an independent copy, including scores and pending attention."""
         twin = super().clone()
         assert isinstance(twin, ScoredSegment)
         twin.scores, twin.pending = self.scores.clone(), [list(steps) for steps in self.pending]
