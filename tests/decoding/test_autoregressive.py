@@ -170,5 +170,8 @@ def test_logits_that_are_no_numbers_are_no_answer(broken):
     with torch.no_grad():
         model.lm_head.weight[3, 0], model.lm_head.weight[4, 0] = broken, -broken
     ids = torch.arange(5, 25)[None]
-    with pytest.raises(NonFiniteError, match=r"row 0 hold NaN or Inf.*\n.*model\.dtype=float32"):
+    with pytest.raises(NonFiniteError, match=r"row 0 contain NaN or Inf.*\n  hint: download the weights again"):
+        generate(model, method.new_cache(model), ids, None, max_new_tokens=3)
+    model.bfloat16()
+    with pytest.raises(NonFiniteError, match=r"row 0 contain NaN or Inf.*\n  hint: set model\.dtype=float32"):
         generate(model, method.new_cache(model), ids, None, max_new_tokens=3)

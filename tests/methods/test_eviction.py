@@ -328,15 +328,15 @@ def test_column_sums_are_made_in_blocks(monkeypatch):
     ("method", "overrides", "message"),
     [
         ("streamingllm", {"sinks": -1}, "method.sinks=-1"),
-        ("streamingllm", {"budget": 4}, "method.budget=4: must hold the sinks"),
+        ("streamingllm", {"budget": 4}, "method.budget=4: is too small for the sinks"),
         ("streamingllm", {"budget": 1.5}, "method.budget=1.5: is not a share"),
         ("streamingllm", {"position": "new"}, "method.position=new"),
         ("streamingllm", {"quantizer": "int2"}, "does not accept this quantizer"),
         ("snapkv", {"kernel": 4}, "method.kernel=4: must be odd"),
         ("snapkv", {"window": 0}, "method.window=0"),
-        ("snapkv", {"budget": 32}, "method.budget=32: must hold the window"),
+        ("snapkv", {"budget": 32}, "method.budget=32: is too small for the window"),
         ("h2o", {"recent": 1.5}, "method.recent=1.5"),
-        ("h2o", {"budget": 8, "recent": 8}, "method.budget=8: must hold the recent"),
+        ("h2o", {"budget": 8, "recent": 8}, "method.budget=8: is too small for the recent"),
         ("h2o", {"group": "median"}, "method.group=median"),
     ],
 )

@@ -39,6 +39,32 @@ def test_values_equal_atoms_code(tag):
     assert np.array_equal(result.dequantize().numpy().astype(np.float32), ATOM[tag].astype(np.float32))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("group", "zero", "codes"),
+    [
+        ((-8.0, -7.0, -6.0, -5.0), 3, [0, 0, 0, 0]),
+        ((5.0, 6.0, 7.0, 8.0), 0, [3, 3, 3, 3]),
+        ((-1.0, 0, 1, 2), 1, [0, 1, 2, 3]),
+    ],
+)
+def test_atoms_zero_point_is_one_of_the_codes_and_groups_on_one_side_of_0_saturate(dtype, group, zero, codes):
+    result = AtomQuantizer(2, 4, "token").quantize(torch.tensor(group).to(dtype).view(1, 1, 1, 4))
+    scale, stored = result.params
+    assert (scale.item(), stored.item()) == (1.0, zero)
+    assert result.codes().flatten().tolist() == codes
+    assert result.dequantize().flatten().tolist() == [code - zero for code in codes]
+
+
+@pytest.mark.parametrize("quantizer_class", [AffineQuantizer, AtomQuantizer])
+def test_the_minimum_of_a_group_is_the_value_of_code_0(quantizer_class):
+    x = torch.randn(1, 2, 8, 32, generator=torch.Generator().manual_seed(3))
+    x[..., 0] = -4.0  # the lowest value of every group, so that one element has the code 0
+    result = quantizer_class(3, 32, "token").quantize(x)
+    assert bool((result.codes()[..., 0] == 0).all())
+    assert torch.equal(result.minimum, result.dequantize()[..., :1])
+
+
 @pytest.mark.parametrize("quantizer_class", [AffineQuantizer, AtomQuantizer])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize(("dtype", "param_bytes"), [(torch.float16, 2), (torch.bfloat16, 2), (torch.float32, 4)])

@@ -70,6 +70,15 @@ def test_a_range_of_zero_gives_the_offset():
     assert torch.equal(values, constant)
 
 
+def test_outliers_leave_no_trace_in_the_range_of_their_token():
+    """An outlier counts as the median, which lies among the others however far the outlier is."""
+    x = torch.tensor([[-1.0, 0.0, 1.0, 2.0, 100.0], [-900.0, 3.0, 4.0, 6.0, 5.0], [1.0, 2.0, 9.0, 2.0, 8.0]])
+    outliers = torch.tensor([[0, 0, 0, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
+    scale, offset = nuq.value_params(x, outliers, torch.float32)
+    assert scale.tolist() == [1.5, 1.5, 0.0]
+    assert offset.tolist() == [0.5, 4.5, 2.0]
+
+
 def test_capped_outliers_are_the_farthest_of_each_side():
     thresholds = torch.stack([torch.ones(8), -torch.ones(8)]).half()
     x = torch.tensor([[1.5, 3.0, 2.0, -1.2, -9.0, 0.3, 0.9, 1.1]])

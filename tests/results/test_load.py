@@ -50,7 +50,7 @@ def test_only_a_machine_that_is_full_with_other_work_is_busy(own, others, held, 
     if said and held:
         assert f"{held:.0%}" in said
     elif said:
-        assert f"{others:.1f} of its 2" in said
+        assert f"{others:.1f} of the machine's 2" in said
 
 
 def test_jobs_that_run_side_by_side_are_named_as_what_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_a_damaged_record_is_named_with_its_file_and_line(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("question,answer\nq,a\nq\n", "line 3: has 1 values for 2 columns"),
+        ("question,answer\nq,a\nq\n", "line 3: the row has 1 values for 2 columns"),
         ("question,question\nq,a\n", "line 1: a column name occurs twice"),
         ('question,answer\n"q"x,a\n', "line 2: is not valid CSV"),
         ("question,answer\n", "contains no records"),
