@@ -87,7 +87,10 @@ class Efficiency(Task):
             )
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the rest of the configuration cannot run this task's points (prompt lengths times batch sizes)."""
+        """Raise ConfigError if the rest of the configuration cannot run a point of this task.
+
+        A point is one prompt length with one batch size.
+        """
         new, longest = config.decoding.max_new_tokens or self.new_tokens, max(self.prompts)
         if new < 2:
             raise ConfigError("decoding.max_new_tokens", new, "leaves no decode step to time", allowed="2 or more")
