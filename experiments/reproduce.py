@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.draw.table import with_error
-from experiments.item import Item
+from experiments.item import Computed, Item
 from experiments.plan import Plan
 from kvbench.util import atomic
 
@@ -84,7 +84,7 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
     for item in items:
         measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in found[item.id])
         claims = "; ".join(f"{one.title}: {text}" for one in found[item.id] if (text := counted(one)))
-        time = needed(expected.get(item.id))
+        time = needed(item, expected.get(item.id))
         name = f"[{item.id}](#{anchor(item)})"
         lines.append(f"| {name} | {item.number}: {item.title} | {time} | {measured or '-'} | {claims or '-'} |")
     for item in items:
@@ -126,8 +126,10 @@ def counted(scale: Scale) -> str:
     return ", ".join(f"{counts[key]} {word}" for key, word in words.items() if counts[key])
 
 
-def needed(expected: Mapping[str, float] | None) -> str:
-    """Return the time and memory that an item is expected to take."""
+def needed(item: Item, expected: Mapping[str, float] | None) -> str:
+    """Return the time and memory that an item is expected to take, or what an item without runs needs."""
+    if isinstance(item, Computed):
+        return item.needs or "nothing"
     if expected is None:
         return "not predicted"
     if not expected["runs"]:

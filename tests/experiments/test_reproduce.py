@@ -5,9 +5,16 @@ import json
 import pytest
 
 from experiments import reproduce
-from experiments.item import Computed
+from experiments.item import Column, Grid, Row
 
-ITEM = Computed(id="cocktail/table9", number="Table IX", title="A table", caption="A caption.", compute="none:none")
+ITEM = Grid(
+    id="cocktail/table9",
+    number="Table IX",
+    title="A table",
+    caption="A caption.",
+    rows=(Row(name="FP16", setting="fp16"),),
+    columns=(Column(name="Mini", data="mini"),),
+)
 
 
 def claim(verdict, ours=1.5, stderr=0.25, model="tiny"):
