@@ -14,6 +14,7 @@ from tests.effort import effort
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 3.0
+TIMEOUT_S = 120
 
 #: what is typed, and words of the answer: the key, what is allowed or what to type instead
 REFUSED: list[tuple[list[str], list[str]]] = [
@@ -131,6 +132,7 @@ def test_is_refused_with_the_remedy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("kvbench.runner.run.run", lambda config: pytest.fail("was started"))
+    monkeypatch.setattr("kvbench.cli.compose.CHECK_SECONDS", TIMEOUT_S)  # every job, on a loaded machine too
     with effort() as spent:
         status = main(line)
     said = capsys.readouterr()
@@ -157,14 +159,15 @@ def test_is_refused_with_the_remedy(
 def test_a_process_is_as_quick_and_imports_no_torch(line: list[str], tmp_path: Path) -> None:
     """The whole process, interpreter included."""
     code = (
-        "import sys; from kvbench.__main__ import main; status = main();"
+        "import sys; from kvbench.__main__ import main; from kvbench.cli import compose;"
+        f"compose.CHECK_SECONDS = {TIMEOUT_S}; status = main();"
         "heavy = {'torch', 'transformers', 'datasets', 'wandb'} & set(sys.modules);"
         "print('heavy:', *sorted(heavy)); sys.exit(status)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", code, *line]
     with effort() as spent:
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 2, done.stderr
     assert done.stdout.strip() == "heavy:"
     assert done.stderr.startswith("error: ")

@@ -71,7 +71,7 @@ def test_commands_of_the_pages_are_taken(path: Path, command: str) -> None:
 
 def test_pages_hold_commands() -> None:
     assert len(CASES) > 8
-    assert any("perplexity/pg19" in command for _, command in CASES)
+    assert any("experiments.tiny.perplexity" in command for _, command in CASES)
 
 
 FILES = {
