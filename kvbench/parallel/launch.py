@@ -8,27 +8,27 @@ from kvbench.errors import ConfigError
 
 
 def size() -> int:
-    """Return the number of processes that were started together; 1 without torchrun."""
+    """Return the number of processes in the run; 1 without torchrun."""
     return _number("WORLD_SIZE", 1) if launched() else 1
 
 
 def rank() -> int:
-    """Return the rank of this process, 0 without torchrun; only rank 0 prints and writes results."""
+    """Return the rank of this process in the run; 0 without torchrun. Only rank 0 prints and writes results."""
     return _number("RANK", 0) if launched() else 0
 
 
 def local_rank() -> int:
-    """Return the rank of this process on its machine, which is also the index of its GPU."""
+    """Return the rank of this process on its machine, which is also the index of its GPU; 0 without torchrun."""
     return _number("LOCAL_RANK", 0) if launched() else 0
 
 
 def local_size() -> int:
-    """Return the number of processes on this machine."""
+    """Return the number of processes of the run on this machine; 1 without torchrun."""
     return _number("LOCAL_WORLD_SIZE", size())
 
 
 def launched() -> bool:
-    """Return True if torchrun, or another launcher that sets the same variables, started this process."""
+    """Return True if torchrun, or a launcher that sets the same environment variables, started this process."""
     return {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 

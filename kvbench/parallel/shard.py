@@ -29,10 +29,12 @@ KEYS = ("k_proj", "query_key_value", "qkv_proj")
 
 
 class Summed(nn.Module):
-    """A linear layer split by inputs; the partial products are summed over the ranks, then the bias is added.
+    """A linear layer whose inputs are divided between ranks.
+
+    The partial products of all ranks are summed; then the bias is added.
 
     Args:
-        local: this rank's part of the layer; its bias is that of the whole layer.
+        local: this rank's slice of the layer, with the bias of the whole layer.
         team: ranks that share the layer.
     """
 
@@ -44,21 +46,28 @@ class Summed(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """This rank's slice of the weights, since some models read their dtype."""
+        """This rank's slice of the weights. Some models read its dtype."""
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product ``[..., out]``, equal on all ranks, for this rank's slice `x` ``[..., in / ranks]``."""
+        """Return the output of the whole layer, equal on all ranks.
+
+        Args:
+            x: this rank's slice of the inputs, ``[..., in / ranks]``.
+
+        Returns:
+            ``[..., out]``.
+        """
         out = self.team.sum(self.local(x))
         return out if self.bias is None else out + self.bias
 
 
 class Gathered(nn.Module):
-    """A linear layer split by outputs; the outputs of all ranks are concatenated (logits).
+    """A linear layer whose outputs are divided between ranks and then gathered on every rank, such as lm_head.
 
     Args:
-        local: this rank's part of the layer.
-        width: outputs of the whole layer.
+        local: this rank's slice of the layer.
+        width: number of outputs of the whole layer.
         team: ranks that share the layer.
     """
 
@@ -69,23 +78,30 @@ class Gathered(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """This rank's slice of the weights."""
+        """This rank's slice of the weights. Some models read its dtype."""
         return self.local.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product ``[..., out]``, bitwise equal on all ranks, for `x` ``[..., in]``."""
+        """Return the output of the whole layer, bitwise equal on all ranks.
+
+        Args:
+            x: inputs, ``[..., in]``.
+
+        Returns:
+            ``[..., out]``.
+        """
         return self.team.gather(self.local(x), -1)[..., : self.width]
 
 
 def shard(model: Any, team: Team) -> None:
-    """Replace the linear layers of `model` by this rank's slices, and move the model to this rank's device.
+    """Replace the linear layers of a model by this rank's slices, and move the model to this rank's device.
 
     Args:
         model: a causal LM of transformers with all its weights, on any device.
-        team: the ranks.
+        team: the ranks that share the model.
 
     Raises:
-        ModelError: as :func:`check`.
+        ModelError: the model cannot be divided between so many ranks (:func:`check`).
     """
     plan = check(model, team.size)
     record_placement(model, Placement(team, sum(p.numel() for p in model.parameters())))
@@ -99,7 +115,17 @@ def shard(model: Any, team: Team) -> None:
 
 
 def cut(module: nn.Linear, style: str, team: Team) -> nn.Module:
-    """Return this rank's slice of a linear layer, on this rank's device; `style` is that of the plan."""
+    """Reduce a linear layer to this rank's slice, on this rank's device.
+
+    Args:
+        module: the whole layer; its parameters are replaced by the slice.
+        style: how transformers' plan divides the layer. ``rowwise``: by inputs. ``colwise``: by outputs. One of
+            :data:`GATHERED`: by outputs, which are then gathered.
+        team: the ranks that share the layer.
+
+    Returns:
+        A module to use in place of the layer: :class:`Summed`, the reduced layer itself, or :class:`Gathered`.
+    """
     if style == "rowwise":
         first, last = bounds(module.in_features, team.size, team.rank)
         _keep(module, module.weight[:, first:last], module.bias, team.device)
@@ -127,21 +153,39 @@ def _keep(module: nn.Linear, weight: Tensor, bias: Tensor | None, device: torch.
 
 
 def bounds(count: int, size: int, rank: int) -> tuple[int, int]:
-    """Return the slice ``[first, last)`` of `count` items for `rank`; the sizes of slices differ by at most one."""
+    """Return which of `count` items belong to a rank, as the first item and one past the last.
+
+    The numbers of items of two ranks differ by at most one.
+
+    Args:
+        count: number of items.
+        size: number of ranks.
+        rank: the rank.
+    """
     return count * rank // size, count * (rank + 1) // size
 
 
 def generic(name: str) -> str:
-    """Return a module's name with ``*`` in place of layer numbers, as in plans: ``model.layers.*.mlp.up_proj``."""
+    """Return a module's name with ``*`` in place of layer numbers, as transformers' plans write it.
+
+    For example, ``model.layers.3.mlp.up_proj`` becomes ``model.layers.*.mlp.up_proj``.
+    """
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def check(model: Any, size: int) -> dict[str, str]:
-    """Return the plan of `model` (module name with ``*`` -> style) if `size` ranks can split it and its cache by heads.
+    """Return transformers' tensor-parallel plan for a model, after checking that kvbench can follow it.
+
+    Args:
+        model: a causal LM of transformers.
+        size: number of ranks.
+
+    Returns:
+        For each module name, with ``*`` in place of layer numbers, the style in which it is divided.
 
     Raises:
-        ModelError: transformers has no plan for the model, `size` does not divide the heads, or the plan does not split
-            the keys or has a style that kvbench does not support.
+        ModelError: transformers has no plan for the model, `size` does not divide the numbers of heads, the plan does
+            not divide the keys, or the plan has a style that kvbench does not support.
     """
     name = type(model).__name__
     plan: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})

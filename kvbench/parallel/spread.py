@@ -19,17 +19,17 @@ from kvbench.util.attachment import Placement, record_placement
 
 
 def balanced(model: Any, devices: Sequence[torch.device]) -> dict[str, torch.device]:
-    """Return a device for each part of `model`, with equally many consecutive decoder layers on each device.
+    """Assign the parts of a model to devices, so that each device gets an equal share of consecutive decoder layers.
 
-    Parts before the layers (embedding, rotary angles) go to the first device, parts after them (norm, head) to the
-    last. A head that shares the embedding's weights is on the first device.
+    Modules before the layers (embedding, rotary angles) go to the first device, modules after them (norm, lm_head) to
+    the last. An lm_head that shares the embedding's weights goes to the first device too.
 
     Args:
-        model: a causal LM with its parameters on any device, ``meta`` included.
+        model: a causal LM with its parameters on any device, including ``meta``.
         devices: one or more devices.
 
     Returns:
-        Names of modules, which together cover the whole model, with their devices.
+        The device of each module. Together, these modules cover the whole model.
 
     Raises:
         ModelError: the model has no list of decoder layers.
@@ -71,12 +71,21 @@ def _parts(module: nn.Module, name: str, layers: str) -> Iterator[tuple[str, nn.
 
 
 def random_spread(config: Any, dtype: torch.dtype, devices: Sequence[torch.device], seed: int) -> Any:
-    """Return a causal LM with random parameters on several devices.
+    """Return a causal LM with random parameters, with its layers spread over several devices.
 
-    Each module is initialised on the first device and moved to its own, so no device ever holds more than its part and
-    the largest module. The parameters depend on the seed and the type of the first device, not on the number of
-    devices. They differ from those of :func:`kvbench.models.random_weights.random_model`, for which torch draws
-    additional random numbers.
+    Each module is initialised on the first device and then moved to its own. So no device ever holds more than its own
+    modules and the largest module. The parameters depend on the seed and on the type of the first device, not on the
+    number of devices. They differ from those of :func:`kvbench.models.random_weights.random_model`, for which torch
+    draws more random numbers.
+
+    Args:
+        config: transformers' configuration of the model.
+        dtype: dtype of the parameters.
+        devices: one or more devices.
+        seed: seed of the random parameters.
+
+    Raises:
+        ModelError: the model has no list of decoder layers.
     """
     from transformers import AutoModelForCausalLM
 
@@ -108,7 +117,13 @@ def _move(module: nn.Module, device: torch.device) -> None:
 
 
 def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
-    """Return the device of the module `name`: that of itself or its nearest parent in `where`."""
+    """Return the device of a module.
+
+    Args:
+        name: name of the module.
+        where: devices by module name (:func:`balanced`). A module that is not listed is on the device of its nearest
+            parent that is.
+    """
     while name:
         if name in where:
             return where[name]
@@ -117,13 +132,19 @@ def place(name: str, where: Mapping[str, torch.device]) -> torch.device:
 
 
 def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: Any) -> Any:
-    """Load ``AutoModelForCausalLM.from_pretrained(name, **arguments)`` with its layers spread over `devices`.
+    """Load a pretrained causal LM, with its layers spread over several devices.
+
+    Args:
+        name: name or folder of the model, as ``from_pretrained`` takes it.
+        devices: one or more devices.
+        **arguments: other arguments of ``AutoModelForCausalLM.from_pretrained``.
 
     Returns:
-        The model; with ``output_loading_info=True``, the pair of the model and transformers' loading report.
+        The model. With ``output_loading_info=True``, the model and transformers' loading report.
 
     Raises:
-        OSError, ValueError, KeyError, ImportError: as transformers raises them.
+        OSError, ValueError, KeyError, ImportError: transformers cannot load the model.
+        ModelError: the model has no list of decoder layers.
     """
     from accelerate.hooks import remove_hook_from_submodules
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -143,7 +164,14 @@ def pretrained_spread(name: str, devices: Sequence[torch.device], **arguments: A
 
 
 def connect(model: Any, where: Mapping[str, torch.device]) -> None:
-    """Register hooks that copy the inputs of each part to its device, and the logits to the first device."""
+    """Make a model run across its devices, by hooks that copy inputs from one device to the next.
+
+    The inputs of each module are copied to its device, and the logits to the first device.
+
+    Args:
+        model: a causal LM whose modules are on the devices given by `where`.
+        where: devices by module name (:func:`balanced`).
+    """
     first = next(iter(where.values()))
     model.hf_device_map = {name: str(device) for name, device in where.items()}
     devices = tuple(dict.fromkeys(where.values()))
@@ -158,14 +186,19 @@ def connect(model: Any, where: Mapping[str, torch.device]) -> None:
 
 
 class Carrier:
-    """Hooks that copy tensors between devices; keyword arguments are copied once per forward pass and device."""
+    """Hooks that copy tensors between devices. Keyword arguments are copied once per forward pass and device."""
 
     def __init__(self) -> None:
         # originals are kept with their copies, so that their ids, which are keys, are not reused
         self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Drop the copies of the previous forward pass."""
+        """Drop the copies of the previous forward pass; a forward pre-hook of the model.
+
+        Args:
+            module: the model; ignored.
+            inputs: its inputs; ignored.
+        """
         self._copies.clear()
 
     def to(self, device: torch.device) -> Any:
@@ -178,7 +211,15 @@ class Carrier:
         return hook
 
     def back(self, output: Any, device: torch.device) -> Any:
-        """Return `output` with its logits on `device`, that of the input tokens; drop the copies of this pass."""
+        """Move the logits of a model's output to a device, and drop the copies of this forward pass.
+
+        Args:
+            output: output of the model.
+            device: device of the input tokens.
+
+        Returns:
+            `output`.
+        """
         self._copies.clear()
         if isinstance(getattr(output, "logits", None), Tensor):
             output.logits = output.logits.to(device)

@@ -37,28 +37,28 @@ RECORD_S = 60.0
 
 
 class PeerError(KvbenchError):
-    """Another rank failed."""
+    """Error raised on this rank because another rank failed."""
 
 
 class PeerOutOfMemoryError(PeerError, MemoryError):
-    """Another rank ran out of memory."""
+    """Error raised on this rank because another rank ran out of memory."""
 
 
 class Team:
-    """The team of all ranks, as seen by this rank.
+    """All ranks of a tensor-parallel run, as seen by one of them.
 
     Args:
         rank: rank of this process.
         size: number of ranks.
         device: device of this rank.
         store: torchrun's key-value store, with a prefix for this class.
-        watched: the same store over a second connection, for the watching thread.
+        watched: the same store over a second connection, for a thread that watches for failures of other ranks.
 
     Attributes:
-        calls: number of collectives so far; after an error, the ranks can continue only if their numbers agree.
+        calls: number of collectives so far. After an error, the ranks can continue only if their numbers agree.
         broken: True if the ranks cannot continue together.
-        on_failure: called with ``{rank, kind, message, oom}`` before the watching thread ends this process because
-            another rank failed.
+        on_failure: function that the watching thread calls with ``{rank, kind, message, oom}`` before it ends this
+            process because another rank failed; None for none.
         shared: the last error that all ranks know of, or None.
         announced: True once rank 0 has published the plan of the run.
     """
@@ -79,13 +79,22 @@ class Team:
     # -- tensors ----------------------------------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:
-        """Sum `x` over the ranks, in place, and return it."""
+        """Replace a tensor by its sum over all ranks, in place, and return it.
+
+        Args:
+            x: this rank's tensor, of the same shape on all ranks.
+        """
         self.calls += 1
         dist.all_reduce(x)
         return x
 
     def gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Return the tensors of all ranks, which must have the same shape, concatenated along `dim`."""
+        """Return the tensors of all ranks, concatenated in the order of ranks.
+
+        Args:
+            x: this rank's tensor, of the same shape on all ranks.
+            dim: dimension along which to concatenate.
+        """
         self.calls += 1
         whole = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name since torch 2.13
@@ -95,11 +104,16 @@ class Team:
     # -- agreement --------------------------------------------------------------------------------------------------
 
     def exchange(self, value: Any, patience_s: float | None = None) -> list[Any] | None:
-        """Return the values of all ranks, by rank; all ranks have to make the same calls in the same order.
+        """Send a value to all other ranks, and return the values of all ranks.
+
+        All ranks must call this method, and :meth:`settle`, in the same order.
 
         Args:
             value: this rank's value, JSON data.
-            patience_s: time limit in seconds, after which None is returned; None: no limit.
+            patience_s: seconds to wait for the other ranks; None for no limit.
+
+        Returns:
+            The values in the order of ranks; None if the time limit is exceeded.
 
         Raises:
             PeerError: another rank has failed.
@@ -112,16 +126,19 @@ class Team:
         return [json.loads(self._store.get(key)) for key in keys]
 
     def settle(self, value: Any, error: Exception | None, grace_s: float | None = None) -> list[Any]:
-        """Return the results of all ranks; if any rank failed, raise an error on all of them.
+        """Exchange the results of all ranks. If any rank has failed, raise an error on all of them.
 
         Args:
             value: this rank's result, JSON data.
-            error: the exception, if this rank failed.
-            grace_s: seconds that a failed rank waits for the others' results before it has them ended; None:
-                :data:`GRACE_S`.
+            error: the exception if this rank has failed, else None.
+            grace_s: seconds that a failed rank waits for the results of the others. If they do not arrive, the other
+                processes are ended. None for :data:`GRACE_S`.
+
+        Returns:
+            The results in the order of ranks.
 
         Raises:
-            PeerError: another rank failed (:class:`PeerOutOfMemoryError` if it ran out of memory).
+            PeerError: another rank has failed (:class:`PeerOutOfMemoryError` if it ran out of memory).
             Exception: `error`, unless another rank ran out of memory and this one did not.
         """
         own = None if error is None else _described(error)
@@ -145,7 +162,7 @@ class Team:
 
     @contextmanager
     def turns(self) -> Iterator[None]:
-        """Run the block on one rank after the other, in the order of ranks."""
+        """Run the code inside the context on one rank after the other, in the order of ranks."""
         number, self._turns = self._turns, self._turns + 1
         if self.rank:
             self._wait([f"turn/{number}/{self.rank - 1}"])
@@ -157,7 +174,11 @@ class Team:
     # -- the plan of rank 0 -----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start a run: reset the plan and the last error; raise KvbenchError if a rank failed in an earlier run."""
+        """Begin a run: forget the plan and the last error of the previous run.
+
+        Raises:
+            KvbenchError: the ranks cannot continue, because a rank failed in an earlier run.
+        """
         if self.broken:
             raise KvbenchError(
                 "the processes cannot continue, because a rank has failed.\n  hint: run the command again"
@@ -166,27 +187,39 @@ class Team:
         self.on_failure = self.shared = None
 
     def tell(self, plan: Any) -> None:
-        """Publish the plan of this run (JSON data) on rank 0; further calls in the same run do nothing."""
+        """Publish the plan of the run to all ranks. Rank 0 calls this; only the first call in a run has an effect.
+
+        Args:
+            plan: the plan, JSON data.
+        """
         if not self.announced:
             self.announced = True
             self._store.set(f"plan/{self._plans}", json.dumps(plan))
 
     def hear(self) -> Any:
-        """Wait for the plan that rank 0 publishes and return it; for the other ranks."""
+        """Wait until rank 0 publishes the plan of the run, and return it. All ranks except rank 0 call this.
+
+        Raises:
+            PeerError: another rank has failed.
+        """
         self._wait([f"plan/{self._plans}"])
         return json.loads(self._store.get(f"plan/{self._plans}"))
 
     # -- failure ----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Report in the store that this rank cannot continue, so that the others end too."""
+        """Report that this rank cannot continue. The processes of the other ranks then end too.
+
+        Args:
+            error: the error because of which this rank cannot continue.
+        """
         self.broken = True
         with suppress(Exception):  # the store disappears with the other processes
             if not self._store.check(["failed"]):
                 self._store.set("failed", json.dumps({"rank": self.rank, **_described(error)}))
 
     def close(self) -> None:
-        """Leave the team; stop the watching thread first, because a process that exits during its query would abort."""
+        """Leave the team. To be called before this process ends."""
         self._left.set()
         self._watcher.join(2.0)
         if not self.broken and dist.is_initialized():
@@ -248,18 +281,19 @@ _team: list[Team] = []
 
 
 def current() -> Team | None:
-    """Return the team that this process has joined, or None."""
+    """Return the team that this process has joined; None if it has not joined one."""
     return _team[0] if _team else None
 
 
 def join(device: str = "auto") -> Team:
-    """Join the processes that torchrun started and return the team; later calls return the same team.
+    """Join the processes that torchrun started. Later calls return the same team.
 
     Args:
-        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``; each rank uses the GPU with its local rank's index.
+        device: ``runtime.device``: ``auto``, ``cuda`` or ``cpu``. On CUDA, the index of a rank's GPU is its local rank.
 
     Raises:
-        ConfigError: torchrun did not start this process, or started more processes than there are GPUs.
+        ConfigError: torchrun did not start this process, or started more processes than this machine has GPUs.
+        KvbenchError: this build of torch lacks the library for collectives on this device (NCCL or gloo).
     """
     if _team:
         return _team[0]
@@ -312,7 +346,7 @@ def join(device: str = "auto") -> Team:
 
 
 def leave() -> None:
-    """Leave the team, if this process has joined one, before it ends."""
+    """Leave the team, if this process has joined one. To be called before the process ends."""
     if _team:
         _team.pop().close()
 

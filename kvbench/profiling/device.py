@@ -6,9 +6,9 @@ import torch
 
 
 def device_name(device: torch.device | str) -> str | None:
-    """Return a device's name, such as ``NVIDIA H200``; None for a CPU, whose name torch does not know.
+    """Return the vendor's name of a device, such as ``NVIDIA H200``.
 
-    For other types of device, the type (``mps``).
+    The result is None for a CPU, whose name torch does not know, and the type for any other device, such as ``mps``.
     """
     device = torch.device(device)
     if device.type == "cuda":

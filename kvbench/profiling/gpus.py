@@ -17,19 +17,20 @@ MATMUL_SHARE = 0.726
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """A GPU model, with figures from its data sheet and, if available, from measurements.
 
     Args:
         name: name on the command line.
-        memory_gib: memory according to the data sheet, GiB; 1% to 7% of it are not available to programs (most on
-            GDDR6 with ECC).
+        memory_gib: memory in GiB according to the data sheet. Programs cannot use 1% to 7% of it (most with GDDR6 and
+            ECC).
         bandwidth: memory bandwidth according to the data sheet, bytes/s.
         flops: dense bf16 matmul rate (without sparsity) according to the data sheet, FLOP/s.
-        measured_read: highest measured rate of a kernel that only reads, bytes/s; None: not measured.
-        measured_matmul: measured rate of a large bf16 matmul, FLOP/s; None: not measured.
-        kernel_s: seconds that each of several consecutive kernels takes in addition to moving its bytes, to fill and
-            drain the memory pipeline. On an H200 reads of 17 to 268 MB take 2.2 to 2.6 us longer than at the bandwidth
-            of a 4 GB read (three runs: ``ceiling`` in results/h200/whole); assumed for the other GPUs too.
+        measured_read: highest measured rate of a kernel that only reads, bytes/s; None if not measured.
+        measured_matmul: measured rate of a large bf16 matmul, FLOP/s; None if not measured.
+        kernel_s: seconds that each of several consecutive kernels takes in addition to moving its bytes, because the
+            memory pipeline must fill and drain. On an H200, reads of 17 to 268 MB take 2.2 to 2.6 us longer than at the
+            bandwidth of a 4 GB read (three runs: ``ceiling`` in results/h200/whole). The same time is assumed for other
+            GPUs.
     """
 
     name: str
@@ -42,22 +43,22 @@ class Gpu:
 
     @property
     def read(self) -> float:
-        """Read bandwidth for predictions, bytes/s: measured, or :data:`READ_SHARE` of the data sheet's."""
+        """Read bandwidth used for predictions, bytes/s: the measured one, or else 92% of the data sheet's."""
         return self.measured_read or READ_SHARE * self.bandwidth
 
     @property
     def matmul(self) -> float:
-        """Matmul rate for predictions, FLOP/s: measured, or :data:`MATMUL_SHARE` of the data sheet's."""
+        """Matmul rate used for predictions, FLOP/s: the measured one, or else 72.6% of the data sheet's."""
         return self.measured_matmul or MATMUL_SHARE * self.flops
 
     @property
     def memory(self) -> float:
-        """Memory according to the data sheet, in bytes."""
+        """Memory in bytes according to the data sheet."""
         return self.memory_gib * 2**30
 
     @property
     def ridge(self) -> float:
-        """Ridge point from the data sheet's rates, FLOP/byte; work of lower intensity is memory-bound.
+        """The ridge point in FLOP/byte, from the data sheet's rates; work of lower intensity is memory-bound.
 
         Source: QuantSpec, sec. 3.1.2.
         """
@@ -99,7 +100,11 @@ _NAMES = (
 
 
 def gpu_of(device_name: str) -> Gpu | None:
-    """Return the GPU for a device name of torch (``"NVIDIA H200"``); None for unknown GPUs and MIG slices."""
+    """Return the GPU for a name that torch reports, or None if the GPU is unknown or is a MIG slice.
+
+    Args:
+        device_name: result of ``torch.cuda.get_device_name``, such as ``"NVIDIA H200"``.
+    """
     for pattern, name in _NAMES:
         if re.search(rf"\b{pattern}", device_name, re.IGNORECASE) and "MIG" not in device_name:
             return GPUS[name]
@@ -107,7 +112,7 @@ def gpu_of(device_name: str) -> Gpu | None:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Return the GPU with a name as on the command line (``"h200"``) or as torch has it (``"NVIDIA H200"``).
+    """Return the GPU with a name from the command line (``"h200"``) or from torch (``"NVIDIA H200"``).
 
     Raises:
         ConfigError: no known GPU has this name.
@@ -127,7 +132,7 @@ def gpu_named(name: str) -> Gpu:
 
 
 def own_gpu(bandwidth_TBs: float, tflops: float, memory_gb: float, name: str = "own") -> Gpu:
-    """Return a GPU with the given figures, which predictions use unreduced, as if they were measured.
+    """Return a GPU that is described by three figures. Predictions use these as if they were measured.
 
     Args:
         bandwidth_TBs: read bandwidth, TB/s.

@@ -24,11 +24,11 @@ Part = Literal["linear", "attention", "aggregate"]
 
 @dataclass(frozen=True)
 class Intensity:
-    """Operations and memory traffic of some work.
+    """Operations and memory traffic of some work, whose ratio is its arithmetic intensity.
 
     Args:
-        flops: floating-point operations (in Table 1 up to a constant factor).
-        mops: bytes loaded and stored (in Table 1 elements, up to a constant factor).
+        flops: floating-point operations (in Table 1 of QuantSpec, up to a constant factor).
+        mops: bytes loaded and stored (in Table 1 of QuantSpec, elements, up to a constant factor).
     """
 
     flops: float
@@ -36,7 +36,7 @@ class Intensity:
 
     @property
     def value(self) -> float:
-        """Arithmetic intensity: FLOPs per memory operation (sec. 3.1)."""
+        """The arithmetic intensity: FLOPs per memory operation (QuantSpec, sec. 3.1)."""
         return self.flops / self.mops
 
     def __add__(self, other: Intensity) -> Intensity:
@@ -44,11 +44,13 @@ class Intensity:
 
 
 def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> Intensity:
-    """Return a cell of QuantSpec's Table 1; the arguments have the table's notation.
+    """Return the operations and the memory traffic in one cell of QuantSpec's Table 1.
+
+    The arguments have the names that the table uses.
 
     Args:
-        phase: prefill or decode.
-        part: linear layers, attention, or ``aggregate`` for both together.
+        phase: ``prefill`` or ``decode``.
+        part: ``linear`` for linear layers, ``attention``, or ``aggregate`` for both together.
         B: batch size.
         S_L: sequence length.
         d: hidden dimension.
@@ -66,9 +68,17 @@ def table_1(phase: Phase, part: Part, B: int, S_L: int, d: int, k: int = 1) -> I
 
 
 def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
-    """Return the limit of the intensity, from the last rows of Table 1.
+    """Return the limit of the arithmetic intensity, from the last rows of QuantSpec's Table 1.
 
-    The limit for ``S_L`` far below `d` if ``S_L < d``, else the one for ``S_L`` far above `d`.
+    The table gives one limit for sequences much shorter than the hidden dimension, and another for much longer ones.
+    The former is returned if ``S_L < d``.
+
+    Args:
+        phase: ``prefill`` or ``decode``.
+        part: ``linear`` for linear layers, ``attention``, or ``aggregate`` for both together.
+        B: batch size.
+        S_L: sequence length.
+        d: hidden dimension.
     """
     short = d > S_L
     if phase == "decode":
@@ -79,7 +89,7 @@ def asymptote(phase: Phase, part: Part, B: int, S_L: int, d: int) -> float:
 def decode_work(
     shape: Shape, batch: int, context: int, new_tokens: int = 1000, width: int = 2
 ) -> dict[Part, Intensity]:
-    """Return the FLOPs and bytes of generating `new_tokens` tokens one by one, by part (QuantSpec, Fig. 2).
+    """Return the FLOPs and bytes of generating tokens one by one, as QuantSpec's Figure 2 needs them.
 
     Every step reads all weights of the linear layers and of lm_head, and all keys and values of every sequence.
 
@@ -87,8 +97,11 @@ def decode_work(
         shape: dimensions of the model.
         batch: number of sequences.
         context: tokens of each sequence before the first step.
-        new_tokens: tokens generated for each sequence.
-        width: bytes of a weight and of an element of activations, keys and values.
+        new_tokens: number of tokens generated for each sequence.
+        width: bytes of a weight, and of an element of activations, keys and values.
+
+    Returns:
+        The work of linear layers (``linear``), of ``attention``, and of both together (``aggregate``).
     """
     weights = shape.linear_elements + shape.head_elements
     activations = batch * (shape.layers * linear_activations(shape) + shape.hidden + shape.vocabulary)
@@ -101,16 +114,19 @@ def decode_work(
 
 
 def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict[Part, Intensity]:
-    """Return the FLOPs and bytes of reading prompts of `context` tokens in one pass, by part (QuantSpec, Fig. 6).
+    """Return the FLOPs and bytes of reading prompts in one forward pass, as QuantSpec's Figure 6 needs them.
 
-    Attention is causal and never stores its scores (FlashAttention): it moves queries, keys, values and outputs once.
-    lm_head scores the last token of each sequence.
+    Attention is causal and never stores its scores (FlashAttention), so it moves queries, keys, values and outputs
+    once. lm_head scores only the last token of each prompt.
 
     Args:
         shape: dimensions of the model.
-        batch: number of sequences.
+        batch: number of prompts.
         context: tokens of each prompt.
-        width: bytes of a weight and of an element of activations, keys and values.
+        width: bytes of a weight, and of an element of activations, keys and values.
+
+    Returns:
+        The work of linear layers (``linear``), of ``attention``, and of both together (``aggregate``).
     """
     tokens = batch * context
     head = batch * (shape.hidden + shape.vocabulary)
@@ -126,15 +142,31 @@ def prefill_work(shape: Shape, batch: int, context: int, width: int = 2) -> dict
 
 
 def bound(flops: float, moved_bytes: float, gpu: Gpu) -> Literal["memory", "compute"]:
-    """Return what limits work on a GPU: ``memory`` if its intensity is below the ridge point (sec. 3.1.2)."""
+    """Return what limits the speed of some work on a GPU (QuantSpec, sec. 3.1.2).
+
+    Args:
+        flops: floating-point operations of the work.
+        moved_bytes: bytes that it loads and stores.
+        gpu: the GPU.
+
+    Returns:
+        ``memory`` if the arithmetic intensity is below the GPU's ridge point, else ``compute``.
+    """
     return "memory" if flops / moved_bytes < gpu.ridge else "compute"
 
 
 def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "kv"]:
-    """Return what is worth quantizing for decoding (sec. 3.1.2, end).
+    """Return whether weights, keys and values, or both are worth quantizing for decoding.
 
-    ``weights`` if linear layers load more than twice as many bytes as attention, ``kv`` if attention loads more than
-    twice as many as they do, else ``both``.
+    The rule is that of QuantSpec, end of sec. 3.1.2.
+
+    Args:
+        linear_bytes: bytes that linear layers load in a step.
+        kv_bytes: bytes that attention loads in a step.
+
+    Returns:
+        ``weights`` if linear layers load more than twice as many bytes as attention; ``kv`` if attention loads more
+        than twice as many as linear layers; else ``both``.
     """
     if kv_bytes > 2 * linear_bytes:
         return "kv"
@@ -142,11 +174,16 @@ def regime(linear_bytes: float, kv_bytes: float) -> Literal["weights", "both", "
 
 
 def accepted(acceptance: float, gamma: int) -> float:
-    """Return E, the mean number of tokens per round: ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
+    """Return the expected number of tokens per round of speculation.
+
+    It is ``(1 - a^(g+1)) / (1 - a)`` (Leviathan et al., eq. 1).
 
     Args:
-        acceptance: a, probability that a drafted token is accepted, independently of the others.
-        gamma: g, number of tokens drafted per round.
+        acceptance: a, the probability that a drafted token is accepted, independently of the others.
+        gamma: g, the number of tokens drafted per round.
+
+    Raises:
+        ValueError: `acceptance` is not between 0 and 1.
     """
     if not 0.0 <= acceptance <= 1.0:
         raise ValueError(f"acceptance={acceptance} is not a probability from 0 to 1")
@@ -154,14 +191,16 @@ def accepted(acceptance: float, gamma: int) -> float:
 
 
 def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verify: float) -> float:
-    """Return the speed-up of speculation over plain decoding: ``E * T_ar / (g * T_draft + T_verify)``.
+    """Return by what factor speculation is faster than plain decoding: ``E * t_ar / (gamma * t_draft + t_verify)``.
+
+    E is the expected number of tokens per round (:func:`accepted`).
 
     Args:
-        acceptance: probability that a draft is accepted, as for :func:`accepted`.
-        gamma: drafts per round, g.
+        acceptance: probability that a drafted token is accepted.
+        gamma: number of tokens drafted per round.
         t_ar: time of a step of plain decoding.
         t_draft: time to draft one token, in the same unit.
-        t_verify: time of the target's pass over the drafted tokens, in the same unit.
+        t_verify: time of the target's forward pass over the drafted tokens, in the same unit.
     """
     return accepted(acceptance, gamma) * t_ar / (gamma * t_draft + t_verify)
 
@@ -169,7 +208,15 @@ def speed_up(acceptance: float, gamma: int, t_ar: float, t_draft: float, t_verif
 def best_gamma(
     acceptance: float, t_ar: float, t_draft: float, t_verify: float, gammas: range = range(1, 9)
 ) -> tuple[int, float]:
-    """Return the draft length with the largest :func:`speed_up`, and that speed-up; among equals the shortest."""
+    """Return the number of drafted tokens per round that gives the largest speed-up, and that speed-up.
+
+    Args:
+        acceptance: probability that a drafted token is accepted.
+        t_ar: time of a step of plain decoding.
+        t_draft: time to draft one token, in the same unit.
+        t_verify: time of the target's forward pass over the drafted tokens, in the same unit.
+        gammas: numbers to choose from; among equally fast ones, the smallest is returned.
+    """
     speed_ups = {gamma: speed_up(acceptance, gamma, t_ar, t_draft, t_verify) for gamma in gammas}
     best = max(speed_ups, key=lambda gamma: (speed_ups[gamma], -gamma))
     return best, speed_ups[best]

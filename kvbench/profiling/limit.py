@@ -10,14 +10,18 @@ import torch
 
 @contextmanager
 def limited(device: torch.device | str, limit_gb: float | None) -> Iterator[bool]:
-    """Limit the memory of this process to `limit_gb` GiB within the block; exceeding it is an out-of-memory error.
+    """Limit the memory that this process may allocate inside the context; beyond it, it runs out of memory.
 
-    On CUDA the limit applies to torch's allocator on `device`, without the CUDA context (about half a GiB). On a CPU
-    (Linux) it applies to what is allocated in addition to the memory already mapped, since an interpreter with torch
-    maps several GiB at the start.
+    On CUDA, the limit applies to torch's allocator on `device`; the CUDA context (about half a GiB) does not count. On
+    a CPU (Linux only), it applies to memory allocated in addition to what is already mapped, because a Python process
+    with torch maps several GiB at its start.
+
+    Args:
+        device: device whose memory is limited.
+        limit_gb: the limit in GiB; None for no limit.
 
     Yields:
-        True if the limit is set; False if `limit_gb` is None, or the platform cannot limit the memory.
+        True if the limit is set; False if `limit_gb` is None, or if the platform cannot limit memory.
     """
     device = torch.device(device)
     if limit_gb is None:

@@ -25,7 +25,13 @@ PREFILL, DECODE, END = "prefill", "decode", "end"
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """A live storage, with the shape and dtype of a tensor that views it."""
+    """A storage in memory, with the shape and dtype of a tensor that views it.
+
+    Args:
+        shape: shape of the tensor.
+        dtype: dtype of the tensor.
+        nbytes: bytes of the storage.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -33,14 +39,14 @@ class LiveTensor:
 
 
 def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[LiveTensor]:
-    """Return the storages that Python's tensors hold at this moment, each once, largest first.
+    """Return the storages that tensors currently hold in memory, each once, largest first.
 
-    Finds the tensors that the garbage collector tracks (parameters, buffers, cached tensors), but none that only C++
-    references; where those matter, :class:`TensorCensus` tracks storages from their creation.
+    Only tensors that Python's garbage collector tracks are found (parameters, buffers, cached tensors), not those that
+    only C++ code references. If these matter, use :class:`TensorCensus`, which tracks storages from their creation.
 
     Args:
-        device_type: only storages on devices of this type, such as ``cpu``; None: on all devices.
-        min_bytes: only storages of at least this size.
+        device_type: return only storages on devices of this type, such as ``cpu``; None for all devices.
+        min_bytes: return only storages of at least this size.
     """
     storages: dict[int, LiveTensor] = {}
     for tensor in _tracked_tensors():
@@ -56,9 +62,13 @@ def live_tensors(device_type: str | None = None, *, min_bytes: int = 0) -> list[
 
 
 class TensorCensus(TorchDispatchMode):
-    """Counter of the bytes of live CPU storages while it is active (a context manager), with the peak of each phase.
+    """A context manager that counts the bytes of live CPU storages, and records their peak in each phase.
 
-    Storages that are alive at the start (weights) are counted; a storage that is freed is subtracted.
+    Storages that are already alive at the start, such as weights, count too. A storage that is freed is subtracted.
+
+    Attributes:
+        current: bytes of the storages that are alive now.
+        peaks: for each phase, the largest value of `current`.
     """
 
     def __init__(self) -> None:
@@ -83,7 +93,11 @@ class TensorCensus(TorchDispatchMode):
         self._finalizers.clear()
 
     def phase(self, name: str) -> None:
-        """Begin a phase, whose peak includes the storages alive at its beginning; ``end`` only ends the last phase."""
+        """Begin a phase. Its peak includes the storages that are alive at its beginning.
+
+        Args:
+            name: name of the phase; ``end`` only ends the current phase.
+        """
         self._phase = "" if name == END else name
         self._note()
 
@@ -131,11 +145,17 @@ class TensorCensus(TorchDispatchMode):
 
 
 class PhasePeaks:
-    """Peak bytes per phase of one generation: pass it to `generate` as the observer, called inside :meth:`run`.
+    """Peak memory of prefill and of decoding in one generation.
+
+    Run the generation inside :meth:`run`, and pass this object to ``generate`` as the observer.
 
     Args:
         device: device of the model.
-        census: on a CPU, count live tensors (slow); without it only the peak RSS is known there.
+        census: on a CPU, True to count live tensors, which is slow. Without it, only the process's peak RSS is known on
+            a CPU.
+
+    Attributes:
+        peaks: peak bytes by name of the phase.
     """
 
     def __init__(self, device: torch.device | str, *, census: bool = False) -> None:
@@ -146,18 +166,22 @@ class PhasePeaks:
 
     @property
     def kind(self) -> str | None:
-        """Source of the peaks: ``cuda_allocator``, ``cpu_live_tensors``, or None if only the RSS is known."""
+        """The source of the peaks: ``cuda_allocator``, ``cpu_live_tensors``, or None if only the peak RSS is known."""
         if self.device.type == "cuda":
             return "cuda_allocator"
         return "cpu_live_tensors" if self._census else None
 
     def run(self) -> AbstractContextManager[Any]:
-        """Reset the peak RSS and return the context manager to run the generation in."""
+        """Reset the peak RSS, and return a context manager in which to run the generation."""
         reset_peak_rss()
         return self._census if self._census is not None else nullcontext()
 
     def phase(self, name: str) -> None:
-        """Begin the phase ``prefill`` or ``decode``; ``end`` ends the last one."""
+        """Begin a phase of the generation.
+
+        Args:
+            name: ``prefill`` or ``decode``; ``end`` only ends the current phase.
+        """
         if self._census is not None:
             self._census.phase(name)
             self.peaks = self._census.peaks
@@ -168,7 +192,12 @@ class PhasePeaks:
             self._phase = "" if name == END else name
 
     def row(self) -> dict[str, Any]:
-        """Return ``{prefill, decode, kind, rss}``, bytes except for `kind`; a phase that did not occur is None."""
+        """Return the peaks for the result row.
+
+        Returns:
+            A dictionary with ``prefill`` and ``decode`` (peak bytes, or None if the phase did not occur), ``kind``
+            (:attr:`kind`) and ``rss`` (the process's peak resident set size in bytes, or None).
+        """
         return {
             PREFILL: self.peaks.get(PREFILL),
             DECODE: self.peaks.get(DECODE),
@@ -178,24 +207,24 @@ class PhasePeaks:
 
 
 def cuda_peak() -> int:
-    """Return the peak of allocated bytes since the last reset, summed over visible devices.
+    """Return the peak of allocated bytes since the last reset, summed over all visible GPUs.
 
-    With more than one device an upper bound, as their peaks need not coincide.
+    With several GPUs, the sum is an upper bound, because their peaks need not coincide.
     """
     return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
 
 
 def cuda_reset_peak() -> None:
-    """Reset the peak of allocated bytes on every visible device."""
+    """Reset the peak of allocated bytes on every visible GPU."""
     torch.cuda.init()  # before the first allocation there are no statistics to reset
     for index in range(torch.cuda.device_count()):
         torch.cuda.reset_peak_memory_stats(index)
 
 
 def peak_rss() -> int | None:
-    """Return the process's peak resident set size in bytes; None on platforms that do not tell.
+    """Return the peak resident set size of this process in bytes, or None if the platform does not report it.
 
-    On Linux since :func:`reset_peak_rss`, elsewhere since the process began.
+    On Linux, it is the peak since :func:`reset_peak_rss`; elsewhere, since the process began.
     """
     try:
         with open("/proc/self/status", encoding="ascii") as handle:
@@ -213,7 +242,7 @@ def peak_rss() -> int | None:
 
 
 def reset_peak_rss() -> None:
-    """Reset the peak RSS, so that a run in a sweep does not inherit that of the previous run (Linux only)."""
+    """Reset the peak RSS (Linux only), so that a run does not inherit the peak of an earlier run in this process."""
     try:
         with open("/proc/self/clear_refs", "w", encoding="ascii") as handle:
             handle.write("5")

@@ -10,16 +10,17 @@ import torch
 
 @contextmanager
 def kept(*, strict: bool) -> Iterator[None]:
-    """Turn oneDNN back on after the block if torch turned it off within.
+    """Turn oneDNN back on at the end of the context if torch turned it off inside.
 
-    If a matrix product on a CPU runs out of memory inside oneDNN, torch only warns, and uses another library until the
-    process ends; bfloat16 prompts then took ten times as long.
+    If a matrix product on a CPU runs out of memory inside oneDNN, torch only issues a warning. It then uses another
+    library until the process ends; prompts in bfloat16 took ten times as long with it.
 
     Args:
-        strict: raise an error in this case, as the block's times come from both libraries.
+        strict: True to raise an error in this case, because times measured inside the context come from both libraries.
 
     Raises:
-        MemoryError: `strict`, torch turned oneDNN off within the block, and the block raised nothing itself.
+        MemoryError: `strict` is True, and torch turned oneDNN off. If the code inside the context raises an error of
+            its own, that error is passed on instead.
     """
     before = torch.backends.mkldnn.enabled
     left = False

@@ -37,13 +37,16 @@ class Shape:
     """Dimensions of a decoder with gated feed-forward layers and RMSNorm (Llama, Mistral, Qwen2, Phi-3).
 
     Args:
-        hidden, intermediate: channels of the residual stream and of the feed-forward layer.
+        hidden: channels of the residual stream.
+        intermediate: channels of the feed-forward layer.
         layers: number of decoder layers.
-        query_heads, heads, channels: Hq, H (KV heads) and D of attention.
+        query_heads: number of query heads, Hq.
+        heads: number of KV heads, H.
+        channels: channels of a head, D.
         vocabulary: number of tokens that lm_head scores.
-        tied: lm_head and the embedding table share their weights.
-        qkv_bias: the projections to queries, keys and values have biases (Qwen2).
-        windows: sliding window of each layer, in tokens (None: the layer has none); None: no layer has one.
+        tied: True if lm_head and the embedding table share their weights.
+        qkv_bias: True if the projections to queries, keys and values have biases (Qwen2).
+        windows: for each layer, its sliding window in tokens or None; None if no layer has one.
     """
 
     hidden: int
@@ -59,7 +62,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """Return the shape of a model, read from a configuration with transformers' names.
+        """Return the dimensions of a model, read from a configuration that uses transformers' names.
 
         Args:
             config: a model's ``config``, a ``config.json`` as a dict, or the ``architecture`` of a model's YAML
@@ -102,13 +105,13 @@ class Shape:
 
     @property
     def linear_elements(self) -> int:
-        """Number of weights in the linear layers of all decoder layers, without lm_head."""
+        """Number of weights in the linear layers of all decoder layers. lm_head is not included."""
         attention = self.hidden * self.channels * (2 * self.query_heads + 2 * self.heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     @property
     def head_elements(self) -> int:
-        """Number of weights of lm_head, which is also that of the embedding table."""
+        """Number of weights in lm_head, which equals that of the embedding table."""
         return self.vocabulary * self.hidden
 
     @property
@@ -119,22 +122,27 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Number of all parameters; a tied embedding table counts once."""
+        """Total number of parameters. If lm_head and the embedding table share their weights, these count once."""
         return self.linear_elements + self.other_elements + self.head_elements * (1 if self.tied else 2)
 
     def weight_bytes(self, bits: int = 16, group: int | None = None) -> int:
-        """Return the bytes of all weights on the device.
+        """Return how many bytes all weights of the model take on the device.
 
         Args:
-            bits: bits per weight of the linear layers and of an untied lm_head; all other weights have 16 bits.
-            group: weights that share a scale and a minimum (4 bytes together), for `bits` below 16; None: no scales.
+            bits: bits per weight of the linear layers and of lm_head, unless lm_head shares the embedding's weights.
+                All other weights have 16 bits.
+            group: for `bits` below 16, the number of weights that share a scale and a minimum (4 bytes for both); None
+                for no scales.
         """
         linear = self.linear_elements + (0 if self.tied else self.head_elements)
         packed = linear * bits // 8 + (4 * linear // group if group else 0)
         return packed + 2 * (self.other_elements + self.head_elements)
 
     def bytes_read(self, weight_bytes: float, width: int = 2) -> float:
-        """Return how many of the model's `weight_bytes` a step reads: all except those of an untied embedding table.
+        """Return how many bytes of the weights a step reads.
+
+        These are all weights except the embedding table. A step reads this table only if it is also the weight of
+        lm_head.
 
         Args:
             weight_bytes: bytes of all weights.
@@ -143,13 +151,13 @@ class Shape:
         return weight_bytes - (0 if self.tied else width * self.head_elements)
 
     def kv_bytes(self, tokens: int, width: int = 2) -> int:
-        """Return the bytes of the keys and values of `tokens` tokens in all layers, in full precision.
+        """Return how many bytes the keys and values of one sequence take in full precision, over all layers.
 
-        Layers with a sliding window hold only the tokens that it still shows.
+        A layer with a sliding window keeps only the tokens that the next token can see.
 
         Args:
-            tokens: number of tokens of a sequence.
-            width: bytes of an element.
+            tokens: number of tokens in the sequence.
+            width: bytes per element.
         """
         windows = self.windows or (None,) * self.layers
         visible = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
@@ -179,19 +187,21 @@ def _windows(get: Callable[..., Any]) -> tuple[int | None, ...] | None:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Times and memory that the roofline predicts for one setting.
+    """Times and memory that the roofline model predicts for one setting.
 
     Args:
-        ttft_s: seconds of the prefill of the whole batch, at least.
-        tpot_s: seconds of a decode step of the whole batch, at least.
-        expected_tpot_s: the same plus the fixed time of :data:`KERNELS` kernels per layer (``Gpu.kernel_s`` each), or
-            plus the given overhead if that is more.
-        decode_peak_bytes: weights, stored keys and values, and logits.
-        prefill_peak_bytes: weights, stored keys and values, and the activations of one layer in the largest pass.
-        bound: limit (memory or compute) of the slower part of a decode step: linear layers or attention.
+        ttft_s: lower bound on the seconds of the prefill of the whole batch.
+        tpot_s: lower bound on the seconds of a decode step of the whole batch.
+        expected_tpot_s: expected seconds of a decode step: the bound plus the fixed time of :data:`KERNELS` kernels per
+            layer (``Gpu.kernel_s`` each), or plus the overhead passed to :func:`predict` if that is more.
+        decode_peak_bytes: peak memory of decoding: weights, stored keys and values, and logits.
+        prefill_peak_bytes: peak memory of prefill: weights, stored keys and values, and the activations of one layer in
+            the largest forward pass.
+        bound: ``memory`` or ``compute``, whichever limits the slower of the two parts of a decode step (linear layers
+            and attention).
         prefill_bound: the same for the prefill.
-        kv_share: share of attention in the time of a decode step.
-        tokens_per_s: throughput of decode steps, all sequences together.
+        kv_share: fraction of the time of a decode step that attention takes.
+        tokens_per_s: tokens per second of all sequences together, while decoding.
     """
 
     ttft_s: float
@@ -206,11 +216,16 @@ class Prediction:
 
     @property
     def peak_bytes(self) -> int:
-        """Larger of the peaks of prefill and decode, bytes."""
+        """Peak memory in bytes: the larger of the peaks of prefill and decoding."""
         return max(self.decode_peak_bytes, self.prefill_peak_bytes)
 
     def throughput(self, batch: int, new_tokens: int) -> float:
-        """Return the tokens/s of generating `new_tokens` tokens for each of `batch` sequences, prefill included."""
+        """Return the tokens generated per second, counting the time of the prefill.
+
+        Args:
+            batch: number of sequences.
+            new_tokens: number of tokens generated for each sequence.
+        """
         return batch * new_tokens / (self.ttft_s + (new_tokens - 1) * self.tpot_s)
 
 
@@ -237,21 +252,24 @@ def predict(
         shape: dimensions of the model (``Shape.of(model.config)``).
         kv_bytes_per_step: bytes of keys and values that a step reads, over the whole batch and all layers
             (``cache.bill().used.total``; less if a draft reads only the upper nibbles).
-        weight_bytes: bytes of all parameters as loaded, including the embedding table; the part that a step reads is
-            computed from it (:meth:`Shape.bytes_read`).
+        weight_bytes: bytes of all parameters as loaded, including the embedding table. How many of these a step reads
+            is computed from it (:meth:`Shape.bytes_read`).
         batch: number of sequences.
-        context: tokens per sequence before the step; also the length of the prompts in the prefill.
-        gpu: from :func:`kvbench.profiling.gpus.gpu_named`, or from ``gpu_of(torch.cuda.get_device_name())`` unless that
-            returns None.
-        kv_stored_bytes: bytes that the cache holds, if more than a step reads; None: `kv_bytes_per_step`.
-        attended: tokens that a query attends to, if the method drops some; None: `context`.
-        q_len: new tokens per sequence in a step (more than 1 when drafted tokens are verified).
-        overhead_s_per_layer: time per layer in addition to its bytes and FLOPs (launches, small kernels); 0: a pure
-            roofline.
-        prefill_chunk: prompt tokens per forward pass of each sequence; None: the whole prompt.
-        prefill_rows: prompts per forward pass; None: all of them (stock transformers).
-        mlp_chunk: tokens per slice of the feed-forward layer in the prefill; None: no slices (stock transformers).
-        width: bytes of an element in full precision.
+        context: tokens per sequence before the step, which is also the length of the prompts.
+        gpu: the GPU, from :func:`kvbench.profiling.gpus.gpu_named` or :func:`kvbench.profiling.gpus.gpu_of`.
+        kv_stored_bytes: bytes of keys and values that the cache stores, if a step does not read all of them; None for
+            `kv_bytes_per_step`.
+        attended: number of tokens to which a query attends, if the method drops some; None for `context`.
+        q_len: new tokens per sequence in a step; more than 1 if the step verifies drafted tokens.
+        overhead_s_per_layer: seconds per layer in addition to those for bytes and FLOPs (launches, small kernels); 0
+            for a pure roofline.
+        prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
+        prefill_rows: number of prompts per forward pass. ``auto``: as many as make 16384 tokens, at least one. None:
+            all of them, as in stock transformers.
+        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill, to save memory.
+            ``auto``: 8192 in passes of more than 16384 tokens, else all at once. None: all at once, as in stock
+            transformers.
+        width: bytes per element in full precision.
     """
     stored = kv_bytes_per_step if kv_stored_bytes is None else kv_stored_bytes
     overhead = overhead_s_per_layer * shape.layers
@@ -298,19 +316,21 @@ def max_batch(
     mlp_chunk: Slice = "auto",
     reserve_gib: float = 1.0,
 ) -> int:
-    """Return the largest number of sequences that fits into the GPU's memory; 0 if not even one does.
+    """Return the largest number of sequences that fit into the GPU's memory; 0 if not even one fits.
 
     Args:
-        shape: as for :func:`predict`.
-        kv_bytes_per_sequence: bytes of keys and values that the cache holds for each sequence.
-        weight_bytes: as for :func:`predict`.
-        context: as for :func:`predict`.
-        gpu: as for :func:`predict`.
-        prefill: the prefill has to fit too; False: only decoding has to.
-        prefill_chunk: as for :func:`predict`.
-        prefill_rows: as for :func:`predict`.
-        mlp_chunk: as for :func:`predict`.
-        reserve_gib: memory that is not available, GiB: CUDA context, driver, fragmentation of the allocator.
+        shape: dimensions of the model.
+        kv_bytes_per_sequence: bytes of keys and values that the cache stores for each sequence.
+        weight_bytes: bytes of all parameters as loaded.
+        context: tokens per sequence, which is also the length of the prompts.
+        gpu: the GPU.
+        prefill: True if prefill must fit too, False if only decoding must.
+        prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt.
+        prefill_rows: number of prompts per forward pass. ``auto``: as many as make 16384 tokens, at least one. None:
+            all of them.
+        mlp_chunk: number of tokens that the feed-forward layer processes at a time during prefill. ``auto``: 8192 in
+            passes of more than 16384 tokens, else all at once. None: all at once.
+        reserve_gib: memory in GiB that is not available: CUDA context, driver, fragmentation of the allocator.
     """
     room = gpu.memory - reserve_gib * 2**30 - weight_bytes
     tokens = min(context, prefill_chunk or context) if prefill else 0
@@ -334,9 +354,15 @@ def max_batch(
 
 
 def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None, prefill_rows: Rows = "auto") -> int:
-    """Return the prompt tokens in the largest forward pass of a prefill, over all sequences.
+    """Return how many prompt tokens, over all sequences, the largest forward pass of a prefill processes.
 
-    A chunked prefill runs the chunks of all prompts together, whatever `prefill_rows` says.
+    Args:
+        batch: number of sequences.
+        context: tokens of each prompt.
+        prefill_chunk: number of prompt tokens of each sequence per forward pass; None for the whole prompt. If prompts
+            are cut into chunks, a pass processes one chunk of every prompt, and `prefill_rows` has no effect.
+        prefill_rows: number of prompts per forward pass. ``auto``: as many as make 16384 tokens, at least one. None:
+            all of them.
     """
     if prefill_chunk is not None and prefill_chunk < context:
         return batch * prefill_chunk
@@ -345,12 +371,19 @@ def tokens_of_a_pass(batch: int, context: int, prefill_chunk: int | None = None,
 
 
 def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
-    """Return the largest number of elements alive at once in a forward pass over `tokens` tokens of all sequences.
+    """Return the largest number of activation elements that are in memory at once during a forward pass.
 
-    The feed-forward layer holds the gate, the up projection and their product, and four residual streams; attention
-    holds queries, keys and values before and after RoPE, the output, and two residual streams. For Llama-2-7B with
-    stock transformers the predicted peaks are 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k tokens; measured
-    were 15.0, 31.6, 50.6 and 88.7.
+    While the feed-forward layer runs, these are the gate, the up projection, their product, and four tensors of the
+    size of the residual stream. While attention runs, they are queries, keys and values before and after RoPE, the
+    output, and two tensors of the size of the residual stream. The larger of the two sums is returned. For Llama-2-7B
+    with stock transformers, the peaks predicted from it are 14.9, 31.6, 50.6 and 88.6 GiB at 4k, 32k, 64k and 128k
+    tokens; the measured ones are 15.0, 31.6, 50.6 and 88.7 GiB.
+
+    Args:
+        shape: dimensions of the model.
+        tokens: number of tokens in the pass, over all sequences.
+        mlp_chunk: number of tokens that the feed-forward layer processes at a time, to save memory. ``auto``: 8192 if
+            the pass has more than 16384 tokens, else all at once. None: all at once.
     """
     size = (SLICE if tokens > LONG else None) if mlp_chunk == "auto" else mlp_chunk
     feed_forward = 3 * shape.intermediate * min(tokens, size or tokens) + 4 * shape.hidden * tokens
@@ -359,7 +392,7 @@ def live_elements(shape: Shape, tokens: int, mlp_chunk: Slice = None) -> int:
 
 
 def linear_activations(shape: Shape) -> int:
-    """Return the number of elements per token that the linear layers of one decoder layer read and write."""
+    """Return how many elements per token the linear layers of one decoder layer read and write in total."""
     attention = 2 * shape.hidden + shape.channels * (2 * shape.query_heads + 2 * shape.heads)
     return attention + 2 * shape.hidden + 3 * shape.intermediate
 

@@ -12,28 +12,39 @@ import torch
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until a CUDA device has finished all queued work; return at once for other devices."""
+    """Wait until a CUDA device has finished all queued work. For any other device, return at once."""
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device | str = "cpu") -> float:
-    """Wait for the device to finish, and return the time on a monotonic clock, in seconds."""
+    """Wait until the device has finished all queued work, then return the time of a monotonic clock in seconds."""
     synchronize(device)
     return time.perf_counter()
 
 
 @dataclass
 class Elapsed:
-    """Seconds of the block of :func:`timed`; NaN until the block ends."""
+    """The result of :func:`timed`.
+
+    Args:
+        seconds: seconds spent inside the context; NaN until the context ends.
+    """
 
     seconds: float = math.nan
 
 
 @contextmanager
 def timed(device: torch.device | str = "cpu") -> Iterator[Elapsed]:
-    """Time a block; the device finishes its queued work before each reading of the clock."""
+    """Measure the time spent inside the context. The device finishes all queued work before each reading of the clock.
+
+    Args:
+        device: device whose work is timed.
+
+    Yields:
+        An :class:`Elapsed`, whose ``seconds`` are set when the context ends.
+    """
     elapsed = Elapsed()
     start = now(device)
     yield elapsed
@@ -41,21 +52,21 @@ def timed(device: torch.device | str = "cpu") -> Iterator[Elapsed]:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median; NaN for no values."""
+    """Return the median; NaN if there are no values."""
     return percentile(values, 50)
 
 
 def p99(values: Sequence[float]) -> float:
-    """Return the 99th percentile; NaN for no values."""
+    """Return the 99th percentile; NaN if there are no values."""
     return percentile(values, 99)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Return the `q`-th percentile, linearly interpolated between neighbours (numpy's default); NaN for no values.
+    """Return a percentile, interpolated linearly between neighbouring values (numpy's default); NaN if there are none.
 
     Args:
         values: the values, in any order.
-        q: 0 to 100.
+        q: the percentile, 0 to 100.
     """
     if not values:
         return math.nan
