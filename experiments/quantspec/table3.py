@@ -7,7 +7,10 @@ _AXES = ("token", "channel")
 _COLUMNS = ("WikiText-2", "bundled texts")
 
 
-_SETTING = "kivi:int4_g{}:key_axis={}:value_axis={}:residual=256"
+def _setting(group: int, key: str, value: str) -> str:
+    keys = "" if group == 128 else f":quantizer.key.group_size={group}"
+    values = f":quantizer.value.axis=channel:quantizer.value.group_size={group}" if value == "channel" else ""
+    return f"kivi:int4_g128:key_axis={key}:residual=256{keys}{values}"
 
 
 def _name(value: str, key: str) -> str:
@@ -23,8 +26,8 @@ ITEM = Grid(
         *(
             Row(
                 name=_name(value, key),
-                setting=_SETTING.format(128, key, value),
-                small=_SETTING.format(64, key, value),
+                setting=_setting(128, key, value),
+                small=_setting(64, key, value),
                 published={"value_axis": value, "key_axis": key},
             )
             for value in _AXES
