@@ -8,10 +8,8 @@ without network.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatch
 from typing import Any
 
 import yaml
@@ -21,12 +19,12 @@ from kvbench import tasks
 from kvbench.cli.compose import Composer, run_config
 from kvbench.config.prerequisites import check_path
 from kvbench.errors import ConfigError, KvbenchError, ModelError
-from kvbench.hub import transfer
-from kvbench.hub.repository import HubError, Repository
-from kvbench.hub.transfer import amount, plan
-from kvbench.models.download import SMALL, announcement, fetched
+from kvbench.hub.repository import HubError
+from kvbench.hub.transfer import amount
+from kvbench.models.download import announcement, fetched
 from kvbench.models.locate import locate, repository_of
 from kvbench.models.spec import ModelConfig
+from kvbench.retrieval.weights import fetch_weights
 from kvbench.tasks import data, hub_files
 from kvbench.tasks.data import HubSource
 from kvbench.util.confdir import conf_dir, options
@@ -180,21 +178,10 @@ def fetch_encoder(name: str) -> str:
     what = f"encoder {name}"
     if name in ("bm25", "openai"):
         return f"{what}: nothing to fetch"
-    repository = Repository(HUB.get(name, name))
+    hub_id = HUB.get(name, name)
     try:
-        files = plan(repository, wanted_by_encoder, "config.json")
-        if files.missing:
-            say(announcement(what, files))
-        return f"{what}: {transfer.fetch(repository, files)}"
+        return f"{what}: {fetch_weights(hub_id, lambda files: say(announcement(what, files)))}"
     except HubError as error:
-        reason = f"{repository.hub_id} is not on this machine, and {error.reason}" if error.absent else error.reason
+        reason = f"{hub_id} is not on this machine, and {error.reason}" if error.absent else error.reason
         hint = f"{error.remedy}, or " if error.remedy else ""
         raise ModelError(f"{what}: {reason}.\n  hint: {hint}set method.encoder=bm25, which needs no weights") from error
-
-
-def wanted_by_encoder(files: Sequence[str]) -> list[str]:
-    """Return which files of a repository sentence-transformers needs: one copy of the weights, and all small files."""
-    top = [name for name in files if "/" not in name]
-    weights = [name for name in top if name.endswith(".safetensors")] or [n for n in top if n.endswith(".bin")]
-    folders = [name for name in files if re.match(r"\d+_[^/]*/", name)]  # pooling and other layers behind the model
-    return [*weights, *folders, *(name for name in top if any(fnmatch(name, pattern) for pattern in SMALL))]

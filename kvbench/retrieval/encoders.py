@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.errors import ConfigError, ModelError
+from kvbench.hub.repository import HubError
+from kvbench.hub.transfer import amount
 from kvbench.retrieval.store import EmbeddingStore
+from kvbench.retrieval.weights import fetch_weights
+from kvbench.util.progress import say
 from kvbench.util.requirements import Package, exists
 
 #: names with a meaning; anything else is a sentence-transformers model, by hub id or folder
@@ -290,7 +294,10 @@ def load_sentence_transformer(name: str, path: str) -> Any:
         reason: Exception = error
     if not os.path.isdir(path) and hub_answers():
         try:
-            return sentence_transformers.SentenceTransformer(path)
+            fetch_weights(path, lambda files: say(f"encoder {name}: {amount(files.missing_bytes)} to download"))
+            return sentence_transformers.SentenceTransformer(path, local_files_only=True)
+        except HubError as error:
+            raise cannot_load(name, path, error.reason) from error
         except Exception as error:
             reason = error
     raise cannot_load(name, path, type(reason).__name__) from reason

@@ -1,0 +1,39 @@
+"""Download of an encoder's weights from the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+
+from kvbench.hub.repository import Repository
+from kvbench.hub.transfer import Plan, fetch, plan
+
+#: patterns of the files other than weights that sentence-transformers reads
+_SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
+
+
+def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: None) -> Path:
+    """Download what is missing of an encoder into the hub's cache and return the folder of the snapshot.
+
+    Args:
+        hub_id: the repository, ``OWNER/NAME``.
+        announce: called with the files and their sizes before they are downloaded.
+
+    Raises:
+        HubError: the encoder is unavailable (:mod:`kvbench.hub.transfer`).
+    """
+    repository = Repository(hub_id)
+    files = plan(repository, wanted, "config.json")
+    if files.missing:
+        announce(files)
+    return fetch(repository, files)
+
+
+def wanted(files: Sequence[str]) -> list[str]:
+    """Return which files of a repository sentence-transformers needs: one copy of the weights, and all small files."""
+    top = [name for name in files if "/" not in name]
+    weights = [name for name in top if name.endswith(".safetensors")] or [n for n in top if n.endswith(".bin")]
+    folders = [name for name in files if re.match(r"\d+_[^/]*/", name)]  # pooling and other layers behind the model
+    return [*weights, *folders, *(name for name in top if any(fnmatch(name, pattern) for pattern in _SMALL))]
