@@ -140,6 +140,9 @@ def decode_rate(rows: Sequence[Row]) -> Statistic | None:
     return Statistic(rate, tuple(rate + len(parts) * (tokens - rate * seconds) / total for tokens, seconds in parts))
 
 
+#: figures of answers that depend on the model's size and on what else the machine does
+SPEEDS = ("seconds_per_token", "decode_rate")
+
 FIGURES: dict[str, Callable[[Sequence[Row]], Statistic | None]] = {
     "score": mean(_score),
     "kv_mib": mean(_kv_mib),

@@ -11,7 +11,7 @@ from experiments import published
 from experiments.data import POINTS, columns_of, groups_of, scaled
 from experiments.fold.cells import OUT_OF_MEMORY, Cell, Folded, Heading, Verdict
 from experiments.fold.claims import judge
-from experiments.fold.figures import FIGURES, Row, Statistic, paired, quotient
+from experiments.fold.figures import FIGURES, SPEEDS, Row, Statistic, paired, quotient
 from experiments.item import Column, Grid, Group, Model
 from experiments.item import Row as Setting
 from experiments.plan import Plan
@@ -213,7 +213,11 @@ class _Table:
         values = [printed(self.item, rows[name], claim.column, models) for name in (claim.first, claim.second)]
         column = members[0]
         verdict = judge(claim, self.item.paper, self.model.title, column, cell, difference, values)
-        if column.data == POINTS and self.model not in self.item.models and verdict.ours is not None:
+        if (
+            (column.data == POINTS or column.figure in SPEEDS)
+            and self.model not in self.item.models
+            and verdict.ours is not None
+        ):
             return replace(verdict, verdict="cannot be seen")  # shares of time and memory depend on the model's size
         return verdict
 

@@ -34,7 +34,7 @@ ITEM = Grid(
     ),
     words=("QuantSpec is more than 1.78 times as fast as autoregressive decoding at several context lengths.",),
     draw="bars",
-    x="context, tokens",
+    x="tokens of a prompt",
     y="throughput of decoding, tokens/s",
     caption="""The paper: one or two A6000; the figure names neither the data sets nor its points: those of Table 4 for
     this model are taken, with the same runs. Throughput is that of decoding, prefill excluded, of one prompt at a time;

@@ -109,3 +109,25 @@ def test_the_best_throughput_and_the_last_batch_that_fitted_are_compared():
     assert [table.at("8B", row, "last").ours for row in rates] == [2.0, 4.0, None]
     assert table.at("8B", "KIVI", "last").reason == "not measured until memory ended"
     assert [(v.ours, v.verdict) for v in table.verdicts] == [(50.0, "does not hold"), (100.0, "holds")]
+
+
+def test_the_speed_of_another_model_decides_no_claim():
+    """A small model on a busy processor says nothing of the speed of a large one on a GPU."""
+    item = Grid(
+        id="quantspec/figure1",
+        number="Figure 1",
+        title="",
+        caption="",
+        models=(Model("lwm-text-chat-128k", "LWM"),),
+        rows=(Row(name="AR", setting="fp16"), Row(name="QuantSpec", setting="quantspec")),
+        columns=(Column(name="rate", data="pg19", figure="decode_rate", scale=1.0),),
+        claims=(Claim(text="faster", first="QuantSpec", second="AR", column="rate"),),
+    )
+    rows = {
+        name: {i: {"measured": {"decoded": 10, "decode_s": seconds + 0.01 * i}} for i in range(3)}
+        for name, seconds in (("AR", 2.0), ("QuantSpec", 1.0))
+    }
+    for model, word in (("LWM", "holds"), ("tiny", "cannot be seen")):
+        plan = Plan(models=() if model == "LWM" else ("tiny",))
+        sources = {(model, name, "rate"): Source(by_id) for name, by_id in rows.items()}
+        assert [verdict.verdict for verdict in fold(item, plan, sources).verdicts] == [word]
