@@ -45,7 +45,7 @@ def test_rows_take_along_what_they_may_give_back(rows, gives):
         layer.crop(-1)
         assert layer.get_seq_length() == 23
     else:
-        with pytest.raises(CacheError, match=f"of row {rows.index(1)} of layer 0"):
+        with pytest.raises(CacheError, match=f"in row {rows.index(1)} of layer 0"):
             layer.crop(-1)
 
 
