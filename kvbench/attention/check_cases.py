@@ -189,7 +189,7 @@ def correctness() -> list[Case]:
 
 
 def timed() -> list[Case]:
-    """Return the cases whose speed is measured."""
+    """Return the cases whose time is measured."""
 
     def case(name: str, shape: str, tiers: tuple[Tier, ...], batch: int, thousands: int, **more: object) -> Case:
         context = (thousands * 1024 + 9,) * batch

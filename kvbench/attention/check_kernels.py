@@ -148,7 +148,11 @@ def measure(case: Case, name: str, module: Any) -> dict[str, Any]:
 
 
 def shown(line: dict[str, Any]) -> str:
-    """Return a line of the report as text for the screen."""
+    """Format a line of the report for the screen.
+
+    Args:
+        line: result of :func:`measure`, or a line with the reason under ``failed``.
+    """
     if "failed" in line or "refused" in line:
         return f"{line['case']:44s} {line['kernel']:7s} {'FAILED' if 'failed' in line else 'refused'}: " + (
             line.get("failed") or line["refused"]

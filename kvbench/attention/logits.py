@@ -36,11 +36,15 @@ class Logits:
 
     @property
     def plain(self) -> bool:
-        """True if there is neither a softcap nor a sink: attention is a plain softmax over the scores."""
+        """True if there are neither a softcap nor sinks, so that attention is a plain softmax over the scores."""
         return self.softcap is None and self.sinks is None
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Return `scores` (already scaled, of any shape) with the softcap applied."""
+        """Apply the softcap, if there is one, to scores.
+
+        Args:
+            scores: scores of any shape, already multiplied by the model's scaling factor.
+        """
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
     def sinks_of(self, heads: slice) -> Logits:

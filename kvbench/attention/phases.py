@@ -47,7 +47,7 @@ class Format:
         bits: bits of a code; 16 for ``full``.
         axis: direction in which groups run. ``channel``: along tokens. ``token``: along channels. Empty for ``full``.
         group: number of tokens (axis ``channel``) or channels (axis ``token``) that share parameters; 0 for ``full``.
-        window: 0 if the group size divides the tile size, or the reverse. Otherwise groups may cross tile boundaries
+        window: 0 if the group size divides the tile size or is a multiple of it. Otherwise groups may cross tiles
             (LogQuant's W = 42). Tokens then come in blocks of `window`, and each block is divided into the fewest
             groups of at most `group` tokens. If these cannot be equal, the first ones have one token more
             (:class:`kvbench.quantizers.windowed.WindowedQuantizer`).
@@ -122,7 +122,7 @@ class Work:
         return filled if self.room is None else max(filled, -(-self.room // TILE))
 
     def longest(self) -> list[int]:
-        """Return, for each phase, the largest number of tokens that any row has in it."""
+        """Return, for each phase, the number of tokens of the row that has the most in it."""
         return [max(row[i][2] for row in self.counts) for i in range(len(self.phases))]
 
 
@@ -176,11 +176,11 @@ def kind_of(quantizer: AffineQuantizer) -> str:
 
 
 def window_of(quantizer: AffineQuantizer) -> int:
-    """Return the :attr:`Format.window` of a quantizer; 0 if its groups fit the tiles.
+    """Return the :attr:`Format.window` of a quantizer, which is 0 unless its groups may cross tile boundaries.
 
     Raises:
         NotServed: groups are so short that the tokens of one field of a word may belong to more than two of them, or
-            the window or its groups exceed :data:`WIDEST` or :data:`LONGEST`.
+            the window or its groups exceed the lengths that a kernel can encode (:data:`WIDEST`, :data:`LONGEST`).
     """
     if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
         return 0

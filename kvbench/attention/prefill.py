@@ -134,7 +134,8 @@ def order(
         query: ``[B, Hq, q, D]``.
         keys: ``[B, H, n, D]``.
         values: ``[B, H, n, Dv]``.
-        mask: as for :func:`attend`. With a mask, the order of back ends stays unchanged.
+        mask: as for :func:`attend`. cuDNN is preferred only if this is None or the padding of the batch, not a mask for
+            every query and key.
         backend: ``auto``, or ``stock`` to leave the order as torch has it.
 
     Returns:

@@ -23,7 +23,7 @@ class Parts:
 
     @property
     def total(self) -> int:
-        """The sum of the parts."""
+        """The sum of the four parts, in bytes."""
         return self.codes + self.scales + self.window + self.index
 
     def add(self, part: str, count: int) -> None:

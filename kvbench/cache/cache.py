@@ -78,10 +78,10 @@ class KVCache(Cache):
         """Give the prompt to the draft model's cache too, so that one prefill serves both caches.
 
         Each layer hands its prompt tokens on when it places them. The search time of `follower` is added to that of
-        this cache, and its notes replace those of this cache.
+        this cache. If `follower` has notes, they replace those of this cache.
 
         Args:
-            follower: the draft model's cache; None to stop.
+            follower: the draft model's cache; None if the prompt should no longer be shared.
         """
         self.follower = follower
         if follower is None:
@@ -144,7 +144,7 @@ class KVCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False, because the stores grow.
+        """False: transformers must not compile a model's forward pass with this cache, because the stores grow.
 
         Transformers' generation loop reads this property at each step. If the method speculates, which that loop does
         not support, the first read also issues a warning.

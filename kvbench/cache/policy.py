@@ -45,7 +45,7 @@ class Policy(Protocol[L]):
 
     @property
     def observe_prompt(self) -> int:
-        """Which attention over the prompt :meth:`place` receives as `scores`.
+        """The kind of attention over the prompt that :meth:`place` receives as `scores`.
 
         0: none. n > 0: the probabilities of the last n queries. -1: for each token, the sum over all queries.
         """
@@ -102,7 +102,12 @@ class Policy(Protocol[L]):
         ...
 
     def make_store(self, layer: L, side: Side) -> Store:
-        """Return an empty store for the keys or the values of `layer`."""
+        """Return an empty store for the keys or the values of a layer.
+
+        Args:
+            layer: the layer.
+            side: ``key`` or ``value``.
+        """
         ...
 
     def place(self, layer: L, rows: slice, keys: Tensor, values: Tensor, scores: Tensor | None) -> None:

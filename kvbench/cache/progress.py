@@ -26,7 +26,7 @@ class Padding:
 
     Args:
         starts: for each of the B rows, the column of its first real token; None until the first tokens arrive.
-        started: for each row, True once a real token has arrived; None if the padding is known from the prompts.
+        started: for each row, True once a real token has arrived; None until the padding is inferred from a mask.
     """
 
     starts: list[int] | None = None

@@ -14,7 +14,7 @@ def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
     """Settle all layers of a cache; layers that drop the same tokens share a kernel launch.
 
     Nearly always all layers are in the same state. The first layer is settled. Every other layer in the same state then
-    repeats its moves, without computing them again.
+    repeats the moves of the first, without computing them again.
 
     Args:
         layers: the layers of one cache, whose method sets ``packs_together``.

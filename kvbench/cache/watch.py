@@ -23,7 +23,14 @@ FIELDS = 6
 
 @dataclass(frozen=True)
 class Place:
-    """Location of a NaN or Inf: row of the batch, KV head, token within the segment, and channel."""
+    """The location of a NaN or Inf in a segment.
+
+    Args:
+        row: row of the batch.
+        head: KV head.
+        token: index of the token within the segment.
+        channel: channel of the head.
+    """
 
     row: int
     head: int
@@ -101,7 +108,11 @@ class Watch:
 
 
 def words(place: Place) -> str:
-    """Return the error message for a NaN or Inf in a segment that belongs to no layer."""
+    """Return the error message for a NaN or Inf in a segment that belongs to no layer.
+
+    Args:
+        place: location of the NaN or Inf in the segment.
+    """
     index = (place.row, place.head, place.token, place.channel)
     return f"a segment contains NaN or Inf at index {index}"
 

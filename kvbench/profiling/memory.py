@@ -96,7 +96,7 @@ class TensorCensus(TorchDispatchMode):
         """Begin a phase. Its peak includes the storages that are alive at its beginning.
 
         Args:
-            name: name of the phase; ``end`` only ends the current phase.
+            name: name of the phase; ``end`` ends the current phase without beginning another.
         """
         self._phase = "" if name == END else name
         self._note()
@@ -180,7 +180,7 @@ class PhasePeaks:
         """Begin a phase of the generation.
 
         Args:
-            name: ``prefill`` or ``decode``; ``end`` only ends the current phase.
+            name: ``prefill`` or ``decode``; ``end`` ends the current phase without beginning another.
         """
         if self._census is not None:
             self._census.phase(name)

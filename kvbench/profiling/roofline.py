@@ -116,7 +116,7 @@ class Shape:
 
     @property
     def other_elements(self) -> int:
-        """Number of parameters of the norms, and of the biases if the model has them."""
+        """Number of parameters in the norms and, if the model has them, in the biases."""
         bias = (self.query_heads + 2 * self.heads) * self.channels if self.qkv_bias else 0
         return self.layers * (2 * self.hidden + bias) + self.hidden
 

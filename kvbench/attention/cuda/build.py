@@ -288,7 +288,7 @@ def ask(answer: tuple[Any, ...]) -> Any:
         answer: the tuple that the call returned: (error, value, ...).
 
     Returns:
-        The value if there is one, else a tuple of the values.
+        The value if there is exactly one, else a tuple of all values.
 
     Raises:
         RuntimeError: the call failed; the message names the error.
@@ -300,7 +300,7 @@ def ask(answer: tuple[Any, ...]) -> Any:
 
 @cache
 def source() -> str:
-    """Return the source of the kernel, without the macro definitions."""
+    """Return the CUDA source of the kernel, without the macro definitions that configure it."""
     folder = Path(__file__).parent
     return "\n".join((folder / part).read_text(encoding="utf-8") for part in PARTS)
 

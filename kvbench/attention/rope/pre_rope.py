@@ -89,7 +89,7 @@ class Hooked:
         self.keys = self._source.cut(out, self._channels)
 
     def remove(self) -> None:
-        """Remove the hook."""
+        """Remove the hook from the model."""
         self._handle.remove()
         delattr(self._attention, HOOKED)
 

@@ -93,7 +93,7 @@ def cuts(form):
 
 @triton.constexpr_function
 def meeting(form):
-    """Return an upper bound on the number of groups that have tokens in the same tile, for a format with windows."""
+    """Return an upper bound on the number of groups that one tile overlaps, for a format with windows."""
     return 128 // (window(form) // cuts(form)) + 2
 
 

@@ -99,7 +99,7 @@ def defer(segment: Packed, how: Form, first_row: int, x: Tensor, start: int) -> 
 
 
 def launch(jobs: list[Job]) -> None:
-    """Do packing jobs, those with equal signatures in one launch."""
+    """Pack the tokens of all jobs; jobs with equal signatures (:meth:`Job.signature`) share a launch."""
     alike: dict[Hashable, list[Job]] = {}
     for job in jobs:
         alike.setdefault(job.signature(), []).append(job)
@@ -108,7 +108,11 @@ def launch(jobs: list[Job]) -> None:
 
 
 def run(group: list[Job]) -> None:
-    """Do a group of packing jobs with equal signatures, in one launch."""
+    """Pack the tokens of several jobs in one launch.
+
+    Args:
+        group: jobs with equal signatures (:meth:`Job.signature`).
+    """
     from kvbench.cache.kernels.pack_layers import pack_layers
 
     job = group[0]

@@ -30,11 +30,11 @@ SINKS = 8
 
 
 class Move(NamedTuple):
-    """One roll of a segment, the same for a run of rows.
+    """One advance of a rolling window: from where to where tokens move in the buffer, for a run of adjacent rows.
 
     Attributes:
         first, last: the rows: from `first` to `last` - 1.
-        old, new: buffer index of the first sink before and after the roll.
+        old, new: buffer index of the first sink before and after the advance.
         evicted: number of positions by which the sinks' original keys are rotated.
         back: number of tokens, including sinks, that then move from index `new` to the front of the buffer; 0 for none.
     """

@@ -40,12 +40,12 @@ class TileLayout:
 
     @property
     def fields(self) -> int:
-        """Number of fields in a word, F."""
+        """Number of fields in a word, F; each contains the code of a different token."""
         return 16 // self.width
 
     @property
     def rows(self) -> int:
-        """Number of word rows of a tile, N."""
+        """Number of word rows in a tile, N, which is also the number of a tile's tokens that share a field."""
         return TILE // self.fields
 
     def shape(self, tiles: int, channels: int) -> tuple[int, int, int]:
@@ -160,5 +160,5 @@ def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def to_int16(words: Tensor) -> Tensor:
-    """Return the low 16 bits of int32 words as int16 (two's complement), without relying on overflow."""
+    """Return the low 16 bits of int32 words as int16 (two's complement)."""
     return (((words & 0xFFFF) ^ 0x8000) - 0x8000).to(torch.int16)

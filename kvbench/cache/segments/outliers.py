@@ -66,7 +66,7 @@ class Outliers:
             self.indices = torch.empty(batch, capacity, dtype=torch.int16, device=device)
 
     def count(self, row: int) -> int:
-        """Return the number of entries of a row."""
+        """Return the number of outliers of a row."""
         return self.ends[row][-1] if self.ends[row] else 0
 
     def append(self, rows: slice, start: int, x: Tensor, mask: Tensor) -> None:
@@ -131,7 +131,7 @@ class Outliers:
         out[channel // channels, token, channel % channels] = self.values[row, low : ends[last - 1]].to(out.dtype)
 
     def keep_first(self, row: int, tokens: int) -> None:
-        """Drop the outliers of a row's newest tokens.
+        """Drop the outliers of all tokens of a row except its oldest ones.
 
         Args:
             row: row of the batch.

@@ -24,9 +24,7 @@ ENCODED = 2048
 
 
 def fits_tiles(quantizer: AffineQuantizer) -> bool:
-    """Return True if tile boundaries divide no group of tokens.
-
-    Every group is then inside one tile of 128 tokens, or consists of whole tiles.
+    """Return True if every group of tokens is inside one tile of 128 tokens or consists of whole tiles.
 
     Args:
         quantizer: quantizer that determines the groups.

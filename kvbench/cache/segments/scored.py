@@ -134,7 +134,13 @@ class ScoredSegment(FullSegment):
         return {**super().used(row), "index": self.scores.used(row)["window"]}
 
     def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Replace the buffer of the tokens by ``change(buffer)``; :meth:`select` and :meth:`clone` treat the scores."""
+        """Replace the buffer of the tokens by ``change(buffer)``.
+
+        Scores are not replaced: :meth:`select` and :meth:`clone` handle them.
+
+        Args:
+            change: function that returns the new buffer for an old one. Dimension 0 of a buffer is the batch.
+        """
         super().map_buffers(change)
 
     def select(self, index: Tensor) -> None:
