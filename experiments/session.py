@@ -84,9 +84,10 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
         notes.append(f"Models here: {', '.join(plan.models)}, in place of {', '.join(m.title for m in item.models)}.")
     answers = any(column.data != POINTS for column in item.columns)
     if plan.data == "mini" and answers:
+        bundled = ", ".join(dict.fromkeys(column.data for column in item.mini if column.data != POINTS))
         notes.append(
-            "Data here: the bundled tasks of dataset=mini in place of the paper's data sets. The paper's numbers "
-            "are of other data: they are shown only as the differences of its claims."
+            f"Data here: bundled ({bundled}), in place of the paper's data sets. The paper's numbers are of other "
+            "data: they are shown only as the differences of its claims."
         )
     replaced = [row for row in item.rows if row.small and plan.data != "paper"]
     if replaced and answers and all("encoder=bm25" in row.small for row in replaced):
