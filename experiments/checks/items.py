@@ -1,4 +1,4 @@
-"""Rules for the tables of items (results/PAPER/ITEM/table.md), which are those of the cells beside them."""
+"""Rules for the tables of items (results/PAPER/ITEM and the scales below it): they are those of the cells beside them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from experiments.checks.rules import ROOT, Rule, Whole
 
 def rules(root: Path = ROOT) -> Iterator[Rule]:
     """Yield a rule for each item whose table is in results."""
-    paths = sorted((root / "results").glob("*/*/cells.json"))
+    results = root / "results"
+    paths = sorted([*results.glob("*/*/cells.json"), *results.glob("*/*/*/cells.json")])
     if not paths:
         return
     from experiments.draw.table import markdown
