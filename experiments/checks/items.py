@@ -1,4 +1,4 @@
-"""Rules for the tables of items (results/PAPER/ITEM and the scales below it): they are those of the cells beside them."""
+"""Rules for the tables of items (results/PAPER/ITEM and the scales below it): those of the cells beside them."""
 
 from __future__ import annotations
 

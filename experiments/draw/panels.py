@@ -10,8 +10,9 @@ from experiments.draw.style import COLOURS, MARKERS, WIDTH
 def panels(item: Any, folded: Any, pyplot: Any) -> Any:
     """Draw ``arrays["panels"]``, a list of panels, ``arrays["across"]`` of them side by side.
 
-    A panel has ``title``, ``x``, ``y``, ``log`` (both axes are logarithmic) and ``series``: each has ``x``, ``y``, a
-    ``label`` (may be empty) and a ``kind``: ``line``, ``dashes``, ``stems`` or ``points``.
+    A panel has ``title``, ``x``, ``y``, ``log`` (both axes are logarithmic), ``length`` (x is from 0 to it) and
+    ``series``: each has ``x``, ``y``, a ``label`` (may be empty) and a ``kind``: ``line``, ``dashes``, ``stems`` or
+    ``points``.
     """
     contents = folded.arrays["panels"]
     across = min(folded.arrays.get("across", 2), len(contents))
@@ -28,6 +29,8 @@ def panels(item: Any, folded: Any, pyplot: Any) -> Any:
         if content.get("log"):
             place.set_xscale("log", base=2)
             place.set_yscale("log")
+        if "length" in content:
+            place.set_xlim(-0.02 * content["length"], 1.02 * content["length"])
         place.set(xlabel=content.get("x", ""), ylabel=content.get("y", ""))
         place.set_title(content.get("title", ""), fontsize=8)
         place.grid(alpha=0.3)

@@ -222,6 +222,7 @@ def _density_panels(
             "title": f"{model.title}: attention in one decode step",
             "x": "token position",
             "y": "mean attention probability",
+            "length": of_steps.shape[1],
             "series": [_stems(of_steps[-1][2:])],
         },
         {
@@ -252,6 +253,7 @@ def _step_panels(outcome: Outcome, highest: int, title: str) -> list[dict[str, A
                 "title": f"{title}: decode step {number + 1}",
                 "x": "token position" if number == min(3, len(of_steps) - 1) else "",
                 "y": "highest prob.",
+                "length": tokens,
                 "series": [
                     _stems(scores),
                     {"kind": "points", "x": place[top].tolist(), "y": _rounded(scores[top])},
