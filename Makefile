@@ -30,12 +30,12 @@ QUICKSTART := quickstart/fp16,quickstart/kivi4,quickstart/kivi2,quickstart/atom4
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint clean
+.PHONY: help install run test test-slow lint clean
 
 help:  ## this list
 	@echo "kvbench: what a KV-cache method costs in accuracy, and what it saves in memory and time"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=$(PYTHON)  EXTRAS=$(EXTRAS)  VENV=$(VENV)"
 
@@ -55,6 +55,10 @@ run: install  ## the main job: tiny model, mini data, fp16 against kivi 4 and 2 
 
 test: install  ## all tests that need no GPU and no network (under 8 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+test-slow:  ## tests that take minutes, among them the notebooks from top to bottom
+	$(MAKE) install EXTRAS=test,lint,notebooks
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow --timeout 1800
 
 lint: install  ## style, types, and the directions in which modules may import each other
 	$(BIN)/ruff check .

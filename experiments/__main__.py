@@ -8,6 +8,7 @@ command again goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,6 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to resume", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # for example `... | head`; results are on disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _do(arguments: argparse.Namespace, plan: Plan) -> int:
@@ -140,7 +144,7 @@ def _do(arguments: argparse.Namespace, plan: Plan) -> int:
 
     check_models(plan.models)
     if not arguments.items:
-        print(session.listing(list(items().values()), plan))
+        print(session.listing(list(items().values()), plan), flush=True)
         return 0
     picked = chosen(arguments.items)
     if arguments.dry_run:
