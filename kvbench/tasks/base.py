@@ -21,11 +21,11 @@ class PromptRules:
     Args:
         chat: whether the prompt is put into the model's chat wrapper.
         system: text of a system turn, used only if the chat wrapper is the tokenizer's own template.
-        limit: maximum number of prompt tokens, in place of ``model.prompt_limit``; ``fill`` allows as many as the
-            model's length leaves after the new tokens.
+        limit: maximum number of prompt tokens. ``fill`` allows ``model.max_length`` minus the tokens to generate; None
+            uses ``model.prompt_limit``.
         limits: limits for single models, keyed by the name of the model or of its preset; they override `limit`.
         ids: token ids of the whole prompt, used unchanged; None to tokenize the text.
-        ids_context: half-open token range of the context in `ids`.
+        ids_context: half-open token range that the context takes up in `ids`; None if the sample has no context.
     """
 
     chat: bool = True
@@ -46,26 +46,28 @@ class Sample:
     Args:
         id: stable and unique within the data set, for example ``needle@2048/17``; results are keyed by it.
         task: name of the task, for example ``needle``.
-        length: nominal length in tokens if the task has lengths (its scores are then keyed ``task@length``), else None.
+        length: nominal length in tokens, for tasks that are run at several lengths (the score is then keyed
+            ``task@length``); None for other tasks.
         prompt: the whole prompt as text, before any chat wrapper.
-        context_span: the part of `prompt` that is the context (documents, not the question); None if the task does not
-            separate the two.
+        context_span: character range of the context (the documents, without the question) in `prompt`; None if the
+            task does not separate context and question.
         query: text of the question, with which Cocktail searches the context; may be empty.
-        query_source: what replaces an empty query, for example ``last_chunk``; None leaves the choice to the method.
+        query_source: text that replaces an empty query, for example ``last_chunk`` for the last chunk of the context;
+            None leaves the choice to the method.
         answers: reference answers; the metric defines how several of them are combined.
         target: the first reference exactly as it would follow the prompt, for example with a leading space; None if
-            that is the first of `answers` unchanged.
+            the first of `answers` follows the prompt unchanged.
         answer_ids: token ids of the first reference, in place of `target`.
         max_new_tokens: limit on generated tokens.
         stop: strings at which generation ends; they are not part of the prediction.
         end_text: text whose last token ends the answer, in addition to the model's end-of-sequence tokens.
         say_something: whether the first generated token is prevented from ending the answer.
-        truncation: treatment of a prompt that is too long. ``middle`` cuts tokens from its middle (the row counts
-            them), ``longbench`` does so by LongBench's rule (before the chat wrapper, by decoding the two halves), and
-            ``refuse`` raises an error.
+        truncation: treatment of a prompt that is too long. ``middle`` cuts tokens from the middle of the prompt and
+            records their number. ``longbench`` follows LongBench: the prompt is cut before the chat wrapper is added,
+            and its first and last tokens are decoded back to text. ``refuse`` raises an error.
         rules: rules by which the prompt becomes tokens.
-        work: kind of work that the sample asks for.
-        warm_up: whether the sample only warms up; its row counts for peak memory and nothing else.
+        work: what the runner does with the sample, for example generate an answer or score a text.
+        warm_up: whether the sample only warms up the device. Of its result, only the peak memory is used.
         meta: JSON data for the scorer and for analyses; the runner never reads it.
     """
 
@@ -91,12 +93,12 @@ class Sample:
 
     @property
     def score_key(self) -> str:
-        """Key of the sample's score in ``metrics.json``: ``task`` or ``task@length``."""
+        """Key of the score in ``metrics.json`` to which the sample contributes: ``task`` or ``task@length``."""
         return self.task if self.length is None else f"{self.task}@{self.length}"
 
     @property
     def continuation(self) -> str:
-        """Text of the first reference as it would follow the prompt; empty without a reference."""
+        """Text of the first reference as it would follow the prompt; empty if the sample has no reference."""
         if self.target is not None:
             return self.target
         return self.answers[0] if self.answers else ""
@@ -107,30 +109,31 @@ class Setup(Protocol):
 
     @property
     def model(self) -> Any:
-        """``max_length``, ``prompt_limit``, ``weights`` and names of the model."""
+        """Configuration of the model, with ``max_length``, ``prompt_limit``, ``weights`` and the model's names."""
         ...
 
     @property
     def method(self) -> Any:
-        """The method: perplexity asks it which of its modes would measure it."""
+        """Configuration of the method; the perplexity task asks it which perplexity modes can measure the method."""
         ...
 
     @property
     def decoding(self) -> Any:
-        """``max_new_tokens``, ``stop`` and the sampling options."""
+        """Options of decoding: ``max_new_tokens``, ``stop`` and the sampling options."""
         ...
 
     @property
     def runtime(self) -> Any:
-        """``batch_size`` and the options of the device."""
+        """Options of the runtime: ``batch_size`` and the options of the device."""
         ...
 
 
 class Task:
-    """Base class of data sets. A subclass is a dataclass, whose fields are the keys of the `dataset` group.
+    """Base class of data sets.
 
-    Required are :meth:`samples`, :meth:`identity` and :meth:`score`; everything else has a default here. A task knows
-    nothing of models or caches; :func:`kvbench.tasks.load` makes one from its configuration.
+    A subclass is a dataclass whose fields are the options of the configuration group `dataset`. It must define
+    :meth:`samples`, :meth:`identity` and :meth:`score`; all other methods have defaults here. A task does not depend
+    on models or caches. :func:`kvbench.tasks.load` constructs a task from its configuration.
     """
 
     #: incremented when the samples or their prompts change; part of the run's identity
@@ -149,18 +152,34 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__}.samples")
 
     def identity(self) -> dict[str, Any]:
-        """Return JSON data that determines the samples, except their number; it is hashed into the run id."""
+        """Return JSON data that determines the content of the samples, but not their number.
+
+        The data is hashed into the run id.
+        """
         raise NotImplementedError(f"{type(self).__name__}.identity")
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return the scores of one prediction: ``score`` in 0..1, and variants such as ``strict`` and ``flexible``."""
+        """Return the scores of one prediction by name.
+
+        Args:
+            sample: the sample that was run.
+            prediction: the text that the model generated.
+
+        Returns:
+            ``score`` in 0..1, and any variants, for example ``strict`` and ``flexible``. Empty if the task does not
+            score predictions.
+        """
         raise NotImplementedError(f"{type(self).__name__}.score")
 
     def score_questions(self, sample: Sample, predictions: Sequence[str]) -> dict[str, float]:
         """Score the answers to all questions of a sample whose work is :class:`AskQuestions`.
 
+        Args:
+            sample: the sample with the questions.
+            predictions: the text generated for each question, in the order of the questions.
+
         Returns:
-            ``score``, the mean over the questions, each scored like a sample; and ``all``, 1.0 if every question
+            ``score``, the mean of the questions' scores (:meth:`score`), and ``all``, which is 1.0 if every question
             scores 1, else 0.0.
 
         Raises:
@@ -174,43 +193,45 @@ class Task:
         return {"score": sum(scores) / len(scores), "all": float(all(score == 1.0 for score in scores))}
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield all samples known so far, those already run included.
+        """Yield all samples that are known so far, including those already run.
+
+        The runner calls this again after every row if :attr:`adaptive` is set.
 
         Args:
-            rows: rows of the samples already run, by sample id.
+            rows: recorded results of the samples already run, by sample id.
         """
         return self.samples()
 
     def check(self) -> None:
-        """Raise ConfigError for settings of the data set that are invalid whatever the rest of the configuration."""
+        """Raise ConfigError if an option of the data set is invalid, regardless of the rest of the configuration."""
 
     def fits(self, config: Setup) -> None:
         """Raise ConfigError if the rest of the configuration cannot run this data set."""
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the optional packages that the settings need."""
+        """Return the optional Python packages that the data set needs with its current options."""
         return ()
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
+        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
         return iter(())
 
     def bind(self, tokenizer: Any) -> None:
         """Receive the model's tokenizer; called before :meth:`samples` if :attr:`needs_tokenizer` is set."""
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return facts about the data that are recorded with the results but do not affect the run id."""
         return {}
 
     def machine_identity(self, runtime: Any, device: Callable[[], str]) -> dict[str, Any] | None:
-        """Return the facts about the machine and the runtime options that belong to the run's identity.
+        """Return the facts about the machine, and the runtime options, on which the results depend.
 
         Args:
             runtime: options of the `runtime` group.
             device: returns the name of the device; calling it imports torch.
 
         Returns:
-            JSON data that is hashed into the run id; None if scores do not depend on the machine.
+            JSON data that is hashed into the run id; None if the results do not depend on the machine.
         """
         return None
 
@@ -236,7 +257,13 @@ class TokenTask(Task):
 
 
 def check_shots(shots: int, train: Sequence[Any], place: object) -> None:
-    """Raise ConfigError if `train` has fewer than `shots` records; `place` names their file in the message."""
+    """Raise ConfigError if there are fewer training records than few-shot examples.
+
+    Args:
+        shots: number of few-shot examples per prompt.
+        train: the records from which the examples are taken.
+        place: file of the records, for the message.
+    """
     if len(train) < shots:
         raise ConfigError(
             "dataset.shots",

@@ -51,7 +51,7 @@ def options(value: Any, field: str, place: str) -> list[Option]:
 
 
 def listed(offered: Sequence[Option]) -> str:
-    """Return the options as a prompt shows them: one per line, as ``A. text``."""
+    """Return the options as they appear in a prompt: one per line, as ``A. text``."""
     return "\n".join(f"{letter}. {text}" for letter, (_, text) in zip(LETTERS, offered, strict=False))
 
 
@@ -59,13 +59,14 @@ def correct(value: Any, offered: Sequence[Option], field: str, place: str) -> st
     """Return the letter of the right option.
 
     Args:
-        value: the label, the text, or the 0-based index (an integer) of the right option; without options, a letter.
-        offered: the options; empty if the template spells them out.
+        value: the label, the text, or the 0-based index (an integer) of the right option. If `offered` is empty, the
+            letter itself.
+        offered: label and text of each option; empty if the record's prompt already contains the options.
         field: name of the record's field that holds `value`, for messages.
         place: file and line of the record, for messages.
 
     Raises:
-        DataError: `value` names no option, or more than one.
+        DataError: `value` does not identify exactly one option.
     """
     if not offered:
         if isinstance(value, str) and len(value.strip()) == 1 and value.strip() in LETTERS:

@@ -28,7 +28,7 @@ MOST_WARM_UP = 10_000
 
 @dataclass(kw_only=True)
 class Continuation(TokenTask):
-    """Pieces of texts as prompts.
+    """Prompts of fixed lengths cut from long texts, for which the model generates a continuation.
 
     Args:
         name: the data set's name in results.
@@ -36,8 +36,9 @@ class Continuation(TokenTask):
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
         lengths: prompt lengths in tokens, the beginning-of-sequence token included.
-        limit: number of scored prompts per length; None for all.
-        warm_up: number of warm-up prompts per length, which come first and are not scored.
+        limit: number of measured prompts per length; None for all.
+        warm_up: number of warm-up prompts per length. They run before the measured prompts and are left out of the
+            results, apart from peak memory.
         per_document: maximum number of prompts per document; None cuts the whole document into consecutive prompts, as
             the authors' code does.
         skip: number of tokens skipped at the beginning of each document.
@@ -70,12 +71,12 @@ class Continuation(TokenTask):
         check_text(self.text, self.path)
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError for prompts that the model cannot take."""
+        """Raise ConfigError if the longest prompt and its new tokens exceed what the model accepts."""
         check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts, read on first use. Raises DataError if they cannot be read."""
+        """The texts from which prompts are cut, read on first use. Raises DataError if they cannot be read."""
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
@@ -84,11 +85,15 @@ class Continuation(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
+        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each length, the warm-up prompts and then the scored ones."""
+        """Yield, for each length, the warm-up prompts and then the measured prompts.
+
+        Raises:
+            DataError: the texts are too short for a length, or provide no more than the warm-up prompts.
+        """
         for length in self.lengths:
             count = 0
             for count, sample in enumerate(self._pieces(length), start=1):
@@ -100,7 +105,7 @@ class Continuation(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up, "dataset.per_document=null")
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the prompts, except their number and the tokenizer (which belongs to the model)."""
+        """Return JSON data that determines the prompts, but neither their number nor the model's tokenizer."""
         settings = ("text", "warm_up", "per_document", "skip", "max_new_tokens", "bos")
         return {
             "target": "continuation",
@@ -111,11 +116,11 @@ class Continuation(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return the number of documents and of warm-up prompts, which are recorded with the results."""
         return {"documents": len(self.documents), "warm_up": self.warm_up}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return no scores: the row holds the likelihood of the text's own continuation."""
+        """Return no scores, because the result is the likelihood of the text's own continuation."""
         return {}
 
     def _pieces(self, length: int) -> Iterator[Sample]:
@@ -163,9 +168,14 @@ class Continuation(TokenTask):
 
 
 def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> None:
-    """Raise ConfigError if the longest prompt and its new tokens exceed the model's length or prompt limit.
+    """Raise ConfigError if the longest prompt does not fit the model together with its new tokens.
 
-    A run never cuts prompts of a fixed length.
+    Prompts of a fixed length are never truncated, so they must fit.
+
+    Args:
+        config: the run's configuration.
+        lengths: prompt lengths in tokens.
+        max_new_tokens: number of tokens to generate, unless ``decoding.max_new_tokens`` is set.
     """
     model, new = config.model, config.decoding.max_new_tokens or max_new_tokens
     most = min(model.max_length - new, model.prompt_limit or model.max_length)
@@ -183,7 +193,7 @@ def check_fits(config: Setup, lengths: tuple[int, ...], max_new_tokens: int) -> 
 
 
 def check_lengths(lengths: tuple[int, ...]) -> None:
-    """Raise ConfigError unless the lengths are distinct, at least one, and all :data:`SHORTEST` tokens or more."""
+    """Raise ConfigError if no prompt length is given, one is below :data:`SHORTEST` tokens, or one is repeated."""
     if not lengths or min(lengths) < SHORTEST or len(set(lengths)) < len(lengths):
         raise ConfigError(
             "dataset.lengths",
@@ -194,14 +204,14 @@ def check_lengths(lengths: tuple[int, ...]) -> None:
 
 
 def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = "") -> None:
-    """Raise DataError if all `count` prompts of `length` tokens are warm-up prompts.
+    """Raise DataError if warm-up uses all prompts of one length, so that none is left to measure.
 
     Args:
-        name: the data set, for the message.
-        count: number of prompts of this length.
+        name: the data set's name, for the message.
+        count: number of prompts that the data provides at this length.
         length: prompt length in tokens.
-        warm_up: number of warm-up prompts asked for.
-        more: override that would give more prompts, for the hint.
+        warm_up: configured number of warm-up prompts.
+        more: command-line override that would provide more prompts, for the hint; empty if there is none.
     """
     if count <= warm_up:
         raise DataError(
@@ -213,5 +223,5 @@ def check_warm_up(name: str, count: int, length: int, warm_up: int, more: str = 
 
 
 def warmed(sample: Sample, warm_up: bool) -> Sample:
-    """Return `sample`, marked as a warm-up sample if `warm_up` is True."""
+    """Return a copy of `sample` that is marked as a warm-up sample if `warm_up` is True, else `sample` itself."""
     return replace(sample, warm_up=True) if warm_up else sample

@@ -63,11 +63,12 @@ def find(
     Args:
         source: the file on the hub.
         task: name of the task or split; it replaces ``{task}`` in `source` and is the name of local files.
-        path: the option ``dataset.path``: a folder, a .zip archive or a single file; None for the hub or its cache.
-        what: the data set as messages name it.
-        endings: endings that a local file in a folder may have.
-        others: file names without ending that belong to other tasks, each with an explanation; the error quotes it if
-            that file is the most similar one in the folder.
+        path: value of the option ``dataset.path``: a folder, a .zip archive or a single file. None reads the file from
+            the hub's cache, or downloads it.
+        what: the data set's name in messages.
+        endings: file name endings that are accepted in a local folder.
+        others: explanations for files of other tasks, by file name without ending. If no file matches and the most
+            similar name in the folder is one of these, the error quotes its explanation.
         remedy: hint of the error for a file that cannot be downloaded.
 
     Raises:
@@ -90,11 +91,11 @@ def is_single(path: str) -> bool:
 
 
 def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
-    """Return a local path that exists, and whether it is a file (True) or a folder (False).
+    """Check a path from the configuration, and return it expanded, with True for a file and False for a folder.
 
     Args:
         path: value of the option; ``~`` is the home folder.
-        what: the data set as messages name it.
+        what: the data set's name in messages.
         key: name of the option, for messages.
 
     Raises:
@@ -115,7 +116,10 @@ def local(path: str, what: str, key: str = "dataset.path") -> tuple[Path, bool]:
 
 
 def fingerprint(records: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Return the first 16 hex digits of the SHA-256 over `fields` of all records; the file format does not matter."""
+    """Return the checksum of a data set: the first 16 hex digits of the SHA-256 over `fields` of all records.
+
+    The checksum does not depend on the format of the file that held the records.
+    """
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps([record.get(f) for f in fields], ensure_ascii=True, default=str).encode() + b"\n")

@@ -33,7 +33,7 @@ STOCK = ("dynamic", "static", "static-compiled", "quanto4", "quanto2", "hqq4")
 
 @dataclass(frozen=True, kw_only=True)
 class Efficiency(Task):
-    """A grid of points, each one prompt length and batch size.
+    """A grid of points at which time and memory are measured; a point is one prompt length with one batch size.
 
     Args:
         name: the data set's name in results.
@@ -43,14 +43,15 @@ class Efficiency(Task):
         bisect: after memory has run out, maximum number of further batch sizes, found by bisection between the largest
             that fitted and the smallest that did not.
         new_tokens: number of tokens generated for every sequence; generation never ends early.
-        repeats: number of prefills timed for TTFT (the median is reported); the last one is followed by decoding.
-        untimed: number of prefills of each point before the timed ones.
+        repeats: number of prefills timed for TTFT, of which the median is reported. Decoding follows the last prefill.
+        untimed: number of untimed prefills that run before the timed ones at each point.
         warm_up: number of tokens generated once before anything is timed.
         fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values
             instead, and then no prefill is timed.
-        compare: number of tokens for which captured steps are compared with eager ones; 0 for no comparison.
-        stock: caches of stock transformers that are measured at each point as well (:data:`STOCK`).
-        seed: seed of the prompts' words.
+        compare: number of decode steps that are run both captured (as a CUDA graph) and eagerly, to compare the tokens;
+            0 for no comparison.
+        stock: caches of unmodified transformers that are also measured at each point (:data:`STOCK`).
+        seed: seed of the random words in the prompts.
     """
 
     version = 1
@@ -124,19 +125,23 @@ class Efficiency(Task):
         return self.next_samples({})
 
     def next_samples(self, rows: Mapping[str, Row]) -> Iterator[Sample]:
-        """Yield the points known so far, those already measured included.
+        """Yield the points that are known so far, including those already measured.
 
-        With ``grow``, the next point of a prompt length is known only after the one before has been measured.
+        With ``batches=grow``, the next batch size of a prompt length is known only after the previous one has been
+        measured.
 
         Args:
-            rows: rows of the points already measured, by sample id.
+            rows: recorded results of the points already measured, by sample id.
         """
         for prompt in dict.fromkeys(self.prompts):
             for batch in self._batches(prompt, rows):
                 yield self._sample(prompt, batch)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a point depends on. The grid is not among them: a larger one adds points."""
+        """Return the settings on which the figures of a point depend.
+
+        The grid itself is left out, so a larger grid adds points to the same run.
+        """
         settings = {key: getattr(self, key) for key in ("new_tokens", *SETTINGS)}
         settings = {key: value for key, value in settings.items() if key not in LATER or value != LATER[key]}
         return {"target": "efficiency", "version": self.version, **settings}
@@ -147,7 +152,7 @@ class Efficiency(Task):
         return {"device": device(), **options}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return no scores: a point has no prediction."""
+        """Return no scores, because a point has no prediction."""
         return {}
 
     def _batches(self, prompt: int, rows: Mapping[str, Row]) -> list[int]:
@@ -187,7 +192,12 @@ class Efficiency(Task):
 
 
 def point_id(prompt: int, batch: int) -> str:
-    """Return the id of a point's sample and row."""
+    """Return the sample id of a point, for example ``efficiency@4096/b8``.
+
+    Args:
+        prompt: prompt length in tokens.
+        batch: batch size.
+    """
     return f"efficiency@{prompt}/b{batch}"
 
 

@@ -10,15 +10,15 @@ from kvbench.tasks.template import Span
 
 @dataclass(frozen=True)
 class Entry:
-    """One record as a prompt, without few-shot examples.
+    """One record turned into a prompt, without few-shot examples.
 
     Args:
-        prompt: the filled template.
+        prompt: the template filled with the record's fields.
         context: half-open character range of the context in `prompt`; None if the data set names no context.
         query: the question, with which a retriever searches the context; may be empty.
         answers: reference answers.
         record: the record as read from the file.
-        options: number of options of the question (metric ``choice``), else 0.
+        options: number of options of a multiple-choice question (metric ``choice``); 0 for other metrics.
     """
 
     prompt: str
@@ -30,5 +30,5 @@ class Entry:
 
     @property
     def target(self) -> str:
-        """The first answer as it follows the prompt: after a space, unless the prompt ends in whitespace."""
+        """The first answer, with a space before it unless the prompt already ends in whitespace."""
         return self.answers[0] if self.prompt[-1:].isspace() else f" {self.answers[0]}"

@@ -46,7 +46,7 @@ DAMAGE = (
 
 @dataclass(frozen=True)
 class Found:
-    """A file on this machine, a member of an archive, or a file in shards.
+    """A data file on this machine: a plain file, a member of an archive, or a file split into shards.
 
     Args:
         path: the file, the archive, or the first shard.
@@ -64,7 +64,7 @@ class Found:
         return str(self.path) if self.member is None else f"{self.path}!{self.member}"
 
     def each(self) -> tuple[Found, ...]:
-        """Return the shards one by one; the file itself if it has no shards."""
+        """Return one object per shard, in order; only the file itself if it is not split into shards."""
         return tuple(Found(path, self.member) for path in (self.path, *self.more))
 
     def check(self) -> None:
@@ -95,10 +95,14 @@ class Found:
 
 
 def is_file(path: Path, what: str) -> bool | None:
-    """Return True for a file, False for a folder, and None if nothing exists at `path`.
+    """Return True if `path` is a file, False if it is a folder, and None if it does not exist.
+
+    Args:
+        path: the path to look at.
+        what: text with which an error message begins.
 
     Raises:
-        DataError: `path` is neither (a fifo, a device), or is not accessible. The message begins with `what`.
+        DataError: `path` is neither a file nor a folder (but a fifo or a device, for example), or is not accessible.
     """
     try:
         mode = path.stat().st_mode
@@ -133,7 +137,15 @@ def limit(name: str) -> int:
 
 
 def utf8(content: bytes, place: str) -> str:
-    """Decode UTF-8, without the byte order mark that some editors write. Raises DataError, which names `place`."""
+    """Decode UTF-8 text, and drop the byte order mark with which some editors begin a file.
+
+    Args:
+        content: the bytes to decode.
+        place: file, or file and line, for the message.
+
+    Raises:
+        DataError: `content` is not UTF-8.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -141,7 +153,7 @@ def utf8(content: bytes, place: str) -> str:
 
 
 def pieces(found: Found) -> Iterator[bytes]:
-    """Yield the unpacked content piece by piece.
+    """Yield the unpacked bytes of a file, at most 1 MiB at a time.
 
     Raises:
         DataError: the file is damaged, cannot be read, or exceeds :data:`MAX_FILE`.

@@ -22,12 +22,12 @@ LEAST = 64
 
 @dataclass(frozen=True)
 class Filled:
-    """Prompts of equal length, one per row of a batch.
+    """Prompts of equal length, one for each sequence of a batch.
 
     Args:
-        ids: token ids of each row.
-        contexts: half-open token range of each row's context.
-        queries: text of each row's question.
+        ids: token ids of each prompt.
+        contexts: half-open token range of the context in each prompt.
+        queries: text of the question about each prompt.
     """
 
     ids: list[list[int]]
@@ -36,16 +36,16 @@ class Filled:
 
 
 def filled(tokenizer: Any, count: int, rows: int, seed: int = 0) -> Filled:
-    """Return `rows` prompts of exactly `count` tokens; a row does not depend on the number of rows.
+    """Return `rows` prompts of exactly `count` tokens each.
 
-    A prompt with fewer than twice its question's tokens consists of sentences only: the last quarter of them is not
-    part of the context, and the question is found only in `queries`.
+    If the question would fill more than half of a prompt, the prompt consists of sentences only. The last quarter of
+    its tokens is then not part of the context, and the question is only in `queries`.
 
     Args:
         tokenizer: the model's tokenizer.
-        count: number of tokens of each prompt, the beginning-of-sequence token included.
-        rows: number of prompts.
-        seed: seed of the sentences and of their order.
+        count: number of tokens of each prompt, including the beginning-of-sequence token.
+        rows: number of prompts. Prompt number i is the same for every value of `rows`.
+        seed: seed of the random sentences and their order.
 
     Raises:
         DataError: the tokenizer returns no tokens for words.

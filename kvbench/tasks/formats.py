@@ -30,13 +30,13 @@ def read_records(
 
     Args:
         found: the file.
-        fields: names of the fields that every record must have. A mapping also gives the kind of each field's value,
-            and the returned records then have these fields only.
-        problem: returns what is wrong with a record whose fields are valid, or None if nothing is.
+        fields: names of the fields that every record must have. If this is a mapping from names to kinds of values, the
+            values are checked as well, and the returned records contain only these fields.
+        problem: an additional check of each record. It returns a description of the fault, or None for a valid record.
 
     Raises:
         DataError: the file is damaged or has no records, or a record is malformed, lacks a field, has a value of
-            another kind, or has a problem.
+            the wrong kind, or fails the check `problem`.
     """
     records = []
     for place, record in placed_records(found):
@@ -48,7 +48,9 @@ def read_records(
 
 
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
-    """Yield each record with its place for messages: the file and the line, or the record's 0-based number.
+    """Yield each record of a file after a text that locates it in error messages.
+
+    The text names the file and the line of the record, or the file and the record's 0-based number.
 
     Raises:
         DataError: the file is damaged, too large or without records, or a record is malformed.
@@ -81,7 +83,7 @@ def read_text(found: Found) -> str:
     """Return the content of a file as text.
 
     Raises:
-        DataError: the file is damaged, is not UTF-8, or contains NUL characters, which no text does.
+        DataError: the file is damaged, is not UTF-8, or contains a NUL character (which shows that it is binary).
     """
     text = utf8(found.content(), str(found))
     if "\0" in text:

@@ -30,38 +30,40 @@ from kvbench.util.schema import MOST, MOST_TOKENS, bounded
 
 @dataclass(frozen=True, kw_only=True)
 class Records(Task):
-    r"""Samples made from the records of a file.
+    r"""Data set that a user defines by options only: records of a file, a prompt template and a metric.
 
     Args:
         name: the data set's name in results.
         path: a file of records (.jsonl, .json, .csv, .parquet, also .gz), or a folder or archive with one file per
             split; None reads from the hub.
         source: the files on the hub.
-        split: the split whose records are the questions.
-        template: the prompt, with names of fields in braces: ``Question: {question}\nAnswer:``. A name may lead into
-            nested fields and list alternatives: ``{question.stem|question_stem}``.
+        split: the split whose records become samples.
+        template: the prompt, with names of fields in braces: ``Question: {question}\nAnswer:``. A dot leads into a
+            nested field, and ``|`` separates alternative names: ``{question.stem|question_stem}``.
         context: field or template of the context, which Cocktail quantizes chunk by chunk. `template` must contain it
             once, as ``{context}`` or under the field's own name. None if the prompt has no separate context.
-        query: field or template of the question, with which Cocktail searches; `template` may contain ``{query}``.
+        query: field or template of the question with which Cocktail searches the context. `template` may contain it as
+            ``{query}``. None if there is no separate question.
         answer: field that holds the answer: a text, a number, or a list of these, any of which is right.
         metric: ``exact_match`` (ignoring case, quotes and final punctuation), ``f1`` (of words, as in SQuAD and
             LongBench), ``rouge`` (ROUGE-Lsum with stemming), ``regex`` (exact match of what `pattern` extracts),
             ``choice`` (the letter of an option), or ``gsm8k`` (the number after ``####``, strict and flexible).
-        pattern: regular expression with one group, which is extracted from a prediction (and from an answer that
-            matches it).
+        pattern: regular expression with one group, for the metric ``regex``. The group is extracted from the
+            prediction, and from each reference that matches.
         choices: field with the options for the metric ``choice``: a list of texts, or labels and texts in the form of
             ARC and OpenBookQA. `template` may contain ``{choices}``, one option per line with its letter. None if the
             answers are letters.
-        shots: number of examples before the question.
+        shots: number of few-shot examples before the question.
         examples: split from which the examples are taken.
-        order: ``first`` shows the first records of that split, ``sampled`` draws new ones for each question.
-        shots_seed: seed of the draws.
+        order: ``first`` uses the first records of `examples` for all questions, ``sampled`` draws records at random for
+            each question.
+        shots_seed: seed of the random draws.
         separator: text after each example.
-        limit: number of records, from the first; None for all.
+        limit: number of samples, taken from the beginning of the split; None for all.
         max_new_tokens: number of tokens to generate.
         stop: strings at which an answer ends.
         chat: whether the prompt is put into the model's chat wrapper.
-        system: text of a system turn.
+        system: text of a system turn; None for no such turn.
         truncation: ``middle`` cuts tokens from the middle of a prompt that is too long, ``refuse`` raises an error.
     """
 
@@ -94,7 +96,7 @@ class Records(Task):
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise ConfigError for an invalid template or pattern, a missing value, or options that do not go together."""
+        """Raise ConfigError for an invalid template or pattern, a missing value, or incompatible options."""
         self.source.check()
         if self.path is None and self.source.hub_id is None:
             raise ConfigError("dataset.path", None, "no file with records is given", hint="dataset.path=FILE.jsonl")
@@ -181,11 +183,11 @@ class Records(Task):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records of each split that is used, read on first use. Raises DataError if one cannot be read."""
+        """Records by split, as prompts without examples, read on first use. Raises DataError like :meth:`read`."""
         return self.read()
 
     def read(self) -> dict[str, list[Entry]]:
-        """Read the records of each split that is used, as prompts without examples.
+        """Read the records of the splits in use, and return them by split as prompts without examples.
 
         Raises:
             DataError: a file or a record cannot be read, or there are fewer examples than `shots`.
@@ -216,7 +218,7 @@ class Records(Task):
         return tuple(dict.fromkeys((*((self.examples,) if self.shots else ()), self.split)))
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt without examples.
+        """Return one record as a prompt, without few-shot examples.
 
         Args:
             record: the record as read from the file.
@@ -256,13 +258,13 @@ class Records(Task):
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
+        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
         return ((self.source, split) for split in self._splits)
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` records as samples, with their examples."""
+        """Yield the first `limit` records of the split as samples, each with its few-shot examples."""
         draw = random.Random(self.shots_seed)
         pool = self.entries[self.examples] if self.shots else []
         for index, entry in enumerate(self.entries[self.split][: self.limit]):
@@ -285,7 +287,10 @@ class Records(Task):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number; the filled templates enter as a checksum."""
+        """Return JSON data that determines the samples, but not their number.
+
+        The prompts, as filled templates, enter as one checksum per split.
+        """
         keys = ("name", "metric", "pattern", "shots", "max_new_tokens", "chat", "system", "truncation")
         drawn = ("examples", "order", "shots_seed", "separator") if self.shots else ()
         return {
@@ -300,10 +305,10 @@ class Records(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return the number of records of each split, which is recorded with the results."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score`` and, if the metric is ``rouge`` or ``gsm8k``, its variants as well."""
+        """Return ``score`` in 0..1, and for the metrics ``rouge`` and ``gsm8k`` their variants by name."""
         options = sample.meta.get("options", 0)
         return answers.score(self.metric, prediction, sample.answers, pattern=self.pattern, options=options)

@@ -39,19 +39,20 @@ LOGQUANT_REWORDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8K(Records):
-    """The 1,319 questions of the test split.
+    """The data set GSM8K, which asks the 1,319 questions of its test split with few-shot examples.
 
     Args:
-        style: ``harness`` for lm-evaluation-harness (scores: strict and flexible), or ``logquant`` for LogQuant's
-            script: a system turn, five fixed examples in the user's turn and no stop strings. The score is then
-            that of :func:`kvbench.metrics.gsm8k.digits`, with strict and flexible as variants.
-        template, answer, metric, shots, order, stop: as in the harness. One generator draws the examples of all
-            questions in order, so a question's examples do not depend on the limit.
+        style: ``harness`` reproduces lm-evaluation-harness. ``logquant`` reproduces LogQuant's script: a system turn,
+            five fixed examples in the user's turn and no stop strings. The score is then computed by
+            :func:`kvbench.metrics.gsm8k.digits`, and the harness's scores, strict and flexible, are variants.
+        template, answer, metric, shots, order, stop: as in :class:`Records`, with the harness's values as defaults. The
+            examples of all questions are drawn from one random generator in the order of the questions, so they do
+            not depend on the limit.
         max_new_tokens: number of tokens to generate; None for 256 (the harness's default), or 1024 with ``logquant``.
         prompt_tokens: smallest and largest number of tokens of a prompt, for example ``[600, 1700]`` (LogQuant, sec.
-            4.1: "the length of the input token"); questions with shorter or longer prompts are left out. Counted are
-            the tokens of the prompt's text with its examples, by the model's tokenizer and with its special tokens,
-            without a system turn and the chat wrapper. None: all questions, as in LogQuant's script.
+            4.1: "the length of the input token"). Questions with shorter or longer prompts are left out. The count
+            includes the examples and the tokenizer's special tokens, but no system turn and no chat wrapper. None
+            keeps all questions, as LogQuant's script does.
     """
 
     name: str = "gsm8k"
@@ -68,7 +69,7 @@ class GSM8K(Records):
 
     @property
     def needs_tokenizer(self) -> bool:  # type: ignore[override]
-        """True if prompts are chosen by their length in tokens."""
+        """True if `prompt_tokens` is set, so that questions are chosen by the length of their prompts."""
         return self.prompt_tokens is not None
 
     def bind(self, tokenizer: Any) -> None:
@@ -76,7 +77,7 @@ class GSM8K(Records):
         object.__setattr__(self, "_tokenizer", tokenizer)
 
     def check(self) -> None:
-        """Raise ConfigError for invalid settings, and for ones that would have no effect with ``logquant``."""
+        """Raise ConfigError for an invalid option, or for one that would have no effect with ``style=logquant``."""
         super().check()
         if self.style == "logquant" and (self.shots, self.shots_seed, self.order) != (5, 1234, "sampled"):
             raise ConfigError(
@@ -96,7 +97,11 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records of both splits, read on first use. Raises DataError if they cannot be read or are too few."""
+        """Records of the test and train splits, read on first use.
+
+        Raises:
+            DataError: a split cannot be read, or has too few records for the examples.
+        """
         if self.path is not None and data.is_single(self.path):
             raise DataError(
                 f"dataset {self.name}: dataset.path={self.path} is a single file.\n"
@@ -112,12 +117,22 @@ class GSM8K(Records):
         return splits
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt without examples. Raises DataError if a field is missing or empty."""
+        """Return one record as a prompt, without few-shot examples.
+
+        Args:
+            record: the record as read from the file.
+            place: file and line of the record, for messages.
+
+        Raises:
+            DataError: a field is missing or empty.
+        """
         check_record(record, FIELDS, place)
         return super().entry(record, place)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the first `limit` questions with their examples; with `prompt_tokens` those of them that it keeps.
+        """Yield the first `limit` questions with their examples.
+
+        If `prompt_tokens` is set, those whose prompts are shorter or longer are left out and not replaced.
 
         Raises:
             KvbenchError: `prompt_tokens` is set, and :meth:`bind` has not been called.
@@ -148,7 +163,7 @@ class GSM8K(Records):
         return smallest <= len(self._tokenizer(prompt, verbose=False)["input_ids"]) <= largest
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number."""
+        """Return JSON data that determines the samples, but not their number."""
         return {
             "target": "gsm8k",
             "version": self.version,
@@ -165,11 +180,14 @@ class GSM8K(Records):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return the number of records of each split and the stop strings, which are recorded with the results."""
         return {"records": {split: len(entries) for split, entries in self.entries.items()}, "stop": list(STOP)}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``strict``, ``flexible`` and ``score``, which is ``strict``, or ``digits`` with ``logquant``."""
+        """Return the scores ``strict``, ``flexible`` and ``score``; with ``style=logquant`` also ``digits``.
+
+        ``score`` equals ``digits`` with ``style=logquant``, and ``strict`` otherwise.
+        """
         scores = super().score(sample, prediction)
         if self.style == "logquant":
             scores["score"] = scores["digits"] = metric.score_digits(prediction, sample.answers[0])
@@ -177,7 +195,9 @@ class GSM8K(Records):
 
 
 def logquant_prompt(train: Sequence[Record], question: str) -> str:
-    """Return the user's turn of LogQuant's script, including the blanks that its source's indentation leaves in it.
+    """Return the user's turn that LogQuant's script sends, with five fixed examples.
+
+    It has the spaces at the beginnings of lines that the indentation of the script's source leaves in the text.
 
     Args:
         train: records of the train split, from which the examples are taken.

@@ -17,15 +17,15 @@ from kvbench.tasks.splits import is_split, split_files
 
 
 def cached(source: HubSource, name: str, what: str) -> list[Path] | None:
-    """Return the path of a file in the hub's cache, or those of all shards; None if one of them is missing.
+    """Return the paths of a data file, or of all its shards, in the hub's cache; None if one is missing there.
 
     Args:
         source: repository and revision; its `file` is not used.
         name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set as messages name it.
+        what: the data set's name in messages.
 
     Raises:
-        DataError: the cache has another commit of the revision than was first fetched.
+        DataError: the commit in the cache is not the one that was first fetched for this revision.
     """
     repository = _repository(source)
     folder = None if repository is None else repository.snapshot()
@@ -58,13 +58,13 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
     Args:
         source: repository and revision; its `file` is not used.
         name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set as messages name it.
+        what: the data set's name in messages.
         remedy: hint of the error for a file that cannot be downloaded.
 
     Raises:
-        DataError: no repository is named; the network, access or room on the disk is missing; the repository, revision
-            or file does not exist; the revision has moved; the download ended early; the content has another checksum
-            than the hub lists; or `name` matches files that are not the shards of one split.
+        DataError: no repository is named; the repository, revision or file does not exist or is not accessible; the
+            network fails or the disk is full; the download is incomplete or does not have the hub's checksum; the
+            revision now names another commit; or `name` matches files that are not the shards of one split.
     """
     repository = _repository(source)
     if repository is None:
@@ -82,17 +82,20 @@ def download(source: HubSource, name: str, what: str, remedy: str) -> list[Path]
 
 
 def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, int | None]:
-    """Return the bytes of a file, or of the shards that match, on the hub, and how many of them are still to download.
-
-    The first is 0 and the second None if the hub's answer has no size.
-
-    The arguments and errors are those of :func:`download`.
+    """Return the size of a data file on the hub, and how much of it is still to be downloaded.
 
     Args:
         source: repository and revision; its `file` is not used.
         name: path of the file in the repository, a pattern with ``*``, or a split (``@CONFIG/SPLIT``).
-        what: the data set as messages name it.
-        remedy: hint of the error for a file that cannot be downloaded.
+        what: the data set's name in messages.
+        remedy: hint of the error for a file that cannot be looked up.
+
+    Returns:
+        The size in bytes of the file or of all its shards, and the bytes that are not in the cache. The second is None
+        if the hub's answer gives no size; the first is then 0 for a single file.
+
+    Raises:
+        DataError: the hub cannot be reached, or does not have the file.
     """
     repository = _repository(source)
     if repository is None:
@@ -111,7 +114,15 @@ def sizes(source: HubSource, name: str, what: str, remedy: str) -> tuple[int, in
 
 
 def refusal(source: HubSource, name: str, what: str, error: HubError, remedy: str) -> DataError:
-    """Return the error for a file that the hub does not give; `remedy` is the hint if the error has none."""
+    """Return the DataError that reports a file that the hub does not provide.
+
+    Args:
+        source: repository and revision.
+        name: path, pattern or split that was asked for.
+        what: the data set's name in messages.
+        error: the failure of the request.
+        remedy: hint that is added if the file is not on this machine; may be empty.
+    """
     head = f"{source.hub_id}/{name} is not on this machine, and " if error.absent else ""
     hints = [hint for hint in (error.remedy, remedy if error.absent else "") if hint]
     return DataError(f"{what}: {head}{error.reason}." + (f"\n  hint: {'; '.join(hints)}" if hints else ""))

@@ -15,7 +15,7 @@ def load(config: Mapping[str, Any]) -> Task:
     """Return the task that a data set's configuration describes.
 
     Args:
-        config: plain data; ``_target_`` names the class, and the other keys are its fields.
+        config: the options of the data set. ``_target_`` names the class, and the other keys are fields of the class.
 
     Raises:
         ConfigError: the class does not exist or is not a task, a key is unknown, or a value is wrong.

@@ -40,21 +40,24 @@ FIELDS = {"input": TEXT, "context": FILLED_TEXT, "answers": TEXTS, "length": COU
 
 @cache
 def templates() -> dict[str, dict[str, Any]]:
-    """Return the official ``max_new_tokens`` and ``prompt`` (the template) of each task, in the official order."""
+    """Return LongBench's official settings by task, in the official order.
+
+    Each task has ``max_new_tokens`` and ``prompt``, the prompt template.
+    """
     path = Path(__file__).with_name("longbench.json")
     tasks: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["tasks"]
     return tasks
 
 
 def groups() -> dict[str, tuple[str, ...]]:
-    """Return the named groups of tasks: ``all`` (21), ``en`` (the 16 not in Chinese), ``e`` (13, LongBench-E)."""
+    """Return the task names of each group: ``all`` (21), ``en`` (16, without Chinese) and ``e`` (13, LongBench-E)."""
     names = tuple(templates())
     return {"all": names, "en": tuple(name for name in names if name not in CHINESE), "e": EXTENDED}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongBench(Task):
-    """The records of LongBench's tasks.
+    """The data set LongBench, or a selection of its tasks.
 
     Args:
         name: the data set's name in results.
@@ -62,12 +65,12 @@ class LongBench(Task):
         path: a folder with ``<task>.jsonl`` (.gz, .json, .parquet), the official data.zip, or one task's file; None
             reads from the hub.
         source: the files on the hub.
-        limit: number of records per task, from the first; None for all.
-        max_new_tokens: number of tokens to generate for every task; None for the official numbers.
-        prompt_limit: number of tokens of the prompt without wrapper beyond which its middle is cut. None for
-            ``model.prompt_limit``, which is LongBench's limit for the model; ``fill`` for all that the model's length
-            leaves.
-        prompt_limits: limits for single models, by name; they override `prompt_limit`.
+        limit: number of records per task, taken from the beginning of the file; None for all.
+        max_new_tokens: number of tokens to generate for every task; None for each task's official number.
+        prompt_limit: maximum number of prompt tokens before the chat wrapper is added; longer prompts are cut in the
+            middle. ``fill`` allows ``model.max_length`` minus the tokens to generate. None uses
+            ``model.prompt_limit``, which is LongBench's limit for the model.
+        prompt_limits: limits for single models, by model name; they override `prompt_limit`.
         system: text of a system turn if the model has a chat template; None for no such turn, as in the official code.
     """
 
@@ -97,7 +100,7 @@ class LongBench(Task):
         self.source.check()
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package that splits Chinese text into words, if a task in Chinese is run."""
+        """Return the package that splits Chinese text into words if a Chinese task is selected, else nothing."""
         chinese = next((name for name in self.names if metric.base_name(name) in CHINESE), None)
         hint = "run pip install 'kvbench[longbench]', or set dataset=longbench_en"
         return () if chinese is None else (Package("jieba", "dataset.tasks", chinese, hint),)
@@ -111,7 +114,7 @@ class LongBench(Task):
 
     @cached_property
     def records(self) -> dict[str, list[data.Record]]:
-        """Records of each task, read on first use. Raises DataError if they cannot be read."""
+        """Records by task, read on first use. Raises DataError if they cannot be read."""
         if self.path is not None and len(self.names) > 1 and data.is_single(self.path):
             raise DataError(
                 f"dataset {self.name}: dataset.path={self.path} is the file of a single task, but "
@@ -138,11 +141,11 @@ class LongBench(Task):
 
     @cached_property
     def checksums(self) -> dict[str, str]:
-        """Checksum of the records of each task (see :func:`kvbench.tasks.data.fingerprint`)."""
+        """Checksum of the records, by task (see :func:`kvbench.tasks.data.fingerprint`)."""
         return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch: the source on the hub, with the name of each task."""
+        """Yield the files to fetch, each as its source on the hub and the task name that replaces ``{task}`` in it."""
         return ((self.source, name) for name in self.names)
 
     def samples(self) -> Iterator[Sample]:
@@ -152,7 +155,13 @@ class LongBench(Task):
                 yield self.sample(name, index, record)
 
     def sample(self, task: str, index: int, record: Mapping[str, Any]) -> Sample:
-        """Return one record of `task` as a sample; `index` is its 0-based number."""
+        """Return one record as a sample.
+
+        Args:
+            task: name of the task; the names of LongBench-E end in ``_e``.
+            index: 0-based number of the record in the task's file.
+            record: the record, with the fields of :data:`FIELDS`.
+        """
         base = metric.base_name(task)
         template: str = templates()[base]["prompt"]
         prompt = template.format(**record)
@@ -183,7 +192,7 @@ class LongBench(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number; the records enter as checksums."""
+        """Return JSON data that determines the samples, but not their number; the records enter as checksums."""
         return {
             "target": "longbench",
             "version": self.version,
@@ -195,15 +204,18 @@ class LongBench(Task):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return the number of tasks and of records, and the versions of the metrics, to record with the results."""
         count = {name: len(records) for name, records in self.records.items()}
         return {"tasks": len(self.names), "records": count, "code_similarity": metric.SIMILARITY, "rouge": "1.0.1"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``, and for tasks with ROUGE also ``rouge_1_0_1``, which has that package's recursion fault.
+        """Return ``score`` in 0..1 by the task's official metric.
+
+        For tasks scored by ROUGE, ``rouge_1_0_1`` is the score that the package rouge 1.0.1 gives, whose recursion
+        fails on long texts.
 
         Raises:
-            DataError: the record has no classes, or an answer of it names no paragraph, and its task needs them.
+            DataError: the record lacks the classes, or its answer the paragraph number, that the task's metric needs.
         """
         dataset, classes = sample.meta["dataset"], sample.meta["all_classes"]
         try:

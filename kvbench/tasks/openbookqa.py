@@ -28,7 +28,7 @@ STEM, CHOICES = "question.stem|question_stem", "question.choices|choices"
 
 @dataclass(frozen=True, kw_only=True)
 class OpenBookQA(Records):
-    """The 500 questions of the test split."""
+    """The data set OpenBookQA, which asks the 500 questions of its test split. Its options are those of `Records`."""
 
     name: str = "openbookqa"
     template: str = f"Question: {{{STEM}}}\n{{choices}}\nAnswer:"
@@ -43,7 +43,15 @@ class OpenBookQA(Records):
         return (self.examples, self.split)
 
     def entry(self, record: Record, place: str) -> Entry:
-        """Return one record as a prompt without examples. Raises DataError unless its options are labelled A to D."""
+        """Return one record as a prompt, without few-shot examples.
+
+        Args:
+            record: the record, in the form of the authors' files or of the hub.
+            place: file and line of the record, for messages.
+
+        Raises:
+            DataError: a text is missing or empty, or the options are not labelled A to D.
+        """
         labels = [label for label, _ in options(lookup(record, CHOICES, place), "choices", place)]
         if labels != list("ABCD"):
             raise DataError(f"{place}: field 'choices' has the labels {', '.join(labels)}; expected A, B, C, D.")
@@ -52,7 +60,10 @@ class OpenBookQA(Records):
         return super().entry(record, place)
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number; the checksum is the same for both forms of files."""
+        """Return JSON data that determines the samples, but not their number.
+
+        The authors' files and the hub's files, which name the fields differently, give the same checksum.
+        """
         return {
             "target": "openbookqa",
             "version": self.version,

@@ -21,11 +21,11 @@ _ROWS = 16
 
 
 def parquet_records(found: Found) -> Iterator[Record]:
-    """Yield the rows of a parquet file, or of all shards of a split in order.
+    """Yield the rows of a parquet file, or of all its shards in order.
 
     Raises:
-        DataError: `datasets` is missing, a shard is damaged or of a type that `datasets` does not read, shards have
-            different columns, or the rows exceed :data:`kvbench.tasks.files.MAX_FILE`.
+        DataError: the package `datasets` is not installed, it cannot read a shard, the shards have different columns,
+            or the rows together exceed the limit :data:`kvbench.tasks.files.MAX_FILE`.
     """
     try:
         import datasets
@@ -78,7 +78,7 @@ def _on_disk(found: Found, folder: Path) -> Iterator[list[Path]]:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep `datasets` from logging what becomes an exception anyway."""
+    """Silence the log of the package `datasets` while the context lasts; its errors still arrive as exceptions."""
     from datasets.utils import logging
 
     level = logging.get_verbosity()

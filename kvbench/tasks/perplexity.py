@@ -32,7 +32,7 @@ C4_WINDOWS = 256
 
 @dataclass(kw_only=True)
 class Perplexity(TokenTask):
-    """Spans of a text.
+    """Perplexity of texts, measured on spans of a fixed number of tokens.
 
     Args:
         name: the data set's name in results.
@@ -41,16 +41,20 @@ class Perplexity(TokenTask):
             come with Python).
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
-        mode: ``decode``, ``simulated`` or ``fp16`` (see the module).
-        window: number of tokens of a span.
-        stride: number of tokens between the beginnings of two spans. If it is below `window`, the spans overlap, and of
-            each but a document's first only the last `stride` tokens are scored. None for no overlap.
+        mode: how the likelihood is measured. ``decode`` feeds the span through the method's cache token by token.
+            ``simulated`` is one forward pass in which all keys and values are quantized as the method would quantize
+            a prompt. ``fp16`` is one forward pass without a cache.
+        window: number of tokens per span.
+        stride: number of tokens from the beginning of one span to the next. If it is below `window`, the spans overlap,
+            and only the last `stride` tokens of a span are scored, except in a document's first span. None for no
+            overlap.
         limit: number of spans; None for all.
         per_document: maximum number of spans per document; None for all.
         skip: number of tokens skipped at the beginning of each document.
-        prefill: number of tokens of each span that form a prompt and are not scored (Cocktail quantizes nothing else).
-        chunk: number of tokens per forward pass in ``decode`` (``auto``: 128). It does not change the result: attention
-            still takes the tokens one by one if the method moves tokens while decoding.
+        prefill: number of tokens at the beginning of each span that form a prompt and are not scored. Cocktail needs
+            such a prompt, because it quantizes only prompt tokens.
+        chunk: number of tokens per forward pass in ``decode``; ``auto`` for 128. The result does not depend on it,
+            because attention takes the tokens one by one if the method changes the cache while decoding.
         bos: whether the first token of each span is replaced by the beginning-of-sequence token.
     """
 
@@ -72,7 +76,7 @@ class Perplexity(TokenTask):
     bos: bool = False
 
     def check(self) -> None:
-        """Raise ConfigError for spans without scored tokens, an invalid stride, a bad source or a missing path."""
+        """Raise ConfigError for spans without scored tokens, an invalid stride or source, or a missing path."""
         self.source.check()
         check_text(self.text, self.path)
         if self.stride is not None and self.stride > self.window:
@@ -91,7 +95,7 @@ class Perplexity(TokenTask):
             )
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError if the spans are longer than the model takes, or the mode would not measure the method."""
+        """Raise ConfigError if a span exceeds ``model.max_length``, or the mode cannot measure the method."""
         longest = config.model.max_length
         if self.window > longest:
             raise ConfigError(
@@ -105,7 +109,7 @@ class Perplexity(TokenTask):
 
     @cached_property
     def documents(self) -> list[str]:
-        """The texts, read on first use. Raises DataError if they cannot be read."""
+        """The texts from which spans are cut, read on first use. Raises DataError if they cannot be read."""
         return DOCUMENTS[self.text](self.source, self.path)
 
     @cached_property
@@ -114,11 +118,15 @@ class Perplexity(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
+        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the spans, numbered over all documents."""
+        """Yield one sample per span, numbered through all documents.
+
+        Raises:
+            DataError: no document is as long as a span.
+        """
         windows = self._drawn() if self.text == "c4" else self._cut()
         count = 0
         for count, (document, ids, first, size) in enumerate(windows, start=1):
@@ -131,7 +139,7 @@ class Perplexity(TokenTask):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the spans, except their number and the tokenizer (which belongs to the model)."""
+        """Return JSON data that determines the spans, but neither their number nor the model's tokenizer."""
         settings = {key: getattr(self, key) for key in ("text", "mode", "window", "stride", "skip", "prefill", "bos")}
         return {
             "target": "perplexity",
@@ -143,11 +151,11 @@ class Perplexity(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return the mode and the number of characters of the texts, which are recorded with the results."""
         return {"mode": self.mode, "characters": sum(map(len, self.documents))}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return no scores: a span has no prediction, and the row holds its likelihood."""
+        """Return no scores, because the result of a span is its likelihood, not a prediction."""
         return {}
 
     # -- windows: document, token ids, first scored token, bytes of the scored text ----------------------------------

@@ -14,24 +14,33 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of value that a field may have.
+    """A kind of value that a field of a record may be required to have.
 
     Args:
-        name: name in messages, for example "a list of texts".
-        allows: predicate that is True for a value of this kind.
+        name: name of the kind in messages, for example "a list of strings".
+        allows: function that returns True for a value of this kind.
     """
 
     name: str
     allows: Callable[[Any], bool]
 
     def check(self, value: Any, field: str, place: str) -> None:
-        """Raise DataError for a value of another kind; the message names `place`, `field` and the value."""
+        """Raise DataError if a value is not of this kind.
+
+        Args:
+            value: the value to check.
+            field: name of the field, for the message.
+            place: file and line of the record, for the message.
+        """
         if not self.allows(value):
             raise DataError(f"{place}: field '{field}' is {_shown(value)}; expected {self.name}.")
 
 
 def is_text(value: Any) -> bool:
-    """Return True if a value is a text that can be encoded as UTF-8; JSON may hold lone surrogates, which cannot."""
+    """Return True if a value is a string that can be encoded as UTF-8.
+
+    A string from a JSON file may hold lone surrogates, which cannot be encoded.
+    """
     if not isinstance(value, str):
         return False
     try:
@@ -63,11 +72,12 @@ COUNT = Kind(
 
 
 def check_record(record: Record, fields: Iterable[str] | Mapping[str, Kind], place: str) -> None:
-    """Raise DataError if a record lacks a field or has a value of the wrong kind in one.
+    """Raise DataError if a record lacks a required field, or a required field has a value of the wrong kind.
 
     Args:
         record: one record of a file.
-        fields: names of the fields; a mapping also gives the kind of each.
+        fields: names of the required fields, or a mapping from names to kinds of values. The kinds of values are
+            checked only with a mapping.
         place: file and line of the record, for messages.
     """
     for field in fields:

@@ -15,16 +15,19 @@ _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)(-[0-9a-f]+)
 
 
 def whole_split(files: Sequence[str], wanted: str, what: str, place: object) -> list[str]:
-    """Return the files of one split in order: a single file, or all of its shards.
+    """Return the files of one split in order, after a check that no shard is missing.
 
     Args:
-        files: paths of the files that match, at least one.
-        wanted: the name or pattern that they match, for messages.
-        what: the data set as messages name it.
+        files: paths of the files that match a name or pattern, at least one.
+        wanted: the name or pattern, for messages.
+        what: the data set's name in messages.
         place: the folder or repository, for messages.
 
+    Returns:
+        A single file, or all shards of the split.
+
     Raises:
-        DataError: there are several files that are not the shards of one split, or a shard is missing.
+        DataError: `files` are several files that are not the shards of one split, or a shard is missing.
     """
     ordered = sorted(files)
     shards = [_SHARD.fullmatch(file) for file in ordered]

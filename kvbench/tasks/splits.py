@@ -19,20 +19,21 @@ _MOST = 20_000
 
 
 def is_split(name: str) -> bool:
-    """Return True if `name` asks for a split (``@CONFIG/SPLIT``, or ``@/SPLIT``) rather than for a file."""
+    """Return True if `name` refers to a split (``@CONFIG/SPLIT``, or ``@/SPLIT``) and not to a file."""
     return name.startswith("@")
 
 
 def split_files(name: str, names: Sequence[str], readme: Path | None) -> list[str]:
-    """Return the names of a split's files, in order.
+    """Return the names of the files that make up a split of a repository, in order.
 
     Args:
         name: ``@CONFIG/SPLIT``, or ``@/SPLIT`` for the repository's default configuration.
         names: names of all files of the repository.
-        readme: its README.md, which may list configurations; None if it has none.
+        readme: the repository's README.md, which may list configurations; None if the repository has none.
 
     Raises:
-        HubError: the repository has no such configuration or split, or no files that are read without a script.
+        HubError: the repository does not have this configuration or split, needs a script to be read, or has too many
+            files.
     """
     import datasets
 

@@ -30,17 +30,19 @@ Kind = Literal["multi_lexsum", "infinitebench_sum"]
 
 @dataclass(kw_only=True)
 class Summaries(TokenTask):
-    """Documents with reference summaries.
+    """Summarization of long documents, with prompts of fixed lengths.
 
     Args:
         name: the data set's name in results.
-        kind: the source data set, which decides the template and the form of the records.
+        kind: ``multi_lexsum`` or ``infinitebench_sum``, the data set that the records are from. It decides the prompt
+            template and the form of the records.
         path: a local file or folder; None reads from the hub.
         source: the file on the hub.
         split: name of the split; it replaces ``{task}`` in `source` and is the name of a local file.
         lengths: prompt lengths in tokens.
         limit: number of scored prompts per length; None for all.
-        warm_up: number of warm-up prompts per length, which come first and are not scored.
+        warm_up: number of warm-up prompts per length. They run before the scored prompts and are left out of the
+            results, apart from peak memory.
         max_new_tokens: number of tokens to generate.
     """
 
@@ -67,12 +69,15 @@ class Summaries(TokenTask):
         return (Package("rouge_score", "dataset", self.name, "run pip install rouge-score"),)
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError for prompts that the model cannot take."""
+        """Raise ConfigError if the longest prompt and its new tokens exceed what the model accepts."""
         check_fits(config, self.lengths, self.max_new_tokens)
 
     @cached_property
     def records(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Text and reference summaries of each record that has both. Raises DataError if they cannot be read."""
+        """Pairs of a text and its reference summaries, read on first use. Raises DataError if they cannot be read.
+
+        Records without a text or without a summary are left out.
+        """
         what = f"dataset {self.name}"
         file = data.find(self.source, self.split, self.path, what)
         fields = ("context", "answer") if self.kind == "infinitebench_sum" else ()
@@ -105,13 +110,17 @@ class Summaries(TokenTask):
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch: a source on the hub, and the name that replaces ``{task}`` in it."""
+        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
 
     def samples(self) -> Iterator[Sample]:
-        """Yield, for each length, the warm-up prompts and then the scored ones; too short records are skipped."""
+        """Yield, for each length, the warm-up prompts and then the scored prompts, without records that are too short.
+
+        Raises:
+            DataError: all records are too short for a length, or there are no more than the warm-up prompts.
+        """
         for length in self.lengths:
             count = 0
             for number in range(len(self.records)):
@@ -127,7 +136,7 @@ class Summaries(TokenTask):
             check_warm_up(self.name, count, length, self.warm_up)
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the prompts, except their number and the tokenizer (which belongs to the model)."""
+        """Return JSON data that determines the prompts, but neither their number nor the model's tokenizer."""
         return {
             "target": self.kind,
             "version": self.version,
@@ -138,11 +147,11 @@ class Summaries(TokenTask):
         }
 
     def notes(self) -> dict[str, Any]:
-        """Return facts about the data that a result records in addition to the identity."""
+        """Return the number of records and of warm-up prompts, and the kind of ROUGE, to record with the results."""
         return {"records": len(self.records), "warm_up": self.warm_up, "rouge": "rouge-score, stemmed, Lsum"}
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return ``score``, which is ROUGE-Lsum, and all kinds of ROUGE (:data:`kvbench.metrics.summary.KINDS`)."""
+        """Return ``score``, which is ROUGE-Lsum, and all kinds of ROUGE by name (`kvbench.metrics.summary.KINDS`)."""
         scores = rouge(prediction, sample.answers)
         return {"score": scores["rougeLsum"], **scores}
 
@@ -199,26 +208,30 @@ class Summaries(TokenTask):
 
 
 def templates() -> dict[str, dict[str, str]]:
-    """Return the parts of each kind's template: ``before`` and ``after_context`` (around the documents), ``after``."""
+    """Return the prompt template of each kind of data set, in three parts.
+
+    The prompt is ``before``, the documents, ``after_context`` and ``after``. A prompt that is too long loses the end
+    of the documents and ``after_context``, but keeps ``after``.
+    """
     path = Path(__file__).with_name("summaries.json")
     by_kind: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8"))
     return by_kind
 
 
 def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
-    """Return the text and the reference summaries of a record; either may be empty (cases without a short summary).
+    """Return the text and the reference summaries of a record; either may be empty.
 
     A record may have the form of InfiniteBench (``context``, ``answer``), of Multi-LexSum on the hub (``sources``,
     ``summary/short``) or in its release files (``case_documents``, ``summary/short``), or the fields ``document`` and
     ``summary``.
 
     Args:
-        record: the record.
-        documents: court documents by id, for ``case_documents``.
+        record: the record as read from the file.
+        documents: court documents by id, to which the ids in ``case_documents`` refer.
         where: file and line of the record, for messages.
 
     Raises:
-        DataError: the record has none of these forms, has a value of another kind, or names a missing document.
+        DataError: the record has none of these forms, has a value of the wrong kind, or refers to a missing document.
     """
     if "context" in record and "answer" in record:
         check_record(record, {"context": TEXT, "answer": TEXT_OR_TEXTS}, where)

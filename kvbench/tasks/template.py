@@ -17,14 +17,15 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Template:
-    """A text with fields of a record in braces.
+    """A text that contains names of a record's fields in braces.
 
-    A field may be nested (``question.stem``) and have alternatives (``question.stem|question_stem``), of which the
-    first that a record has is used. A literal brace is written twice.
+    A dot leads into a nested field (``question.stem``), and ``|`` separates alternative names
+    (``question.stem|question_stem``), of which the first that the record has is used. A literal brace is written
+    twice.
 
     Args:
         key: option that holds the template, for messages.
-        parts: literal texts, each with the field that follows it; the field is None after the last text.
+        parts: literal texts, each with the name of the field that follows it; None if the template ends there.
     """
 
     key: str
@@ -32,12 +33,18 @@ class Template:
 
     @classmethod
     def parse(cls, text: str, key: str) -> Template:
-        """Return the template written as `text`; `key` is the option that holds it.
+        r"""Parse a template.
 
-        A backslash and an n is a line break, a backslash and a t a tab: Hydra's command line hands them on as they are.
+        The two characters ``\n`` are read as a line break and ``\t`` as a tab, because Hydra's command line does not
+        convert them.
+
+        Args:
+            text: the template as the user wrote it.
+            key: option that holds the template, for messages.
 
         Raises:
-            ConfigError: braces are unbalanced, or a field is empty or has a conversion or a format.
+            ConfigError: braces are unbalanced, a field is empty, or a field has a conversion or format, as in
+                ``{x!r}`` or ``{x:d}``.
         """
         try:
             pieces = list(string.Formatter().parse(text.replace("\\n", "\n").replace("\\t", "\t")))
@@ -58,21 +65,32 @@ class Template:
 
     @classmethod
     def of(cls, text: str, key: str) -> Template:
-        """Return the template written as `text`; a text without braces is the name of a single field."""
+        """Parse a template, or the name of a single field, which is written without braces.
+
+        Args:
+            text: the template or the name as the user wrote it.
+            key: option that holds the template, for messages.
+
+        Raises:
+            ConfigError: as for :meth:`parse`.
+        """
         return cls.parse(text if "{" in text or "}" in text else f"{{{text}}}", key)
 
     @property
     def fields(self) -> list[str]:
-        """Names of the fields, in order."""
+        """Names of the fields in the order of the template, as written there."""
         return [field for _, field in self.parts if field is not None]
 
     def render(self, record: Record, place: str, given: Mapping[str, str]) -> tuple[str, dict[str, Span]]:
-        """Return the template filled with one record, and the half-open character range of each field in it.
+        """Fill the template with the values of one record.
 
         Args:
-            record: a record whose values for these fields are texts or numbers.
+            record: a record in which these fields hold texts or numbers.
             place: file and line of the record, for messages.
-            given: texts by field, used in place of the record's own fields.
+            given: texts by field name, used in place of the record's own values.
+
+        Returns:
+            The filled text, and for each field the half-open character range of its value in the text.
 
         Raises:
             DataError: the record lacks a field, or its value is neither a text nor a number.
@@ -88,10 +106,15 @@ class Template:
 
 
 def lookup(record: Record, field: str, place: str) -> Any:
-    """Return a record's value for a field, which may be nested or list alternatives (see :class:`Template`).
+    """Return the value of a record's field.
+
+    Args:
+        record: the record as read from the file.
+        field: name of the field, which may be nested or list alternatives (see :class:`Template`).
+        place: file and line of the record, for messages.
 
     Raises:
-        DataError: the record has none of the alternatives; the message begins with `place`.
+        DataError: the record has none of the alternatives.
     """
     for name in field.split("|"):
         value = _inside(record, name.strip())
@@ -117,6 +140,15 @@ TEXT_OR_NUMBER = Kind("a string or a number", lambda value: is_text(value) or _i
 
 
 def text_of(value: Any, field: str, place: str) -> str:
-    """Return a text or a number as text. Raises DataError, which names `place` and `field`, for any other value."""
+    """Return a text or a number as text.
+
+    Args:
+        value: the value of a record's field.
+        field: name of the field, for the message.
+        place: file and line of the record, for the message.
+
+    Raises:
+        DataError: `value` is neither a text nor a number.
+    """
     TEXT_OR_NUMBER.check(value, field, place)
     return str(value)

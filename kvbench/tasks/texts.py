@@ -14,7 +14,9 @@ _TEXTS = (".txt", ".txt.gz", ".raw", ".md", ".py")
 
 
 def wikitext2(source: HubSource, path: str | None) -> list[str]:
-    """Return WikiText-2's raw test split as one text, its lines joined by two line feeds as in GPTQ, Atom and KVQuant.
+    """Return a list with one text: WikiText-2's raw test split.
+
+    Its lines are joined by two line feeds, as in GPTQ, Atom and KVQuant.
 
     Args:
         source: the file on the hub.
@@ -40,19 +42,38 @@ def wikitext2(source: HubSource, path: str | None) -> list[str]:
 
 
 def c4(source: HubSource, path: str | None) -> list[str]:
-    """Return the documents of C4's first validation shard."""
+    """Return the documents of C4's first validation shard.
+
+    Args:
+        source: the file on the hub.
+        path: a local file, or a folder with one; None reads from the hub.
+
+    Raises:
+        DataError: the file is missing, damaged or blank.
+    """
     return _column(source, path, "c4-validation.00000-of-00008", "dataset c4")
 
 
 def c4_joined(source: HubSource, path: str | None) -> list[str]:
-    """Return GPTQ's "c4_new": the first 1,100 documents of :func:`c4` as one text, joined by blanks."""
+    """Return a list with one text, which GPTQ calls "c4_new": the first 1,100 documents of C4, joined by spaces.
+
+    Arguments and errors are those of :func:`c4`.
+    """
     return [" ".join(c4(source, path)[:1100])]
 
 
 def pg19(source: HubSource, path: str | None) -> list[str]:
-    """Return books, one per document: PG-19's test split, or the text files of a folder, sorted by name.
+    """Return books, one text per book: PG-19's test split, or the text files of a local folder in order of their names.
 
-    Other transcripts of PG-19's books give results that are only similar to those on PG-19, and should be named so.
+    If a folder holds other transcripts of the same books, give the data set another name (``dataset.name``), because
+    results are only similar to those on PG-19.
+
+    Args:
+        source: the file on the hub.
+        path: a local file in PG-19's format, or a folder of text files; None reads from the hub.
+
+    Raises:
+        DataError: a file is missing, damaged or blank.
     """
     if path is not None and not data.local(path, "dataset pg19")[1]:
         return files(path, "dataset pg19")
@@ -60,12 +81,12 @@ def pg19(source: HubSource, path: str | None) -> list[str]:
 
 
 def files(path: str | None, what: str = "dataset text", key: str = "dataset.path") -> list[str]:
-    """Return the content of a text file, or of each text file of a folder, sorted by name.
+    """Return the content of a text file, or of each text file of a folder in order of the file names.
 
     Args:
         path: the file or folder.
-        what: the data set as messages name it.
-        key: name of the option that gives `path`, for messages.
+        what: the data set's name in messages.
+        key: name of the option that holds `path`, for messages.
 
     Raises:
         ConfigError: `path` is None.
@@ -84,7 +105,9 @@ def files(path: str | None, what: str = "dataset text", key: str = "dataset.path
 
 
 def python() -> list[str]:
-    """Return English texts and code that come with this version of Python and were not used to train the bundled model.
+    """Return English texts and code that come with the running version of Python.
+
+    The bundled model was not trained on them.
 
     Raises:
         DataError: this Python comes without its sources or help texts.
@@ -106,7 +129,7 @@ DOCUMENTS: dict[str, Callable[[HubSource, str | None], list[str]]] = {
 
 
 def check_text(text: str, path: str | None) -> None:
-    """Raise ConfigError if `text` is ``text`` (the user's files) and `path` is None."""
+    """Raise ConfigError if the user's own files are to be read (`text` is ``text``), but `path` is None."""
     if text == "text" and path is None:
         raise ConfigError("dataset.path", None, "no text is given", hint="dataset.path=FILE_OR_FOLDER")
 

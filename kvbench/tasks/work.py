@@ -27,10 +27,11 @@ class Question:
 
     Args:
         prompt: text that follows the shared text.
-        query: the question without any wrapper, with which a retriever searches.
+        query: the question without any wrapper, with which a retriever searches the context; may be empty.
         answer: reference answer.
-        target: the answer exactly as it would follow `prompt`; None if that is `answer` unchanged.
-        meta: data for the scorer and for analyses, as in a sample.
+        target: the answer exactly as it would follow `prompt`, for example with a leading space; None if `answer`
+            follows unchanged.
+        meta: JSON data for the scorer and for analyses; the runner never reads it.
     """
 
     prompt: str
@@ -47,11 +48,11 @@ class Question:
 
 @dataclass(frozen=True)
 class AskQuestions(Work):
-    """Several questions on one cache: the shared text is cached before the model sees any question.
+    """Several questions about one text, which is cached once, before the model sees any question.
 
     Args:
-        shared: number of characters at the beginning of the sample's prompt that are the shared text.
-        questions: the questions, each answered on a copy of the cache.
+        shared: number of characters of the shared text, with which the sample's prompt begins.
+        questions: the questions. Each is answered on its own copy of the cache.
     """
 
     shared: int
@@ -64,12 +65,12 @@ class ScoreText(Work):
 
     Args:
         ids: token ids of the span.
-        first: index of the first scored token.
+        first: index in `ids` of the first scored token; all tokens after it are scored too.
         bytes: number of UTF-8 bytes of the scored text.
-        document: index of the document that the span is from.
-        mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
-        prefill: number of tokens that form a prompt and are not scored.
-        chunk: number of tokens per forward pass in ``decode``, or ``auto``.
+        document: 0-based number of the document that contains the span.
+        mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
+        prefill: number of tokens at the beginning of the span that form a prompt and are not scored.
+        chunk: number of tokens per forward pass if `mode` is ``decode``; ``auto`` for 128.
     """
 
     ids: tuple[int, ...]
@@ -90,11 +91,12 @@ class MeasurePoint(Work):
         batch: batch size.
         repeats: number of timed prefills.
         warm_up: number of tokens generated once before anything is timed.
-        seed: seed of the prompts' words.
-        untimed: number of prefills before the timed ones.
+        seed: seed of the random words in the prompts.
+        untimed: number of untimed prefills that run before the timed ones.
         fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values.
-        compare: number of tokens for which captured steps are compared with eager ones; 0 for no comparison.
-        stock: caches of stock transformers that are measured as well.
+        compare: number of decode steps that are run both captured (as a CUDA graph) and eagerly, to compare the tokens;
+            0 for no comparison.
+        stock: caches of unmodified transformers that are also measured.
     """
 
     prompt: int

@@ -11,13 +11,13 @@ from kvbench.tasks.mini.draft import Draft, Setting
 
 @dataclass(frozen=True)
 class Entry:
-    """One task.
+    """One task of `mini`.
 
     Args:
-        make: generator of the task's drafts.
-        max_new_tokens: maximum length of the answer and its line break, in tokens of the bundled model.
-        scorer: a name in :data:`kvbench.tasks.mini.scoring.SCORERS`.
-        shortest: smallest sensible sample length, in tokens.
+        make: function that generates the records and questions of a sample.
+        max_new_tokens: maximum length of the answer and the line break after it, in tokens of the bundled model.
+        scorer: name of the scorer in :data:`kvbench.tasks.mini.scoring.SCORERS`.
+        shortest: smallest sensible length of a sample, in tokens.
     """
 
     make: Callable[[Setting], Draft]

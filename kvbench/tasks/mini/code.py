@@ -62,19 +62,24 @@ _COMPARISONS = ("<", ">", "==", "!=", "<=", ">=")
 
 @dataclass(frozen=True)
 class Call:
-    """A line of code that a question can ask for: `prefix` identifies it, and `rest` is the answer that follows."""
+    """A line of code that a question can ask for.
+
+    Args:
+        prefix: beginning of the line, which the question quotes.
+        rest: rest of the line, which is the answer.
+    """
 
     prefix: str
     rest: str
 
 
 def name(rng: Rng) -> str:
-    """Return an identifier of two parts: ``lantern_count``."""
+    """Return a random identifier of two parts, for example ``lantern_count``."""
     return f"{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
 
 
 def function_name(rng: Rng) -> str:
-    """Return a function's name, a verb and a noun: ``merge_kettle``."""
+    """Return a random function name of a verb and a noun, for example ``merge_kettle``."""
     return f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
 
 
@@ -93,9 +98,10 @@ def _expression(rng: Rng, variables: list[str]) -> str:
 
 
 def call(rng: Rng) -> Call:
-    """Return a line that assigns a call with three arguments to a three-part name.
+    """Return a line of code that assigns the result of a call with three arguments to a variable.
 
-    No other line generated here has such a name; two results of this function may share one.
+    The variable's name has three parts, unlike all other names generated here. Two calls of this function may return
+    the same name.
     """
     target = f"{rng.choice(_NOUNS)}_{rng.choice(_NOUNS)}_{rng.choice(_SUFFIXES)}"
     arguments = f"{name(rng)}, {rng.between(2, 999)}, {rng.choice(_NOUNS)}={rng.choice(_NOUNS)}"
@@ -103,11 +109,11 @@ def call(rng: Rng) -> Call:
 
 
 def function(rng: Rng, inside: Call | None = None) -> str:
-    """Return the text of one function of 4 to 14 lines, starting with ``def``.
+    """Return the source code of a random function of 4 to 14 lines.
 
     Args:
         rng: source of random numbers.
-        inside: a line to place at a random position of the function's body, not within a nested block.
+        inside: a line to insert at a random position of the function's body, outside of nested blocks; None for none.
     """
     arguments = [name(rng) for _ in range(rng.between(1, 3))]
     variables = list(arguments)

@@ -22,13 +22,13 @@ class TooShort(DataError):
 
 @dataclass(frozen=True)
 class Document:
-    """A wrapper's head and a context, and the texts that may follow them.
+    """The beginning of a prompt, which is an instruction and the context, and the possible ends of the prompt.
 
     Args:
-        pieces: pieces of the head and the context.
-        context_span: half-open character range of the context in the text.
-        places: for each record, the character of the text at which it begins.
-        tails: for each question, the text after the context: the wrapper's tail and the question's prompt.
+        pieces: pieces of the instruction and the context, in order.
+        context_span: half-open character range of the context in :attr:`text`.
+        places: for each record of the draft, the index in :attr:`text` of its first character.
+        tails: for each question, the end of the prompt: any second instruction, then the question.
     """
 
     pieces: list[Piece]
@@ -38,31 +38,36 @@ class Document:
 
     @property
     def text(self) -> str:
-        """The head and the context as one text."""
+        """The instruction and the context as one text."""
         return "".join(piece.text for piece in self.pieces)
 
 
 def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
-    """Return, for each question, the text between the context and the answer."""
+    """Return, for each question of a draft, the part of the prompt after the context.
+
+    Args:
+        draft: the records and questions of a sample.
+        wrapper: instructions around the context.
+    """
     tail = f"\n\n{wrapper.tail}" if wrapper.tail else ""
     return [tail + question.prompt for question in draft.questions]
 
 
 def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng: Rng, room: int) -> Document:
-    """Return a document in which the draft's records are hidden at random places in filler.
+    """Return a document of a given length in which the draft's records are hidden between paragraphs of filler.
 
-    The places, between paragraphs of filler, are drawn uniformly over the context.
+    The positions of the records are drawn uniformly over the context.
 
     Args:
-        draft: the task's records and questions.
-        wrapper: text around the context.
-        filler: source of the text between the records.
-        encode: the tokenizer by which lengths are measured.
-        rng: source of random numbers for the places.
-        room: maximum number of tokens of the head and the context together.
+        draft: the records and questions of the sample.
+        wrapper: instructions around the context.
+        filler: source of the paragraphs between the records.
+        encode: tokenizer that measures lengths.
+        rng: source of random numbers for the positions.
+        room: maximum number of tokens of the instruction and the context together.
 
     Raises:
-        TooShort: the head and the records need more than `room` tokens even without filler.
+        TooShort: the instruction and the records exceed `room` tokens even without filler.
     """
     gap = "\n\n" if draft.code else "\n"
     fixed = [wrapper.head, *(gap + record for record in draft.records), *([draft.closing] if draft.closing else [])]

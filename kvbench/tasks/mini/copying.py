@@ -24,12 +24,12 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
 
 
 def copy(setting: Setting) -> Draft:
-    """Return a draft that asks for one of four marked passages of 20 words (about 32 tokens)."""
+    """Return a draft that asks for a literal copy of one of four marked passages of 20 words (about 32 tokens)."""
     return _marked(setting, setting.count(4, 100), setting.size(20, 6, 30))
 
 
 def copy_long(setting: Setting) -> Draft:
-    """Return a draft that asks for one of four marked passages of 60 words (about 96 tokens).
+    """Return a draft that asks for a literal copy of one of four marked passages of 60 words (about 96 tokens).
 
     Samples of fewer than 1,200 tokens have fewer passages.
     """
@@ -46,7 +46,7 @@ def _item(rng: Rng) -> str:
 def repeat(setting: Setting) -> Draft:
     """Return a draft that gives the first four items of one of four strings and asks for the rest.
 
-    A string has 20 random items (about 48 tokens): digits, words and made-up words, so it cannot be guessed.
+    A string has 20 random items (about 48 tokens), each a number, a word or a made-up word, so it cannot be guessed.
     """
     rng, n = setting.rng, setting.count(4, 150)
     size = setting.size(20, 8, 28)
@@ -63,7 +63,7 @@ def repeat(setting: Setting) -> Draft:
 def code_line(setting: Setting) -> Draft:
     """Return a draft that gives the beginning of a line of code in the context and asks for the rest of the line.
 
-    The beginning is unique in the context.
+    No other line of the context has this beginning.
     """
     rng, n = setting.rng, setting.count(6, 300)
     lines = {line.prefix: line for line in (code.call(rng) for _ in range(n))}

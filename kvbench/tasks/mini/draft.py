@@ -13,13 +13,13 @@ class Question:
     """One question about a context.
 
     Args:
-        prompt: text after the context; begins with whitespace and does not end with it.
+        prompt: text after the context. It begins with whitespace and does not end with it.
         query: the question without any wrapper, with which a retriever searches.
         answer: the right answer, without the space before it (unless `glued`).
-        evidence: places in the context that give the answer: index of the record, and start and end of the characters
-            in it.
-        glued: whether the answer follows `prompt` directly, with its own leading whitespace (code).
-        parts: the values in the answer if each is scored separately (multi-value).
+        evidence: places in the context that give the answer. Each is the index of a record and a half-open character
+            range in that record.
+        glued: whether the answer follows `prompt` without an added space, as for code, where `answer` has its own.
+        parts: the values in the answer if each is scored separately, else empty.
     """
 
     prompt: str
@@ -37,14 +37,14 @@ class Question:
 
 @dataclass
 class Draft:
-    """A sample without filler.
+    """The records and questions of a sample, before filler is added.
 
     Args:
         style: key of the wrapper around the context in :data:`kvbench.tasks.mini.templates.WRAPPERS`.
         records: texts to hide in the filler, each on its own lines, without whitespace at either end.
-        questions: questions about the records; the first is that of the sample itself.
-        ordered: whether the records keep their order; else they are shuffled.
-        closing: text at the end of the context, after all filler; begins with whitespace.
+        questions: questions about the records; the sample's own prompt ends with the first.
+        ordered: True keeps the order of the records in the context, False shuffles them.
+        closing: text at the end of the context, after all filler. It begins with whitespace, or is empty.
         code: whether the filler is code instead of prose.
         meta: additional JSON data for the sample's `meta`.
     """
@@ -72,14 +72,15 @@ class Writer(Protocol):
 
 @dataclass
 class Setting:
-    """The input from which a task makes a draft.
+    """The input from which a task generates the draft of one sample.
 
     Args:
         rng: the sample's own stream of random numbers.
         writer: source of sentences.
         length: the sample's length in tokens, which limits the number of records.
-        vary: True draws the numbers and sizes of records at random (training), False fixes them (evaluation).
-        questions: number of questions wanted; tasks with fewer records give fewer.
+        vary: True draws the number and size of the records at random, for training. False uses fixed values, for
+            evaluation.
+        questions: number of questions to ask; a task with fewer records asks fewer.
     """
 
     rng: Rng
@@ -89,17 +90,26 @@ class Setting:
     questions: int = 1
 
     def count(self, most: int, tokens_each: int, least: int = 1) -> int:
-        """Return the number of records to make: the smaller of `most` and ``length // tokens_each``, at least `least`.
+        """Return the number of records that a sample should have.
 
-        In training, the number is drawn between a third of that and all of it.
+        For evaluation, it is as many as fit into the sample's length, up to `most` and at least `least`. For training,
+        it is drawn at random between a third of that number and all of it.
+
+        Args:
+            most: largest number of records.
+            tokens_each: number of tokens of the sample's length that one record requires.
+            least: smallest number of records.
         """
         n = max(least, min(most, self.length // tokens_each))
         return self.rng.between(max(least, n // 3), n) if self.vary else n
 
     def size(self, usual: int, low: int, high: int) -> int:
-        """Return `usual` in evaluation, and a random number from `low` to `high` in training."""
+        """Return `usual` for evaluation, or a random integer from `low` to `high` (both included) for training."""
         return self.rng.between(low, high) if self.vary else usual
 
     def pick(self, n_records: int) -> list[int]:
-        """Return the distinct indices of the records to ask about: `questions` of them, or all if there are fewer."""
+        """Return the indices of the records to ask about, drawn without repetition.
+
+        There are as many as `questions`, or as many as there are records if these are fewer.
+        """
         return self.rng.sample(range(n_records), min(self.questions, n_records))

@@ -30,18 +30,25 @@ class Filler(Protocol):
     """A source of paragraphs."""
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of `sentences` sentences each, with nearly and at most `budget` tokens in total.
+        """Return paragraphs of filler.
 
-        A paragraph's first piece begins with a line break, the others with a space.
+        Args:
+            budget: number of tokens of all paragraphs together, which is nearly reached and never exceeded.
+            sentences: number of sentences per paragraph.
+
+        Returns:
+            The pieces of each paragraph. The first piece of a paragraph begins with a line break, the others with a
+            space.
         """
         ...
 
 
 class ProseFiller:
-    """Filler of distinct sentences from the grammar.
+    """Filler that consists of generated English sentences, none of which occurs twice.
 
     Args:
-        prose: source of the sentences, shared with the task, so that no filler repeats a record's sentence.
+        prose: source of the sentences. The task takes its sentences from the same source, so the filler repeats none of
+            them.
         encode: the tokenizer.
     """
 
@@ -49,7 +56,7 @@ class ProseFiller:
         self._prose, self._encode = prose, encode
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of `sentences` sentences each, of at most `budget` tokens in all."""
+        """Return paragraphs of `sentences` sentences each, with at most `budget` tokens in total."""
         paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
@@ -78,7 +85,7 @@ class ProseFiller:
 
 
 class CodeFiller:
-    """Filler of generated functions and constants, with a blank line before each; `sentences` is ignored.
+    """Filler that consists of generated Python functions and constants, with a blank line before each.
 
     Args:
         rng: source of random numbers.
@@ -92,7 +99,10 @@ class CodeFiller:
         return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of one function or one constant each, of at most `budget` tokens in all."""
+        """Return paragraphs of one function or one constant each, with at most `budget` tokens in total.
+
+        The argument `sentences` has no effect.
+        """
         paragraphs: list[list[Piece]] = []
         while budget > 400:
             texts = ["\n\n" + code.function(self._rng) for _ in range(max(1, budget // 400))]

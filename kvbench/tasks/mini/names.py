@@ -9,7 +9,15 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def distinct(n: int, make: Callable[[], str]) -> list[str]:
-    """Call `make` until it has returned `n` different names, and return these in order of first occurrence."""
+    """Return `n` different names from a generator that may repeat itself.
+
+    Args:
+        n: number of names.
+        make: returns one random name; it is called until `n` different names have occurred.
+
+    Returns:
+        The names in the order of their first occurrence.
+    """
     names: dict[str, None] = {}
     while len(names) < n:
         names[make()] = None
@@ -17,40 +25,40 @@ def distinct(n: int, make: Callable[[], str]) -> list[str]:
 
 
 def digits(rng: Rng, n: int) -> str:
-    """Return `n` decimal digits, the first of which is not 0."""
+    """Return a random string of `n` decimal digits, the first of which is not 0."""
     return str(rng.between(10 ** (n - 1), 10**n - 1))
 
 
 def hexadecimal(rng: Rng, n: int) -> str:
-    """Return `n` hexadecimal digits, at most 16."""
+    """Return a random string of `n` hexadecimal digits; `n` is at most 16."""
     return f"{rng.bits():016x}"[:n]
 
 
 def key(rng: Rng) -> str:
-    """Return an adjective and a noun joined by a hyphen: ``rusty-lantern``."""
+    """Return a random adjective and noun joined by a hyphen, for example ``rusty-lantern``."""
     return f"{rng.choice(words.ADJECTIVES)}-{rng.choice(words.TOOLS)}"
 
 
 def pair(rng: Rng) -> str:
-    """Return a colour and an animal or a tool: ``amber falcon``."""
+    """Return a random colour and an animal or a tool, for example ``amber falcon``."""
     return f"{rng.choice(words.COLOURS)} {rng.choice(words.ANIMALS + words.TOOLS)}"
 
 
 def label(rng: Rng) -> str:
-    """Return a made-up word: ``zuvake``."""
+    """Return a random made-up word, for example ``zuvake``."""
     return "".join(rng.choice(words.SYLLABLES) for _ in range(3))
 
 
 def town(rng: Rng) -> str:
-    """Return the name of a made-up town: ``Fenmouth``."""
+    """Return the random name of a made-up town, for example ``Fenmouth``."""
     return rng.choice(words.TOWN_STARTS) + rng.choice(words.TOWN_ENDS)
 
 
 def person(rng: Rng) -> str:
-    """Return a first name and a made-up surname: ``Clara Holbrook``."""
+    """Return a random first name and a made-up surname, for example ``Clara Holbrook``."""
     return f"{rng.choice(words.FIRST_NAMES)} {town(rng)}"
 
 
 def variable(rng: Rng) -> str:
-    """Return three capital letters: ``QXB``."""
+    """Return the random name of a variable, three capital letters, for example ``QXB``."""
     return "".join(chr(65 + rng.below(26)) for _ in range(3))

@@ -55,7 +55,7 @@ _VERDICTS = (
 
 
 def article(text: str) -> str:
-    """Return `text` with its indefinite article: ``an old anchor``."""
+    """Return `text` after its indefinite article, for example ``an old anchor``."""
     return ("an " if text[0] in "aeiou" else "a ") + text
 
 
@@ -73,7 +73,7 @@ def noun_phrase(rng: Rng, nouns: list[str]) -> str:
 
 
 def subject(rng: Rng) -> str:
-    """Return the subject of a sentence: a first name, a person, an animal, or a first name and a person."""
+    """Return a random subject of a sentence: a first name, a person, an animal, or a first name and a person."""
     kind = rng.below(8)
     if kind < 2:
         return rng.choice(words.FIRST_NAMES)
@@ -83,12 +83,12 @@ def subject(rng: Rng) -> str:
 
 
 def place(rng: Rng) -> str:
-    """Return a place: ``near the old bridge``."""
+    """Return a random place with a preposition, for example ``near the old bridge``."""
     return f"{rng.choice(_PREPOSITIONS)} {noun_phrase(rng, words.PLACES)}"
 
 
 def clause(rng: Rng) -> str:
-    """Return a main clause in the past tense, without a capital for its beginning and without a full stop."""
+    """Return a random main clause in the past tense, neither capitalized nor with a full stop."""
     kind = rng.below(9)
     who = subject(rng)
     if kind < 4:
@@ -108,7 +108,10 @@ def clause(rng: Rng) -> str:
 
 
 def sentence(rng: Rng) -> str:
-    """Return one random sentence of 4 to about 35 words, with capital and full stop; repetitions are very unlikely."""
+    """Return a random sentence of 4 to about 35 words, capitalized and with a full stop.
+
+    Two calls very rarely return the same sentence.
+    """
     kind = rng.below(12)
     if kind < 5:
         text = clause(rng)
@@ -128,7 +131,7 @@ def sentence(rng: Rng) -> str:
 
 
 class Prose:
-    """Source of the sentences of one sample, which never repeats one.
+    """Source of the sentences of one sample, which never returns the same sentence twice.
 
     Args:
         rng: source of random numbers.
@@ -147,7 +150,7 @@ class Prose:
                 return text
 
     def passage(self, n_words: int) -> str:
-        """Return whole sentences with at least `n_words` words in total, on one line."""
+        """Return as many sentences as are needed for `n_words` words in total, on one line."""
         parts: list[str] = []
         count = 0
         while count < n_words:

@@ -40,9 +40,9 @@ def variable_tracking(setting: Setting) -> Draft:
 
 
 def two_hop(setting: Setting) -> Draft:
-    """Return a draft that asks where the brother of A lives; the answer combines two records of 24.
+    """Return a draft that asks where the brother of somebody lives, which takes two of the 24 records to answer.
 
-    The two are ``The brother of A is B.`` and, elsewhere, ``B lives in P.``; the answer is ``B lives in P``.
+    One record is ``The brother of A is B.`` and another ``B lives in P.``. The answer is ``B lives in P``.
     """
     rng, n = setting.rng, setting.count(12, 85, least=2)
     people = names.distinct(2 * n, lambda: names.person(rng))
@@ -68,7 +68,7 @@ def _shot(rng: Rng, kind: int) -> str:
 
 
 def few_shot(setting: Setting) -> Draft:
-    """Return a draft with 24 labelled sentences, which asks for the label of one more.
+    """Return a draft that shows 24 labelled sentences and asks for the label of another sentence.
 
     There are four made-up labels, for sentences about an animal, a food, a tool or a person.
     """
@@ -116,9 +116,14 @@ _NOUNS = tuple(noun for noun in words.TOOLS if len(noun) < 8 and noun not in ("s
 
 
 def problem(rng: Rng, steps: int) -> tuple[str, str]:
-    """Return a word problem and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16`` (ending as in GSM8K).
+    """Return a random word problem and its solution, for example ``12 + 9 = 21. 21 - 5 = 16. #### 16``.
 
-    It has `steps` steps, and in a quarter of the cases one more, which adds what a friend has.
+    The solution ends as in GSM8K.
+
+    Args:
+        rng: source of random numbers.
+        steps: number of calculations in the solution. A quarter of the problems have one more, which adds the number of
+            things that a friend has.
     """
     who, friend = rng.sample(words.FIRST_NAMES, 2)
     things = _plural(rng.choice(_NOUNS))
@@ -150,7 +155,7 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
 
 
 def arithmetic(setting: Setting) -> Draft:
-    """Return a draft that asks for the solution of a word problem after six solved ones.
+    """Return a draft that shows six solved word problems and asks for the solution of another.
 
     The solved problems are at the end of the context, after all filler.
     """

@@ -9,18 +9,40 @@ from kvbench.tasks.mini.prose import article
 
 
 def ask(query: str, answer: str, *evidence: tuple[int, int, int], parts: tuple[str, ...] = ()) -> Question:
-    """Return a question in the usual form, ``Question: ...`` and ``Answer:`` on two lines."""
+    """Return a question in the usual form, with ``Question: ...`` and ``Answer:`` on two lines.
+
+    Args:
+        query: text of the question.
+        answer: the right answer.
+        evidence: places in the context that give the answer (see :class:`Question`).
+        parts: the values in the answer if each is scored separately.
+    """
     return Question(f"\n\nQuestion: {query}\nAnswer:", query, answer, evidence, parts=parts)
 
 
 def find(record: str, index: int, value: str) -> tuple[int, int, int]:
-    """Return the last occurrence of `value` in `record` as evidence: `index` of the record, start and end in it."""
+    """Return the last occurrence of a value in a record, in the form of ``Question.evidence``.
+
+    Args:
+        record: text of the record.
+        index: index of the record in the draft.
+        value: the text to find.
+
+    Returns:
+        `index`, and the beginning and end of the half-open character range of `value` in `record`.
+
+    Raises:
+        ValueError: `record` does not contain `value`.
+    """
     start = record.rindex(value)
     return index, start, start + len(value)
 
 
 def passkey(setting: Setting) -> Draft:
-    """Return a draft with one five-digit number, stated twice (Mohtashami and Jaggi 2023, "Landmark Attention")."""
+    """Return a draft that asks for a five-digit number, which one record states twice.
+
+    Source: Mohtashami and Jaggi 2023, "Landmark Attention".
+    """
     key = names.digits(setting.rng, 5)
     record = f"The pass key is {key}. Remember it. {key} is the pass key."
     first = record.index(key)
@@ -29,7 +51,7 @@ def passkey(setting: Setting) -> Draft:
 
 
 def needle(setting: Setting) -> Draft:
-    """Return a draft that asks for one of 16 needles with values of seven digits (as RULER, Hsieh et al. 2024)."""
+    """Return a draft that asks for the seven-digit value of one of 16 needles, as in RULER (Hsieh et al. 2024)."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.digits(rng, 7))
@@ -42,7 +64,7 @@ def needle(setting: Setting) -> Draft:
 
 
 def needle_words(setting: Setting) -> Draft:
-    """Return a draft that asks for one of 16 needles with values of two words instead of digits."""
+    """Return a draft that asks for the value of one of 16 needles, where a value is two words instead of digits."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.pair(rng))
@@ -64,15 +86,18 @@ def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
 
 
 def key_value(setting: Setting) -> Draft:
-    """Return a draft that asks for a value in 64 lines like ``rusty-lantern: 482193`` (fewer below 2,560 tokens)."""
+    """Return a draft that asks for the value of a key in 64 lines like ``rusty-lantern: 482193``.
+
+    Samples of fewer than 2,560 tokens have fewer lines.
+    """
     rng, n = setting.rng, setting.count(64, 40, least=2)
     return _pairs(setting, names.distinct(n, lambda: names.key(rng)), names.distinct(n, lambda: names.digits(rng, 6)))
 
 
 def key_value_hex(setting: Setting) -> Draft:
-    """Return a draft that asks for a value in 64 lines like ``a3f91c: 93bd04e1a77c`` (fewer below 3,584 tokens).
+    """Return a draft that asks for the value of a key in 64 lines like ``a3f91c: 93bd04e1a77c``.
 
-    The keys resemble each other, and the answers are long.
+    The keys look alike, and the answers are long. Samples of fewer than 3,584 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _pairs(
@@ -83,16 +108,16 @@ def key_value_hex(setting: Setting) -> Draft:
 
 
 def several(setting: Setting) -> Draft:
-    """Return a draft of :func:`key_value_hex` with eight questions about one context."""
+    """Return a draft like that of :func:`key_value_hex`, but with eight questions about the same context."""
     if not setting.vary:
         setting.questions = 8
     return key_value_hex(setting)
 
 
 def multi_value(setting: Setting) -> Draft:
-    """Return a draft with 12 needles, three of which have the same key, and a question for all values of that key.
+    """Return a draft that asks for all values of one key; three of its 12 needles have this key.
 
-    The question states the number of the values.
+    The question states the number of values.
     """
     rng, wanted = setting.rng, setting.size(3, 2, 4)
     most = setting.count(12, 60, least=wanted + 1)

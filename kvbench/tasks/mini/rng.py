@@ -14,11 +14,13 @@ _MASK = (1 << 64) - 1
 
 
 class Rng:
-    """The generator SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
+    """Stream of random numbers, which is determined by the labels that name it.
+
+    The generator is SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
 
     Args:
-        labels: values that name the stream. The seed is the first 8 bytes of the SHA-256 of their text, so each
-            sequence of labels has its own stream, independent of other draws.
+        labels: values that name the stream. The seed is the first 8 bytes of the SHA-256 of their text, so streams with
+            different labels are independent of each other.
     """
 
     __slots__ = ("_state",)
@@ -35,7 +37,7 @@ class Rng:
         return state ^ (state >> 31)
 
     def below(self, n: int) -> int:
-        """Return an integer in [0, n); `n` must be far below 2^64, or the multiplication's bias would matter."""
+        """Return an integer in [0, n), all equally likely if `n` is far below 2^64."""
         return (self.bits() * n) >> 64
 
     def between(self, low: int, high: int) -> int:
@@ -51,7 +53,7 @@ class Rng:
         return items[(self.bits() * len(items)) >> 64]
 
     def weighted(self, weights: dict[str, float]) -> str:
-        """Return one of the keys, with a probability proportional to its weight."""
+        """Return a random key of `weights`, with a probability proportional to its weight."""
         point = self.bits() / 18446744073709551616.0 * sum(weights.values())
         for name, weight in weights.items():
             point -= weight

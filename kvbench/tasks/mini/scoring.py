@@ -12,24 +12,26 @@ Scorer = Callable[[str, str, Mapping[str, Any]], dict[str, float]]
 
 
 def exact(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score by exact match; the variant `contained` is 1 if the prediction contains the answer."""
+    """Return ``score`` by exact match, and ``contained``, which is 1 if the prediction contains the answer, else 0."""
     return {"score": exact_match(prediction, [answer]), "contained": contains(prediction, [answer])}
 
 
 def words(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score by exact match; the variant `words` is the share of the answer's words before the first wrong one."""
+    """Return ``score`` by exact match, and ``words``, the fraction of the answer's words before the first wrong one."""
     return {"score": exact_match(prediction, [answer]), "words": prefix_share(prediction, answer)}
 
 
 def values(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score by recall of the values in ``meta["parts"]``, as RULER does; the variant `exact` is exact match."""
+    """Return ``score``, the recall of the values in ``meta["parts"]`` as in RULER, and ``exact`` by exact match."""
     return {"score": recall(prediction, meta["parts"]), "exact": exact_match(prediction, [answer])}
 
 
 def number(prediction: str, answer: str, meta: Mapping[str, Any]) -> dict[str, float]:
-    """Score the number after ``####``.
+    """Return scores of the solution of a word problem, each 1 if right and 0 if wrong.
 
-    The variant `steps` is exact match of the whole solution, and `flexible` scores the last number instead.
+    Returns:
+        ``score`` compares the number after ``####``, ``steps`` the whole solution by exact match, and ``flexible`` the
+        last number of the prediction.
     """
     wanted = marked_number(answer)
     return {

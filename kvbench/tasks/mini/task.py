@@ -29,16 +29,16 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 class Mini(Task):
     """Samples of the generated tasks (:mod:`kvbench.tasks.mini.catalogue`) at several lengths.
 
-    A sample's nominal length, in tokens of the bundled model, covers its prompt, the token `<s>` before it and the
-    maximum length of its answer; up to 24 tokens of it may be unused. The text depends only on the task, the length,
-    the seed and the sample's number, not on the limit.
+    The nominal length counts tokens of the bundled model. It covers the prompt, the token `<s>` before it and the
+    maximum length of the answer. A sample may be up to 24 tokens shorter. Its text depends only on the task, the
+    length, the seed and the sample's number, not on the limit.
 
     Args:
         name: the data set's name in results.
         tasks: names of tasks, or ``all``.
-        lengths: nominal lengths in tokens, of :data:`LENGTHS`.
+        lengths: nominal lengths in tokens; the allowed values are in :data:`LENGTHS`.
         limit: number of samples for each task and length.
-        seed: seed of the samples.
+        seed: seed from which the samples are generated.
     """
 
     version = 1
@@ -70,10 +70,10 @@ class Mini(Task):
                 raise ConfigError(f"dataset.{key}", list(values), "lists a value twice", hint="list each value once")
 
     def fits(self, config: Setup) -> None:
-        """Raise ConfigError for lengths that the model cannot take.
+        """Raise ConfigError if a length certainly exceeds ``model.max_length``.
 
-        Lengths count tokens of the bundled model. Another model's tokenizer is assumed to need at least half as many
-        for the same text.
+        Lengths count tokens of the bundled model. The tokenizer of another model is assumed to need at least half as
+        many tokens for the same text.
         """
         model = config.model
         if model.weights == "random":
@@ -104,7 +104,16 @@ class Mini(Task):
                     yield self.sample(task, length, index)
 
     def sample(self, task: str, length: int, index: int) -> Sample:
-        """Return the sample of `task` with 0-based number `index`; it does not depend on other samples."""
+        """Return one sample, which does not depend on other samples.
+
+        Args:
+            task: name of the task.
+            length: nominal length in tokens.
+            index: 0-based number of the sample.
+
+        Raises:
+            TooShort: `length` is too short for the task's records.
+        """
         entry = TASKS[task]
         encode = encoder()
         rng = Rng("kvbench mini", self.version, task, length, self.seed, index)
@@ -133,7 +142,7 @@ class Mini(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Return what determines the samples, except their number."""
+        """Return JSON data that determines the samples, but not their number."""
         return {
             "target": "mini",
             "version": self.version,
@@ -144,7 +153,7 @@ class Mini(Task):
         }
 
     def score(self, sample: Sample, prediction: str) -> dict[str, float]:
-        """Return the scores of the first line of `prediction`, the answer to the sample's own question."""
+        """Return the scores of the first line of `prediction` by name, from the scorer of the sample's task."""
         return _score(sample.task, prediction, sample.answers[0], sample.meta)
 
 

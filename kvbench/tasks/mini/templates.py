@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Texts before and after the context, without whitespace at either end.
+    """Instructions before and after the context, without whitespace at their ends.
 
     Args:
         head: the instruction before the context.
-        tail: text between the context and the question, after a blank line; empty for none.
+        tail: a second instruction between the context and the question; empty for none.
     """
 
     head: str

@@ -15,7 +15,7 @@ from kvbench.tasks.mini.heldout import MODULES
 
 @dataclass(frozen=True)
 class Document:
-    """One text.
+    """One text of `mini_text`.
 
     Args:
         name: ``topics`` for the help texts, a module's path in the standard library, or a file's name.
@@ -35,10 +35,10 @@ def _document(name: str, kind: str, text: str) -> Document:
 
 
 def documents(library: Path | None = None) -> list[Document]:
-    """Return the help texts as one document of prose, then one document per module, in a fixed order.
+    """Return the texts of `mini_text`: Python's help texts as one document, then one document per held-out module.
 
     Args:
-        library: folder with the standard library's sources; None for that of the running Python.
+        library: folder with the sources of a standard library; None for the running Python's own.
 
     Raises:
         DataError: this Python comes without its sources or help texts (some distributions strip them).
@@ -87,6 +87,10 @@ def own(path: Path) -> Document:
 
 
 def identity(texts: list[Document]) -> dict[str, str]:
-    """Return what identifies the texts in a result: ``sha256`` over all of them, and the running ``python`` version."""
+    """Return data that identifies the texts in a result.
+
+    Returns:
+        ``sha256``, a checksum over all texts, and ``python``, the version of the running Python, which provides them.
+    """
     joined = hashlib.sha256("".join(document.sha256 for document in texts).encode())
     return {"sha256": joined.hexdigest(), "python": platform.python_version()}

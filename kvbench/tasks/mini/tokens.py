@@ -16,7 +16,7 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "models" / "tiny" / "tokenizer
 
 @functools.lru_cache(maxsize=4)
 def encoder(path: Path = TOKENIZER) -> Encode:
-    """Return a function from texts to their token ids, without special tokens.
+    """Return a function that converts a list of texts into lists of token ids, without special tokens.
 
     Args:
         path: a ``tokenizer.json`` of the `tokenizers` library.
@@ -41,7 +41,12 @@ def encoder(path: Path = TOKENIZER) -> Encode:
 
 @functools.lru_cache(maxsize=4)
 def fingerprint(path: Path = TOKENIZER) -> str:
-    """Return the first 16 hex digits of the SHA-256 of the tokenizer file, on which lengths depend.
+    """Return the checksum of a tokenizer file: the first 16 hex digits of its SHA-256.
+
+    The samples depend on the tokenizer, because it measures their lengths.
+
+    Args:
+        path: the tokenizer file.
 
     Raises:
         DataError: the file cannot be read.
