@@ -164,6 +164,9 @@ def part(segment: Segment, channels: int, upper: bool = False) -> Part:
 def kind_of(quantizer: AffineQuantizer) -> str:
     """Return which :attr:`Format.kind` describes the codes of a quantizer.
 
+    Args:
+        quantizer: quantizer of a packed segment.
+
     Raises:
         NotServed: no kernel reads the codes of this class of quantizers.
     """
@@ -177,6 +180,9 @@ def kind_of(quantizer: AffineQuantizer) -> str:
 
 def window_of(quantizer: AffineQuantizer) -> int:
     """Return the :attr:`Format.window` of a quantizer, which is 0 unless its groups may cross tile boundaries.
+
+    Args:
+        quantizer: quantizer of a packed segment.
 
     Raises:
         NotServed: groups are so short that the tokens of one field of a word may belong to more than two of them, or
@@ -218,6 +224,9 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
 
 def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, int, int]]]]:
     """Return the phases of all rows of a layer, and the contents of the table that describes them to a kernel.
+
+    Args:
+        layer: a layer after its prompt.
 
     Returns:
         A list of all pairs (number of the key segment, number of the value segment) that any row has or has had, in

@@ -313,6 +313,9 @@ def sees_later_tokens(module: torch.nn.Module) -> bool:
     """Return True if a module is the attention of a layer and attends to later tokens too.
 
     This is so in BERT-like models, unless they are configured as decoders.
+
+    Args:
+        module: any module of the model.
     """
     return getattr(module, "is_causal", None) is False and getattr(module, "layer_idx", None) is not None
 
@@ -332,6 +335,9 @@ def one_size(config: Any) -> bool:
 
 def attach(model: PreTrainedModel) -> None:
     """Switch a model to kvbench's attention; :func:`detach` restores the previous implementation.
+
+    Args:
+        model: causal language model.
 
     Raises:
         ModelError: kvbench's attention cannot serve the model (:func:`check_served`).

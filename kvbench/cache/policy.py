@@ -142,17 +142,30 @@ class Policy(Protocol[L]):
         ...
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Return the positions of a row's slots, ``[n]`` or ``[H, n]``.
+        """Return the positions of the tokens in a row's slots.
 
-        None means that the positions ascend without a gap up to the newest token.
+        Args:
+            layer: layer that holds the slots.
+            row: row of the batch.
+
+        Returns:
+            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the positions ascend without a gap up to the
+            newest token.
         """
         ...
 
     def columns(self, layer: L, row: int) -> Tensor | None:
-        """Return the column, in the padded batch, of the token in each slot of a row, ``[n]`` or ``[H, n]``.
+        """Return the column, in the padded batch, of the token in each slot of a row.
 
-        The result equals that of :meth:`positions` unless the method moves keys to other positions. None means that the
-        columns ascend without a gap up to the newest token.
+        The result equals that of :meth:`positions` unless the method moves keys to other positions.
+
+        Args:
+            layer: layer that holds the slots.
+            row: row of the batch.
+
+        Returns:
+            ``[n]``, or ``[H, n]`` if heads keep different tokens; None if the columns ascend without a gap up to the
+            newest token.
         """
         ...
 

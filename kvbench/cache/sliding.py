@@ -32,5 +32,9 @@ def windows(config: Any) -> list[int | None]:
 
 
 def room(window: int) -> int:
-    """Return for how many tokens a layer with a sliding window allocates its buffers: ``window - 1`` plus slack."""
+    """Return for how many tokens a layer with a sliding window allocates its buffers: ``window - 1`` plus slack.
+
+    Args:
+        window: the sliding window, in tokens.
+    """
     return window - 1 + max(SLACK, window // 8)

@@ -114,6 +114,9 @@ def gpu_of(device_name: str) -> Gpu | None:
 def gpu_named(name: str) -> Gpu:
     """Return the GPU with a name from the command line (``"h200"``) or from torch (``"NVIDIA H200"``).
 
+    Args:
+        name: the name, in upper or lower case.
+
     Raises:
         ConfigError: no known GPU has this name.
     """

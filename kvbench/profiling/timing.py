@@ -12,7 +12,11 @@ import torch
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait until a CUDA device has finished all queued work. For any other device, return at once."""
+    """Wait until a CUDA device has finished all queued work. For any other device, return at once.
+
+    Args:
+        device: the device.
+    """
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

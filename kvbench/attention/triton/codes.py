@@ -57,43 +57,71 @@ def number(kind: str, bits: int, axis: str = "channel", group: int = 0, window: 
 
 @triton.constexpr_function
 def kind(form):
-    """Return the kind of the encoded format `form`: FULL, AFFINE, ATOM or HIERARCHICAL."""
+    """Return the kind of a format: FULL, AFFINE, ATOM or HIERARCHICAL.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return form & 3
 
 
 @triton.constexpr_function
 def axis(form):
-    """Return the axis of the encoded format `form`: CHANNEL or TOKEN."""
+    """Return the axis of a format: CHANNEL or TOKEN.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return form >> 2 & 1
 
 
 @triton.constexpr_function
 def bits(form):
-    """Return the number of bits of a code in the encoded format `form`; 16 in full precision."""
+    """Return the number of bits of a code; 16 in full precision.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return form >> 4 & 31
 
 
 @triton.constexpr_function
 def group(form):
-    """Return how many tokens (axis ``channel``) or channels (axis ``token``) share parameters in the format `form`."""
+    """Return how many tokens (axis ``channel``) or channels (axis ``token``) share parameters.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return form >> 12 & 255
 
 
 @triton.constexpr_function
 def window(form):
-    """Return the number of tokens in a block whose groups may cross tile boundaries; 0 if no group of `form` does."""
+    """Return the number of tokens in a block whose groups may cross tile boundaries; 0 if no group does.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return form >> 20
 
 
 @triton.constexpr_function
 def cuts(form):
-    """Return the number of groups into which each window of the format `form` is divided."""
+    """Return the number of groups into which a block of :func:`window` tokens is divided.
+
+    Args:
+        form: the encoded format (:func:`number`), with a window.
+    """
     return -(-window(form) // group(form))
 
 
 @triton.constexpr_function
 def meeting(form):
-    """Return an upper bound on the number of groups that one tile overlaps, for a format with windows."""
+    """Return an upper bound on the number of groups that one tile overlaps, for a format with windows.
+
+    Args:
+        form: the encoded format (:func:`number`), with a window.
+    """
     return 128 // (window(form) // cuts(form)) + 2
 
 
@@ -102,13 +130,20 @@ def width(form):
     """Return the number of bits of one field of a word.
 
     This is the number of bits of a code, except that 8-bit codes have two fields of 4 bits, in two planes.
+
+    Args:
+        form: the encoded format (:func:`number`).
     """
     return min(bits(form), 4)
 
 
 @triton.constexpr_function
 def fields(form):
-    """Return the number of fields in an int16 word of the format `form`."""
+    """Return the number of fields in an int16 word.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return 16 // width(form)
 
 
@@ -117,13 +152,20 @@ def rows(form):
     """Return the number of word rows in a tile of 128 tokens.
 
     A word row contains one token per field. So this is also the number of a tile's tokens that share a field.
+
+    Args:
+        form: the encoded format (:func:`number`).
     """
     return 8 * width(form)
 
 
 @triton.constexpr_function
 def planes(form):
-    """Return the number of buffers that hold the tokens: 2 for 8-bit codes, which have two planes of words, else 1."""
+    """Return the number of buffers that hold the tokens: 2 for 8-bit codes, which have two planes of words, else 1.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return 2 if bits(form) == 8 else 1
 
 
@@ -132,7 +174,7 @@ def blocks(form, channels):
     """Return into how many groups the channels of one token are divided.
 
     Args:
-        form: the encoded format.
+        form: the encoded format (:func:`number`).
         channels: channels of a key or of a value.
 
     Returns:
@@ -143,7 +185,11 @@ def blocks(form, channels):
 
 @triton.constexpr_function
 def run(form):
-    """Return how many consecutive fields of a tile use the same parameters, for a format with axis ``channel``."""
+    """Return how many consecutive fields of a tile use the same parameters, for a format with axis ``channel``.
+
+    Args:
+        form: the encoded format (:func:`number`).
+    """
     return min(group(form) // rows(form), fields(form))
 
 

@@ -234,7 +234,13 @@ def divided(x, by: tl.constexpr):
 
 @triton.jit
 def reciprocal(x):
-    """Return 1 / x rounded to fp32, or 0 if x = 0. So all codes of a constant group, whose scale is 0, are 0."""
+    """Return 1 / x rounded to fp32, or 0 if x = 0.
+
+    So all codes of a group of equal elements, whose scale is 0, are 0.
+
+    Args:
+        x: scales, fp32.
+    """
     if INTERPRETED:
         r = tl.div_rn(tl.full(x.shape, 1.0, tl.float32), tl.where(x == 0.0, 1.0, x))
     else:
@@ -244,7 +250,11 @@ def reciprocal(x):
 
 @triton.jit
 def to_half(x):
-    """Round fp32 values to fp16, and return them as fp32."""
+    """Round values to fp16, and return them as fp32.
+
+    Args:
+        x: values, fp32.
+    """
     return x.to(tl.float16).to(tl.float32)
 
 
@@ -320,9 +330,12 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def bounded(q, least: tl.constexpr, most: tl.constexpr):
-    """Clamp `q` to the range from `least` to `most`. NaN becomes `least`.
+    """Clamp values to a range. NaN, which a quotient can be if it is below the range of fp32, becomes the lower bound.
 
-    NaN occurs if a quotient is below the range of fp32.
+    Args:
+        q: values, fp32.
+        least: lower bound.
+        most: upper bound.
     """
     return tl.minimum(tl.maximum(q, least), most)
 

@@ -99,6 +99,9 @@ def roll(segment: Rolling, move: Move) -> None:
 def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
     """Merge the rolls of each segment, so that every segment occurs once, with all of its moves.
 
+    Args:
+        rolls: rolls in the order in which they were deferred.
+
     Returns:
         For the ``id`` of each segment, the segment and its moves in order.
     """
@@ -110,7 +113,11 @@ def joined(rolls: Sequence[Roll]) -> dict[int, Roll]:
 
 
 def launch(rolls: Sequence[Roll]) -> None:
-    """Carry out rolls; segments of the same shape with equal moves share a launch."""
+    """Carry out deferred rolls. Segments of the same shape with equal moves share a launch.
+
+    Args:
+        rolls: rolls in the order in which they were deferred.
+    """
     alike: dict[Hashable, tuple[tuple[Move, ...], list[Rolling]]] = {}
     for segment, moves in joined(rolls).values():
         if moves:
@@ -226,6 +233,9 @@ def warm(segment: Rolling) -> None:
     """Compile the kernels that will roll a segment later, without moving any token.
 
     Compilation takes about a second, which would otherwise be part of the first step that rolls.
+
+    Args:
+        segment: segment of the shape and dtype to compile for.
     """
     if not segment.sinks or not (INTERPRET or compiled(segment.buffer.device)):
         return

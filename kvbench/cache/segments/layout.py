@@ -149,7 +149,15 @@ class TileLayout:
         return grid.flatten(-4, -2)
 
     def shifts(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return, for each field, the position of its lowest bit in a word, ``[F, 1, 1]``."""
+        """Return, for each field of a word, the position of its lowest bit.
+
+        Args:
+            dtype: dtype of the result.
+            device: device of the result.
+
+        Returns:
+            ``[F, 1, 1]``.
+        """
         return _shifts(self.fields, self.width, dtype, device)
 
 
@@ -160,5 +168,9 @@ def _shifts(fields: int, width: int, dtype: torch.dtype, device: torch.device) -
 
 
 def to_int16(words: Tensor) -> Tensor:
-    """Return the low 16 bits of int32 words as int16 (two's complement)."""
+    """Return the low 16 bits of integers as int16 (two's complement).
+
+    Args:
+        words: int32 words.
+    """
     return (((words & 0xFFFF) ^ 0x8000) - 0x8000).to(torch.int16)

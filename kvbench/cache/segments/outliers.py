@@ -181,6 +181,13 @@ class Outliers:
         self.ends = [list(self.ends[i]) for i in order]
 
     def used(self, row: int) -> tuple[int, int]:
-        """Return how many bytes the outliers of one row need: first their values, then their indices."""
+        """Return how many bytes the outliers of one row need.
+
+        Args:
+            row: row of the batch.
+
+        Returns:
+            The bytes of their values, and the bytes of their indices.
+        """
         count = self.count(row)
         return count * self.values.element_size(), count * self.indices.element_size()
