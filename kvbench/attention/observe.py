@@ -22,7 +22,7 @@ def probabilities(
 
     Args:
         query: ``[B, Hq, q, D]``, consecutive queries of the prompt.
-        keys: ``[B, H, T, D]``, the keys that these queries may see.
+        keys: ``[B, H, T, D]``, the first T keys of the prompt; later ones must not be visible to these queries.
         mask: ``[B or 1, 1, q, T]`` (bool or additive) for these queries, or None for causal attention.
         scaling: factor on the scores.
         first: column of the first query in the padded batch. It matters only without a mask.

@@ -170,9 +170,9 @@ class Policy(Protocol[L]):
         ...
 
     def forgotten(self, layer: L, hidden: int) -> int:
-        """Return how many of the tokens that no later token can see the method drops.
+        """Return how many of a row's oldest tokens the method drops because no later token can see them.
 
-        The rest stays, because packed tokens can leave only in whole groups.
+        The number may be less than `hidden`, because packed tokens can leave only in whole groups.
 
         Args:
             layer: layer with a sliding window.

@@ -49,10 +49,9 @@ def group_params(low, high, KIND: tl.constexpr, LEVELS: tl.constexpr, HALF: tl.c
         HALF: True for fp16 tokens, for which each operation is rounded to fp16; False for bf16.
 
     Returns:
-        Four fp32 blocks: the scale; the minimum (``atom``: the zero point); 1 / scale; and the factor, 1 or 1/4, by
-            which
-        tokens must be multiplied so that their difference from the minimum does not overflow fp16
-        (:func:`kvbench.cache.kernels.pack_math.share`).
+        Four fp32 blocks in the shape of `low`. The first three are the scale, the minimum (``atom``: the zero point)
+        and 1 / scale. The last is a factor, 1 or 1/4. Tokens must be multiplied by it, so that their difference from
+        the minimum does not overflow fp16 (:func:`kvbench.cache.kernels.pack_math.share`).
     """
     part = tl.full(low.shape, 1.0, tl.float32)
     if KIND == "atom":
