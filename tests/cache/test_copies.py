@@ -67,3 +67,30 @@ def test_a_cache_that_is_reset_learns_the_padding_anew():
         assert torch.equal(again, answered(method.new_cache(model), [33, 70]))
     finally:
         method.detach(model)
+
+
+def test_a_clone_between_two_chunks_of_a_prompt_goes_on_by_itself():
+    model, method = zoo.model("llama"), load_method("kivi", quantizer="int8", residual=32)
+    ids = torch.randint(3, 90, (1, 80), generator=torch.Generator().manual_seed(5))
+    start, one, other = ids[:, :30], ids[:, 30:55], ids[:, 55:]
+
+    def begun():
+        cache = method.new_cache(model)
+        cache.open_prefill()
+        model(input_ids=start, past_key_values=cache, use_cache=True)
+        return cache
+
+    def gone_on(cache, chunk) -> torch.Tensor:
+        model(input_ids=chunk, past_key_values=cache, use_cache=True)
+        cache.finalize()
+        return model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True).logits
+
+    try:
+        with torch.no_grad():
+            cache = begun()
+            twin = cache.clone()
+            logits = gone_on(cache, one), gone_on(twin, other)
+            assert torch.equal(logits[0], gone_on(begun(), one))
+            assert torch.equal(logits[1], gone_on(begun(), other))
+    finally:
+        method.detach(model)
