@@ -45,12 +45,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def source_key(name: str) -> Literal["path", "hub_id"] | None:
-    """Return the key of the `model` group that `name` is a value of; None if it is neither a folder nor a repository.
+    """Return whether a model's name refers to a folder or to a repository on the hub.
 
     A folder with a ``config.json`` takes precedence over a repository of the same name, as in transformers.
 
+    Returns:
+        ``path`` for a folder and ``hub_id`` for a repository, the options of the configuration group `model` that take
+        such a value; None for any other name.
+
     Raises:
-        ConfigError: the name cannot be looked up as a path.
+        ConfigError: the file system rejects the name as a path.
     """
     if not name.strip() or "${" in name or "://" in name:
         return None
@@ -64,13 +68,13 @@ def source_key(name: str) -> Literal["path", "hub_id"] | None:
 
 
 def check(name: Any, presets: Collection[str], listing: str = "", key: str = "model") -> None:
-    """Raise ConfigError unless `name` is a preset, or has the form of a repository or folder.
+    """Raise ConfigError unless a model's name is a preset, or has the form of a repository or folder.
 
     Args:
-        name: the name as typed.
+        name: the name as the user typed it.
         presets: names of the presets.
-        listing: command that lists them, for the message.
-        key: the key or option in the message, for example ``--model``.
+        listing: command that lists the presets, for the message.
+        key: name of the option in the message, for example ``--model``.
     """
     if isinstance(name, str) and (name in presets or source_key(name)):
         return
@@ -88,7 +92,7 @@ def check(name: Any, presets: Collection[str], listing: str = "", key: str = "mo
 def described(
     name: str, model: Mapping[str, Any], given: Collection[str], presets: Collection[str], key: str = "model"
 ) -> dict[str, Any]:
-    """Return the `model` group for a repository or folder, with values from the checkpoint's files.
+    """Return the configuration group `model` for a repository or folder, with values from the checkpoint's files.
 
     The revision of a repository is set to the commit in the hub's cache, so that runs with the weights of different
     commits have different ids.
@@ -96,13 +100,15 @@ def described(
     Args:
         name: a repository or folder that passes :func:`check`.
         model: :data:`PLAIN` with the user's changes.
-        given: keys of the group that the user set; ``path`` or ``hub_id`` among them take precedence over `name`.
-        presets: names of the presets; if a folder has the same name as one, its parent is included in the model's name.
-        key: the key or option in messages, for example ``--model``.
+        given: keys of the group that the user set. A ``path`` or ``hub_id`` set by the user takes precedence over
+            `name`.
+        presets: names of the presets. If a folder has the name of a preset, the name of its parent folder is put before
+            it in the model's name.
+        key: name of the option in messages, for example ``--model``.
 
     Raises:
-        ConfigError: there is no such folder, the repository is neither on this machine nor available on the hub, or its
-            ``config.json`` cannot be read or does not give the longest sequence.
+        ConfigError: the folder does not exist, the repository is neither on this machine nor available on the hub, or
+            the ``config.json`` cannot be read or does not state the longest sequence.
     """
     own, group = set(given), dict(model)
     if not any(group.get(source) for source in ("path", "hub_id") if source in own):
@@ -121,15 +127,15 @@ def described(
 
 
 def group(name: str, changes: Mapping[str, Any] | None = None, key: str = "model") -> dict[str, Any]:
-    """Return the `model` group for a preset, repository or folder, as plain data.
+    """Return the configuration group `model` for a preset, repository or folder, as plain data.
 
     Args:
-        name: the name as after ``model=`` on the command line.
-        changes: keys of the group that the user set, with their values.
-        key: the key or option in messages, for example ``--model``.
+        name: name of the model, as written after ``model=`` on the command line.
+        changes: values that the user set, by key of the group.
+        key: name of the option in messages, for example ``--model``.
 
     Raises:
-        ConfigError: there is no such model, or its files cannot be read or lack necessary values.
+        ConfigError: the model does not exist, or its files cannot be read or lack necessary values.
     """
     presets, changes = options("model"), dict(changes or {})
     check(name, presets, key=key)

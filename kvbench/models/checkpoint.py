@@ -103,7 +103,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_numbers(numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile if a size in config.json is not a plausible positive integer, or heads do not divide evenly."""
+    """Raise DamagedFile if a size in ``config.json`` is impossible.
+
+    Args:
+        numbers: content of the file.
+        file: path of the file, for the message.
+
+    Raises:
+        DamagedFile: a size is not an integer or not within its bounds (:data:`LIMITS`), the number of KV heads does not
+            divide the number of query heads, or ``model_type`` is not a name.
+    """
     for name, most in LIMITS.items():
         number = numbers.get(name)
         if number is None or isinstance(number, list):  # a list has one number per layer, in a few architectures
@@ -127,13 +136,15 @@ _MEND = "use the config.json that belongs to these weights"
 
 
 def longest(numbers: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence in tokens that a ``config.json`` gives; None if it gives none."""
+    """Return the longest sequence in tokens according to the content of a ``config.json``; None if it does not say."""
     length = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
     return None if length is None else int(length)
 
 
 def context(folder: Path) -> int | None:
-    """Return a checkpoint's longest sequence in tokens, from ``config.json`` or else the tokenizer; None if unknown.
+    """Return the longest sequence in tokens that a checkpoint supports, or None if its files do not say.
+
+    ``config.json`` is read first, then ``tokenizer_config.json``.
 
     Raises:
         DamagedFile: one of the files cannot be read.
@@ -147,7 +158,7 @@ def context(folder: Path) -> int | None:
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return True if the tokenizer's files contain a chat template."""
+    """Return True if the tokenizer's files in a checkpoint's folder contain a chat template."""
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     file = folder / "tokenizer_config.json"
@@ -155,11 +166,11 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Check the small files, and the headers of the weights, that loading will read.
+    """Check the files of a checkpoint before it is loaded; of the weights, only the headers are read.
 
     Raises:
-        DamagedFile: a file cannot be read or contains impossible values, the index names missing files, or the weights
-            have fewer layers than ``config.json`` says.
+        DamagedFile: a file cannot be read or contains impossible values, the index refers to missing files, or the
+            weights have fewer layers than ``config.json`` states.
     """
     for name in OBJECTS:
         if (folder / name).is_dir():
@@ -192,10 +203,12 @@ def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: 
 
 
 def weight_files(folder: Path) -> Iterator[Path]:
-    """Yield the files that weights will be read from: a single file, or those that the index names.
+    """Yield the files from which the weights in a checkpoint's folder are loaded.
+
+    They are a single file or the files that the index lists; safetensors files take precedence over pickled ones.
 
     Raises:
-        DamagedFile: the index cannot be read, or names files that are missing or in other folders.
+        DamagedFile: the index cannot be read, or lists files that are missing or in other folders.
     """
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
@@ -225,10 +238,10 @@ def weight_files(folder: Path) -> Iterator[Path]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Return the names of the tensors in a safetensors file, from its header.
+    """Return the names of the tensors in a safetensors file; only the file's header is read.
 
     Raises:
-        DamagedFile: the header cannot be read, or does not agree with the size of the file or of a tensor.
+        DamagedFile: the header cannot be read, or contradicts the size of the file or the shape of a tensor.
     """
     try:
         size = file.stat().st_size
@@ -272,7 +285,15 @@ def tensor_names(file: Path) -> list[str]:
 
 
 def check_layers(numbers: Mapping[str, Any], names: list[str], folder: Path) -> None:
-    """Raise DamagedFile if the weights have fewer layers than ``config.json`` says; the rest would be random."""
+    """Raise DamagedFile if the weights have fewer layers than ``config.json`` states.
+
+    transformers would fill the missing layers with random weights.
+
+    Args:
+        numbers: content of ``config.json``.
+        names: names of all tensors of the weights.
+        folder: folder of the checkpoint, for the message.
+    """
     count = numbers.get("num_hidden_layers")
     stored = {number for name in names if (number := layer_of(name)) is not None and "vision" not in name}
     if isinstance(count, int) and stored and max(stored) + 1 < count:
@@ -291,13 +312,13 @@ def layer_of(name: str) -> int | None:
 
 
 def snapshot(hub_id: str, revision: str | None = None) -> Path | None:
-    """Return the folder in the hub's cache that contains a repository's ``config.json``; None if it is not cached."""
+    """Return a repository's folder in the hub's cache; None if the cache does not have its ``config.json``."""
     config = Repository(hub_id, "model", revision).cached("config.json")
     return None if config is None else config.parent
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without its full stop, or the error's type if it is empty."""
+    """Return the first line of an error's message without its full stop, or the error's type if there is no message."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:300] if lines else type(error).__name__
 

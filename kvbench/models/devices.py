@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Runtime(Protocol):
-    """Protocol of the `runtime` fields that loading reads (see `kvbench.config.run_config.RuntimeConfig`)."""
+    """Protocol of the configuration fields that decide where a model is loaded.
+
+    Their implementation is `kvbench.config.run_config.RuntimeConfig`.
+    """
 
     @property
     def device(self) -> str:
@@ -21,11 +24,11 @@ class Runtime(Protocol):
 
     @property
     def device_map(self) -> str | None:
-        """Placement over several devices, ``auto``; None: all on one device."""
+        """``auto`` spreads the layers over all GPUs of this process; None puts all of them on one device."""
 
     @property
     def tensor_parallel(self) -> str | None:
-        """Processes that share the model, ``auto``; None: one process."""
+        """``auto`` splits every layer over the processes that torchrun started; None uses a single process."""
 
     @property
     def seed(self) -> int:
@@ -33,7 +36,10 @@ class Runtime(Protocol):
 
 
 def joined(runtime: Runtime) -> Team | None:
-    """Join and return the team of processes that share the model; None without ``runtime.tensor_parallel``.
+    """Connect this process with the others that hold a part of the model, and return their team.
+
+    Returns:
+        The team of processes; None if ``runtime.tensor_parallel`` is not set.
 
     Raises:
         ConfigError: torchrun did not start this process, or there are fewer GPUs than processes.
@@ -46,7 +52,7 @@ def joined(runtime: Runtime) -> Team | None:
 
 
 def homes(runtime: Runtime) -> list[torch.device]:
-    """Return the devices of this process that the model is loaded onto; inputs go to the first.
+    """Return the devices of this process onto which the model is loaded; inputs belong on the first one.
 
     Raises:
         ConfigError: this machine has no such device, or has no GPU for ``device_map``.
@@ -70,7 +76,11 @@ def homes(runtime: Runtime) -> list[torch.device]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device that ``runtime.device`` names; ``auto`` is the first CUDA device, else the CPU.
+    """Return the device for a value of ``runtime.device``.
+
+    Args:
+        name: torch's name of a device. ``auto`` is the first CUDA device, or the CPU if there is none; ``cuda`` is the
+            first CUDA device.
 
     Raises:
         ConfigError: this machine has no such device.

@@ -17,10 +17,13 @@ SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def wanted(files: Sequence[str]) -> list[str]:
-    """Return which files of a repository are needed to load it: one copy of the weights, and all small files.
+    """Return the files that are needed to load a model: one copy of the weights, and all small files.
 
-    Weights in safetensors take precedence over pickled ones (``*.bin``). Files in folders, and a second copy under the
-    names ``consolidated*``, belong to other libraries.
+    Weights in safetensors take precedence over pickled ones (``*.bin``). Files in subfolders and files named
+    ``consolidated*`` are left out, because they hold copies of the weights for other libraries.
+
+    Args:
+        files: paths of all files of the repository.
     """
     top = [name for name in files if "/" not in name]
     weights = [name for name in top if name.endswith(".safetensors") and not name.startswith("consolidated")]
@@ -29,7 +32,11 @@ def wanted(files: Sequence[str]) -> list[str]:
 
 
 def planned(model: ModelConfig) -> Plan:
-    """Return the files that a download of a model takes, with their sizes on the hub. Raises ModelError."""
+    """Return the files to download for a model, with their sizes on the hub.
+
+    Raises:
+        ModelError: the hub cannot be reached, or does not provide the repository.
+    """
     try:
         return plan(repository_of(model), wanted, "config.json")
     except HubError as error:
@@ -37,10 +44,10 @@ def planned(model: ModelConfig) -> Plan:
 
 
 def fetched(model: ModelConfig) -> Source:
-    """Return the location of a model's weights on this machine, after a download if necessary.
+    """Download a model's weights if they are not on this machine yet, and return their location here.
 
     Raises:
-        ModelError: the weights are unavailable; the message names the model, what happened, and what to type.
+        ModelError: the weights are unavailable, or the download is incomplete.
     """
     source = locate(model)
     if source.local:
@@ -60,7 +67,12 @@ def fetched(model: ModelConfig) -> Source:
 
 
 def announcement(what: str, files: Plan) -> str:
-    """Return a line about the size of a download, to be shown before it."""
+    """Return the line that announces a download and its size.
+
+    Args:
+        what: the thing to download, for example ``model llama2-7b``.
+        files: the files and which of them are missing on this machine.
+    """
     count, here = len(files.missing), len(files.files) - len(files.missing)
     already = f" ({here} of {len(files.files)} files are already on this machine)" if here else ""
     return f"{what}: {count} file{'s' * (count != 1)}, {amount(files.missing_bytes)} to download{already}"

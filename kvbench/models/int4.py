@@ -30,7 +30,7 @@ class Int4Linear(nn.Module):
     """A linear layer with 4-bit weights.
 
     Args:
-        linear: the layer whose weights ``[out, in]`` are rounded to nearest; its bias is shared, not copied.
+        linear: the layer in full precision. Its weights ``[out, in]`` are rounded to 4 bits, and its bias is shared.
 
     Raises:
         ModelError: `in` is not divisible by 32, or `out` not by 16.
@@ -64,7 +64,7 @@ class Int4Linear(nn.Module):
         return torch.ops.aten._convert_weight_to_int4pack(nibbles, tiles)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product ``[..., out]`` for `x` ``[..., in]``, in the dtype of `x`."""
+        """Return the layer's output ``[..., out]`` for inputs `x` ``[..., in]``, in the dtype of `x`."""
         product = torch.ops.aten._weight_int4pack_mm if self.on_cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
         flat = x.reshape(-1, x.shape[-1]).to(self.dtype).contiguous()
         out = product(flat, self.packed, self.group, self.scales).to(x.dtype).view(*x.shape[:-1], -1)
@@ -77,9 +77,16 @@ class Int4Linear(nn.Module):
 
 
 def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return codes 0..15, uint8 ``[out, in]``, and scales with zeros (the value of code 8), ``[in / group, out, 2]``.
+    """Quantize a weight matrix asymmetrically to 4 bits.
 
-    Scales and zeros are in `dtype`; codes are computed from the rounded ones, which the product uses.
+    Args:
+        weight: weights ``[out, in]``.
+        group: number of consecutive input channels that share a scale and a zero; it must divide `in`.
+        dtype: dtype of scales and zeros. Codes are computed after scales and zeros have been rounded to it.
+
+    Returns:
+        Codes 0..15 as uint8 ``[out, in]``, and scales and zeros as ``[in / group, out, 2]``, where the zero is the
+        value that code 8 stands for.
     """
     grouped = weight.float().unflatten(-1, (-1, group))
     low, high = torch.aminmax(grouped, dim=-1)
@@ -90,11 +97,11 @@ def quantize(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 
 class DraftLinear(nn.Module):
-    """A linear layer with exact and 4-bit weights; `switch` selects which of them :meth:`forward` uses.
+    """A linear layer that holds its weights twice, in full precision and in 4 bits.
 
     Args:
-        exact: linear layer whose weights are also stored in 4 bits.
-        switch: switch of the model that selects the weights.
+        exact: the linear layer in full precision.
+        switch: switch that selects the weights that :meth:`forward` uses, shared by all layers of the model.
     """
 
     def __init__(self, exact: nn.Linear, switch: Switch) -> None:
@@ -103,19 +110,20 @@ class DraftLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The exact weights, since some models read their dtype."""
+        """The weights in full precision, for models that read the dtype of a layer's weights."""
         return self.exact.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the product ``[..., out]`` for `x` ``[..., in]``."""
+        """Return the layer's output ``[..., out]`` for inputs `x` ``[..., in]``, with the weights that are selected."""
         return self.draft(x) if self.switch.on else self.exact(x)
 
 
 class Switch:
-    """A switch, shared by all layers of a model, between exact and 4-bit weights.
+    """Switch between full-precision and 4-bit weights, shared by all layers of a model.
 
     Args:
-        which: linear layers of the decoder that have 4-bit weights as well.
+        which: the linear layers that also have 4-bit weights: ``ffn`` for those outside attention, ``all`` for those in
+            attention too.
     """
 
     def __init__(self, which: Which) -> None:
@@ -123,7 +131,7 @@ class Switch:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Use the 4-bit weights inside the block."""
+        """Make the layers use their 4-bit weights inside a ``with`` block."""
         self.on = True
         try:
             yield
@@ -132,7 +140,7 @@ class Switch:
 
 
 def attach(model: nn.Module, which: Which) -> Switch:
-    """Add 4-bit weights to `model`, unless it has the same ones already, and return their switch.
+    """Add 4-bit weights to the linear layers of a model, unless it already has them, and return their switch.
 
     Args:
         model: causal language model with its decoder layers in ``model.model.layers``.
@@ -140,7 +148,8 @@ def attach(model: nn.Module, which: Which) -> Switch:
             never quantized.
 
     Raises:
-        ModelError: the model has no decoder layers, or no linear layers in them (if it is already quantized).
+        ModelError: the model has no decoder layers, or they contain no linear layers in full precision (because the
+            checkpoint is already quantized), or a linear layer has a number of channels that int4 does not support.
     """
     switch: Switch | None = attachment(model).int4
     if switch is not None:
@@ -186,7 +195,7 @@ def nbytes(model: nn.Module) -> int:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """Return the decoder layers of a causal language model; raise ModelError if it has no ``model.layers``."""
+    """Return the decoder layers of a causal language model. Raises ModelError if it has no ``model.layers``."""
     layers = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(

@@ -36,20 +36,22 @@ _SNAPSHOT = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?
 
 
 def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collection[str] = ()) -> dict[str, Any]:
-    """Return the `model` group with the name, context length and chat setting of the checkpoint that will be loaded.
+    """Return the configuration group `model` with the name, context length and chat setting of its checkpoint.
+
+    A preset with another ``path`` or ``hub_id`` loads another checkpoint, so these values must come from there.
 
     Args:
-        model: the group as composed.
-        preset: the preset of ``conf/model`` that it was composed from.
+        model: the group as composed by Hydra.
+        preset: content of the preset in ``conf/model`` on which the group is based.
         given: keys of the group that the user set, such as ``{"path", "max_length"}``. A key whose value differs
-            from the preset is treated as set by the user, too.
+            from the preset also counts as set by the user.
 
     Returns:
-        The changed group; a copy of `model` if it loads the preset's own checkpoint.
+        The group with the checkpoint's values; an unchanged copy of `model` if it loads the preset's own checkpoint.
 
     Raises:
-        ConfigError: the path cannot be looked up, or the checkpoint's ``config.json`` cannot be read or does not state
-            the model's maximum sequence length; or random weights are requested and ``config.json`` is unavailable.
+        ConfigError: the file system rejects the path; the checkpoint's ``config.json`` cannot be read or does not state
+            the longest sequence; or random weights are requested and ``config.json`` is unavailable.
     """
     group = dict(model)
     own = {*given, *(key for key in group if group[key] != preset.get(key))}

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """The dimensions of a loaded model that a KV cache depends on."""
+    """The dimensions of a model on which the size of its KV cache depends.
+
+    Args:
+        model_type: transformers' name of the architecture, for example ``llama``.
+        layers: number of layers.
+        heads: number of query heads per layer.
+        kv_heads: number of KV heads per layer.
+        head_dim: number of channels per head.
+        hidden_size: number of channels of the hidden states.
+        vocab_size: number of tokens in the vocabulary.
+    """
 
     model_type: str
     layers: int
@@ -48,14 +58,16 @@ class LoadedModel:
         tokenizer: a fast tokenizer that pads on the left and has a pad token.
         name: name of the model in the configuration.
         dtype: dtype of the parameters.
-        device: device for inputs: with ``device_map`` the first one, with ``tensor_parallel`` that of this rank.
+        device: device on which inputs must be: the first device of the model, or this rank's device with
+            ``tensor_parallel``.
         max_length: longest sequence in tokens, prompt and answer together.
-        architecture: the dimensions that a KV cache depends on.
+        architecture: dimensions of the model.
         eos_token_ids: tokens that end an answer; empty for random weights, which would emit them by chance.
-        parameters: number of parameters of the whole model.
+        parameters: number of parameters of the model, over all devices.
         random_weights: True if the weights are random; scores are then meaningless.
         devices: torch's names of all devices that hold the model, including those of other ranks.
-        layout: ``one device``, ``device_map`` or ``tensor_parallel``.
+        layout: distribution of the model. ``one device``, ``device_map`` (layers spread over GPUs of this process) or
+            ``tensor_parallel`` (every layer split over several processes).
     """
 
     model: Any
@@ -76,12 +88,12 @@ def load(model: ModelConfig, runtime: Runtime) -> LoadedModel:
     """Load a model and its tokenizer onto the devices that `runtime` names.
 
     Args:
-        model: the checked `model` group.
-        runtime: the `runtime` group.
+        model: the configuration group `model`, already checked.
+        runtime: the configuration group `runtime`.
 
     Raises:
-        ModelError: the weights are unavailable (reported within two seconds) or damaged, transformers cannot load them,
-            kvbench does not support the architecture, or it cannot be split over the processes.
+        ModelError: the weights are unavailable or damaged, transformers cannot load them, kvbench does not support the
+            architecture, or the model cannot be split over the processes.
         ConfigError: the device does not exist on this machine.
     """
     source = fetched(model)
@@ -134,7 +146,13 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype for ``model.dtype``; ``auto`` is bfloat16 on a GPU, else float32 (faster there)."""
+    """Return the torch dtype for a value of ``model.dtype``.
+
+    Args:
+        name: torch's name of the dtype. ``auto`` is bfloat16 on a GPU, and float32 on other devices, where it is
+            faster.
+        device: device of the model.
+    """
     import torch
 
     if name == "auto":
@@ -144,7 +162,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def shape_of(config: Any) -> Shape:
-    """Return the dimensions of the decoder that a transformers config describes."""
+    """Return the dimensions of a model's decoder from its transformers config."""
     text = config.get_text_config(decoder=True)
     heads = text.num_attention_heads
     return Shape(

@@ -25,12 +25,12 @@ DESCRIPTION = ("config.json", "tokenizer_config.json", "chat_template.jinja", "c
 
 @dataclass(frozen=True)
 class Source:
-    """The location to load a model from.
+    """The location from which a model is loaded.
 
     Args:
-        name: folder or repository; None for random weights.
+        name: path of the folder, or name of the repository on the hub; None for random weights.
         local: True if loading needs no network.
-        revision: commit or tag of the repository; None: its main branch.
+        revision: commit or tag of the repository; None for its main branch.
     """
 
     name: str | None
@@ -39,11 +39,11 @@ class Source:
 
 
 def locate(model: ModelConfig) -> Source:
-    """Return the location of the weights of `model`: random, a folder, the hub's cache on this machine, or the hub.
+    """Find the weights of a model in its folder, in the hub's cache or on the hub, without downloading them.
 
     Raises:
-        ModelError: the weights are neither on this machine nor on the hub, the repository is gated, an extra package is
-            missing, or the folder has no weights or damaged ones. The message names the model and suggests overrides.
+        ModelError: the weights are neither on this machine nor on the hub, access to the repository is denied, a
+            package that the checkpoint needs is not installed, or the folder's weights are missing or damaged.
     """
     if model.weights == "random":
         return Source(None, local=True)
@@ -109,13 +109,18 @@ def is_cached(model: ModelConfig) -> bool:
 
 
 def repository_of(model: ModelConfig) -> Repository:
-    """Return the repository of a model that has one."""
+    """Return the hub repository of a model; `model.hub_id` must be set."""
     assert model.hub_id is not None
     return Repository(model.hub_id, "model", model.revision)
 
 
 def refusal(model: ModelConfig, error: HubError) -> ModelError:
-    """Return the error for weights that the hub does not give."""
+    """Return the ModelError for weights that the hub does not provide.
+
+    Args:
+        model: configuration of the model.
+        error: the failure of the request to the hub.
+    """
     if not error.absent:
         return ModelError(f"model {model.name}: {error.reason}.\n  hint: {error.remedy or remedies()}")
     gate = f"\n  the model is gated: {model.gated}" if model.gated else ""
@@ -151,7 +156,12 @@ def _ask_hub(model: ModelConfig) -> None:
 
 
 class Description(NamedTuple):
-    """The folder in the hub's cache with a repository's small files; or None, with the reason in `problem`."""
+    """Result of fetching a repository's small files.
+
+    Args:
+        folder: folder in the hub's cache with the files; None if they could not be fetched.
+        problem: reason why `folder` is None, else empty.
+    """
 
     folder: Path | None
     problem: str = ""
@@ -159,10 +169,14 @@ class Description(NamedTuple):
 
 @functools.cache  # one attempt per process: each job of a sweep asks
 def fetch_description(hub_id: str, revision: str | None) -> Description:
-    """Fetch the small files with a repository's context length and chat template into the hub's cache.
+    """Fetch the small files that contain a model's context length and chat template into the hub's cache.
 
-    They determine the run id, so they must be known before the weights are downloaded: otherwise the first start of a
-    run would have another id than the second.
+    The run id depends on these values. If they were first known when the weights are downloaded, the first start of a
+    run would have a different id from later ones.
+
+    Args:
+        hub_id: name of the repository.
+        revision: commit or tag; None for the main branch.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -197,7 +211,7 @@ def _typed(model: ModelConfig) -> str:
 
 
 def remedies() -> str:
-    """Return what to type in place of a model whose weights are unavailable."""
+    """Return the hint for a model whose weights are unavailable: the overrides that select other weights."""
     return (
         "set model.path=DIR (a folder with the weights), model.weights=random (the real architecture "
         "without a download) "

@@ -17,7 +17,14 @@ FUSED = "qkv_proj"
 
 @dataclass(frozen=True)
 class Source:
-    """The submodule that computes keys or values, and the channels ``[start, stop)`` of its output that hold them."""
+    """The submodule of an attention layer that computes keys or values.
+
+    Args:
+        module: the submodule.
+        name: name of the submodule in the attention module.
+        start: first channel of the submodule's output that belongs to the keys or values.
+        stop: end of these channels, exclusive; None if they are the last ones.
+    """
 
     module: nn.Module
     name: str
@@ -25,9 +32,11 @@ class Source:
     stop: int | None = None
 
     def cut(self, out: Tensor, channels: int) -> Tensor:
-        """Return the keys or values ``[B, H, q, D]`` in the submodule's output ``[B, q, C]`` or ``[B, q, H, D]``.
+        """Return the keys or values ``[B, H, q, D]`` that an output of the submodule contains.
 
-        `channels` is D, the number of channels per head.
+        Args:
+            out: output of the submodule, ``[B, q, C]`` or ``[B, q, H, D]`` (B rows, q tokens, H KV heads).
+            channels: D, the number of channels per head.
         """
         if out.ndim == 4:
             return out.transpose(1, 2)
@@ -35,10 +44,10 @@ class Source:
 
 
 def attentions(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the attention modules of `model`, one per layer.
+    """Return the attention modules of a model, one per layer, in order.
 
     Raises:
-        ModelError: a layer has no attention module with a key projection that can be hooked.
+        ModelError: a layer has no attention module with a submodule that computes keys (``k_proj`` or ``qkv_proj``).
     """
     config = model.config.get_text_config(decoder=True)
     modules = {
@@ -58,7 +67,7 @@ def attentions(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """Return the submodule that computes a layer's keys before RoPE."""
+    """Return the submodule that computes the keys before RoPE in a layer's attention module."""
     for name in KEYS:
         if hasattr(attention, name):
             return Source(getattr(attention, name), name)
@@ -67,7 +76,7 @@ def key_source(model: PreTrainedModel, attention: nn.Module) -> Source:
 
 
 def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
-    """Return the submodule that computes a layer's values."""
+    """Return the submodule that computes the values in a layer's attention module."""
     if hasattr(attention, "v_proj"):
         return Source(attention.v_proj, "v_proj")  # type: ignore[arg-type]
     _, start, stop = _borders(model)
@@ -75,13 +84,13 @@ def value_source(model: PreTrainedModel, attention: nn.Module) -> Source:
 
 
 def head_dim(model: PreTrainedModel) -> int:
-    """Return the number of channels per head."""
+    """Return a model's number of channels per head."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def kv_heads(model: PreTrainedModel) -> int:
-    """Return the number of KV heads per layer."""
+    """Return a model's number of KV heads per layer."""
     config = model.config.get_text_config(decoder=True)
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 

@@ -19,7 +19,9 @@ SPECIALS = ("<pad>", "<s>", "</s>")
 
 
 def hf_config(model: ModelConfig) -> Any:
-    """Return the transformers config of `model`, from the config.json in its folder or from its `architecture`.
+    """Return the transformers config of a model.
+
+    It is read from the ``config.json`` in the model's folder, or built from ``model.architecture`` without a folder.
 
     Raises:
         ModelError: transformers does not support the architecture, or rejects its sizes.
@@ -49,10 +51,15 @@ def _from_architecture(numbers: Architecture) -> Any:
 
 
 def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, seed: int) -> Any:
-    """Return a causal LM with random parameters from `seed`, in evaluation mode on `device`.
+    """Return a causal language model with random parameters, in evaluation mode.
 
-    Global random state is unchanged. Drawing 7B parameters takes seconds on a GPU. A GPU and a CPU draw different
-    numbers from the same seed.
+    The global random state is not changed. A GPU and a CPU draw different numbers from the same seed.
+
+    Args:
+        config: the transformers config.
+        dtype: dtype of the parameters.
+        device: device on which the parameters are drawn and remain.
+        seed: seed of the random parameters.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -68,8 +75,8 @@ def random_model(config: Any, dtype: torch.dtype, device: torch.device | str, se
 def byte_tokenizer() -> Any:
     """Return a fast tokenizer whose tokens are UTF-8 bytes; it needs no download and accepts any text.
 
-    Ids above 258, which a random model may emit, decode to the empty string. The tokenizer has no EOS token, which a
-    random model would emit by chance.
+    Ids above 258, which a random model may generate, decode to the empty string. The tokenizer has no EOS token,
+    because a random model would generate it by chance.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast

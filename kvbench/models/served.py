@@ -28,7 +28,7 @@ OTHER = {
 
 
 def unserved(config: Any, architecture: str = "") -> str:
-    """Return the reason why kvbench does not support a model; empty if the configuration shows none.
+    """Return the reason why kvbench does not support a model, or an empty string if its configuration shows no reason.
 
     Args:
         config: a transformers config, or the content of a ``config.json``.

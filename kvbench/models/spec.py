@@ -22,14 +22,16 @@ BUNDLED = "kvbench:"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Sizes of a decoder as in ``config.json``, sufficient to build it with random weights.
+    """Sizes of a decoder, sufficient to build it with random weights.
+
+    The fields that are not described here have the meaning of the same keys in transformers' ``config.json``.
 
     Args:
         model_type: transformers' name of the architecture (``llama``, ``mistral``, ``qwen2``, ``phi3``).
-        head_dim: channels per head; None: hidden_size / num_attention_heads.
-        rope: ``rope_parameters`` of transformers 5: rope_type, rope_theta and further keys of that type.
-        sliding_window: number of tokens that a query can attend to; None: all.
-        parameters: published number of parameters, which a test compares with these sizes; None: unknown.
+        head_dim: channels per head; None for hidden_size / num_attention_heads.
+        rope: ``rope_parameters`` of transformers 5, with rope_type, rope_theta and the other keys of that type of RoPE.
+        sliding_window: number of tokens to which a query can attend; None for all.
+        parameters: published number of parameters, which a test compares with these sizes; None if it is unknown.
     """
 
     model_type: str
@@ -49,7 +51,11 @@ class Architecture:
     parameters: int | None = bounded(None, minimum=1, maximum=2**50)
 
     def check(self) -> None:
-        """Raise ConfigError if numbers of heads do not divide evenly, or a RoPE parameter is not a positive number."""
+        """Raise ConfigError if the sizes of heads do not match, or a RoPE parameter is not a positive number.
+
+        The number of KV heads must divide the number of query heads. Without `head_dim`, the number of query heads must
+        divide `hidden_size`.
+        """
         for name, value in self.rope.items():
             if name == "rope_type" or isinstance(value, (bool, list, tuple, type(None))):
                 continue
@@ -77,27 +83,32 @@ class Architecture:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The `model` group.
+    """The configuration group `model`: where the weights come from, and how prompts are put to the model.
 
     Args:
         name: name of the model, shown in tables.
-        hub_id: repository on the Hugging Face hub, or None.
-        revision: commit or tag on the hub; None: the main branch.
+        hub_id: repository on the Hugging Face hub; None if the weights are not on the hub.
+        revision: commit or tag on the hub; None for the main branch.
         path: folder with config.json, weights and tokenizer, used instead of the hub; ``kvbench:NAME`` is a folder in
             this package.
-        weights: ``pretrained``, or ``random`` for random weights from ``runtime.seed``, without a download.
-        dtype: dtype of the weights; ``auto`` is that of the checkpoint, but float32 on a CPU, which is faster there.
+        weights: ``pretrained`` loads the checkpoint. ``random`` draws random weights from the seed ``runtime.seed`` and
+            downloads nothing.
+        dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU, and float32 on a CPU, where it is
+            faster.
         max_length: longest sequence in tokens, prompt and answer together.
-        prompt_limit: longest prompt in tokens; the middle of longer ones is cut out. None: what max_length leaves.
-        chat: wrapper of prompts: ``none``, ``template`` (that of the tokenizer), or a text that contains ``{prompt}``.
+        prompt_limit: longest prompt in tokens; longer prompts lose their middle. None for `max_length` minus the tokens
+            to generate.
+        chat: wrapper of prompts: ``none``, ``template`` (the tokenizer's chat template), or a text that contains
+            ``{prompt}``.
         trust_remote_code: True to run Python code that comes with the checkpoint.
-        architecture: sizes for random weights, and for checks before loading; None: read from the checkpoint.
+        architecture: sizes for random weights, and for checks before loading; None to read them from the checkpoint.
         licence: licence of the weights.
-        gated: how to get access to a gated model; None: the model is not gated.
-        requires: extra package that the checkpoint's format needs, or None.
+        gated: explanation how to get access to a gated model; None if the model is not gated.
+        requires: extra package that the checkpoint's format needs; None if it needs none.
         note: anything else that a user should know.
-        preset: the preset that this checkpoint has the architecture of (``model=llama2-7b model.path=DIR``): limits of
-            data sets and calibrations for the preset apply to this model too. None: only those for `name` apply.
+        preset: name of the preset with the same architecture, if another checkpoint is loaded in its place
+            (``model=llama2-7b model.path=DIR``). Prompt limits of data sets and calibrations for that preset then apply
+            to this model too. None if only those for `name` apply.
     """
 
     name: str
@@ -120,7 +131,7 @@ class ModelConfig:
     _read: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check(self) -> None:
-        """Raise ConfigError for an invalid value, if no weights are named, or if kvbench does not support the model."""
+        """Raise ConfigError if a value is invalid, no weights are named, or kvbench does not support the model."""
         if self.architecture:
             self.architecture.check()
         if self.prompt_limit and self.prompt_limit > self.max_length:
@@ -191,15 +202,15 @@ class ModelConfig:
         return (Package(self.requires, "model", self.name, hint),)
 
     def folder(self) -> Path | None:
-        """Return the local folder that `path` names, which need not exist; None if `path` is None."""
+        """Return the local folder for `path`, which need not exist; None if `path` is None."""
         return local_folder(self.path)
 
     def head_dim(self) -> int | None:
-        """Return the channels per head from config.json or `architecture`; None if neither is available yet."""
+        """Return the channels per head from ``config.json`` or `architecture`; None if neither is available yet."""
         return _head_dim(self._numbers())
 
     def layers(self) -> int | None:
-        """Return the number of layers from config.json or `architecture`; None if neither is available yet."""
+        """Return the number of layers from ``config.json`` or `architecture`; None if neither is available yet."""
         count = self._numbers().get("num_hidden_layers")
         return None if count is None else int(count)
 
@@ -227,7 +238,11 @@ class ModelConfig:
 
 
 def local_folder(path: str | None) -> Path | None:
-    """Return the folder that ``model.path`` names, which need not exist; ``kvbench:NAME`` is one in this package."""
+    """Return the folder for a value of ``model.path``; the folder need not exist.
+
+    Args:
+        path: path of a folder, or ``kvbench:NAME`` for a folder in this package; None returns None.
+    """
     if path is None:
         return None
     if path.startswith(BUNDLED):
@@ -241,7 +256,10 @@ def is_repository(text: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with secrets replaced by ``***``: credentials and queries in URLs, and tokens of the hub."""
+    """Return `text` with secrets replaced by ``***``.
+
+    Secrets are user names, passwords and query strings in URLs, and access tokens of the hub (``hf_...``).
+    """
     return re.sub(r"hf_\w{8,}", "hf_***", re.sub(r"(?<=\?).*", "***", re.sub(r"(?<=//)[^/@\s]+(?=@)", "***", text)))
 
 

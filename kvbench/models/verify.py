@@ -15,7 +15,13 @@ from kvbench.util.progress import say
 
 
 def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
-    """Raise ModelError if kvbench does not support the model, or its tokenizer has tokens without an embedding."""
+    """Raise ModelError if kvbench does not support a model, or its tokenizer has tokens without an embedding.
+
+    Args:
+        model: configuration of the model, for messages.
+        config: the model's transformers config.
+        tokenizer: the model's tokenizer.
+    """
     reason = unserved(config)
     if reason:
         raise ModelError(f"model {model.name}: {reason}")
@@ -27,13 +33,13 @@ def check_served(model: ModelConfig, config: Any, tokenizer: Any) -> None:
 def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
     """Raise ModelError if the tokenizer produces ids for which the model has no embedding.
 
-    Added tokens that do not occur in text (Gemma 3's image tokens) may have such ids, but the tokens for padding,
-    beginning and end may not.
+    Added tokens that do not occur in text, such as Gemma 3's image tokens, may have such ids. The tokens for padding,
+    beginning and end of a sequence may not.
 
     Args:
         name: name of the model, for the message.
         tokenizer: the tokenizer.
-        words: number of embeddings, ``vocab_size``.
+        words: number of the model's embeddings (``vocab_size``).
     """
     used = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
     added = set(tokenizer.get_added_vocab())
@@ -52,15 +58,17 @@ def check_vocabulary(name: str, tokenizer: Any, words: int) -> None:
 
 
 def check_complete(model: ModelConfig, source: Source, loaded: Any, report: Mapping[str, Any]) -> None:
-    """Raise ModelError if the checkpoint lacks parameters, or has other shapes or more layers than its config.json.
+    """Raise ModelError if the tensors of a loaded checkpoint do not match its ``config.json``.
 
-    Missing parameters would be random. Other tensors that the model does not use are only reported to the user.
+    That is the case if tensors are missing (transformers would fill them with random values), have another shape, or
+    belong to layers beyond the configured number. Other tensors that the model does not use are only reported.
 
     Args:
-        model: settings of the model, for messages.
-        source: where the checkpoint came from, for messages.
-        loaded: the model.
-        report: transformers' loading info; tied weights do not appear in its ``missing_keys``.
+        model: configuration of the model, for messages.
+        source: location of the checkpoint, for messages.
+        loaded: the model as loaded by transformers.
+        report: the loading info that transformers returns, with ``missing_keys``, ``mismatched_keys`` and
+            ``unexpected_keys``.
     """
     missing = sorted(report.get("missing_keys") or ())
     shapes = sorted(report.get("mismatched_keys") or ())
@@ -97,13 +105,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def refusal(model: ModelConfig, source: Source, error: Exception, part: str) -> ModelError:
-    """Return an error for a checkpoint that cannot be loaded: it names a damaged file, or has the library's message.
+    """Return the ModelError for a checkpoint that cannot be loaded.
+
+    Its message names the damaged file if there is one, and otherwise quotes the exception.
 
     Args:
-        model: settings of the model, for messages.
-        source: where the checkpoint came from, for messages.
+        model: configuration of the model, for messages.
+        source: location of the checkpoint.
         error: the exception of the library that read the checkpoint.
-        part: the part that was being read: ``config.json``, ``tokenizer`` or ``weights``.
+        part: what was being read: ``config.json``, ``tokenizer`` or ``weights``.
     """
     message = " ".join(str(error).split())
     if "trust_remote_code" in message:

@@ -19,7 +19,10 @@ PARTS = ("codes", "scales", "window", "index")
 
 
 def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean and its standard error; with fewer than two values the error is None (unknown)."""
+    """Return the mean of values and its standard error.
+
+    The mean is None without values, and the standard error is None with fewer than two values.
+    """
     if not values:
         return None, None
     mean = fmean(values)
@@ -32,18 +35,19 @@ def mean_error(values: Sequence[float]) -> tuple[float | None, float | None]:
 def scores(
     rows: Iterable[Row], baseline: Mapping[str, Row] | None = None, version: int | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return the scores of each task, or of each task and length, by `task` or `task@length`.
+    """Return the mean scores of each task, or of each task and length.
 
     Args:
-        rows: the run's rows.
-        baseline: sample id -> row of the fp16 run of the same setting; None if there is no such run.
+        rows: the recorded results of the run's samples.
+        baseline: rows of the fp16 run of the same setting, by sample id; None if there is no such run.
         version: the task's version, copied into each entry.
 
     Returns:
-        key -> ``{score, stderr, n, version, scorer_version, variants, nll, perplexity, vs_fp16}``. ``variants`` holds
-        the scorer's other scores, ``nll`` the mean NLL per answer token in nats (None without answers), ``perplexity``
-        the result of :func:`perplexity`, and ``vs_fp16`` the paired difference (None without a baseline). Rows of time
-        and memory also have ``points`` (:func:`kvbench.results.points.points`).
+        By ``task`` or ``task@length``: ``{score, stderr, n, version, scorer_version, variants, nll, perplexity,
+        vs_fp16}``. ``n`` is the number of samples. ``variants`` holds the scorer's other scores, ``nll`` the mean
+        negative log-likelihood per answer token in nats (None without answers), ``perplexity`` the result of
+        :func:`perplexity`, and ``vs_fp16`` the paired difference to fp16 (None without a baseline). If the samples
+        measure time and memory, ``points`` is added (:func:`kvbench.results.points.points`).
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -73,16 +77,16 @@ def scores(
 def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the perplexity of a text; None if the rows are not spans of a text.
 
-    The perplexity is the exponential of the mean over spans of each span's mean NLL per token, as GPTQ computes it. Its
-    standard error is a first-order approximation: the perplexity times the standard error of the mean NLL. The
-    difference to fp16 comes from the paired differences of the spans' NLL.
+    As in GPTQ, each span has a mean negative log-likelihood (NLL) per token, and the perplexity is the exponential of
+    the mean over the spans. The standard error is approximated to first order, as the perplexity times the standard
+    error of the mean NLL. The difference to fp16 is computed from the paired differences of the spans' NLL.
 
     Args:
         group: the rows of one text, one per span.
-        nll: the entry ``nll`` of their :func:`scores`.
+        nll: the entry ``nll`` that :func:`scores` computes for these rows.
 
     Returns:
-        ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``.
+        ``{ppl, stderr, bits_per_byte, mode, prefill, chunk, windows, vs_fp16}``; ``windows`` is the number of spans.
     """
     windows = [row for row in group if row.get("window")]
     if not windows or nll["mean"] is None:
@@ -105,7 +109,15 @@ def perplexity(group: Sequence[Row], nll: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the unweighted mean score over the tasks; ``vs_fp16`` is None unless all tasks have a difference."""
+    """Return the unweighted mean of the scores of all tasks, with its standard error and difference to fp16.
+
+    Args:
+        by_task: the scores from :func:`scores`.
+
+    Returns:
+        ``{score, stderr, n, vs_fp16}``. ``n`` counts the samples of all tasks. ``vs_fp16`` is None if a task has no
+        difference to fp16.
+    """
     entries = [entry for entry in by_task.values() if entry["score"] is not None]
     pairs = [entry["vs_fp16"] for entry in entries]
     complete = bool(pairs) and all(pair is not None and pair["n"] for pair in pairs)
@@ -124,11 +136,12 @@ def overall(by_task: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the bytes of one sequence's cache at the end of its answer, by part, averaged over the samples.
+    """Return the size in bytes of one sequence's cache at the end of its answer, averaged over the samples.
 
-    ``ratio`` is the number of bytes that method=fp16 needs for the same tokens, in the model's own dtype, divided by
-    the bytes used: 4 means a quarter of the memory, and method=fp16 itself has 1, also in float32. ``fp16_equivalent``
-    counts 16 bits per element whatever the dtype.
+    Returns:
+        ``used`` and ``reserved``, each with the total and the bytes of the parts :data:`PARTS`. ``fp16_equivalent`` is
+        the size at 16 bits per element. ``ratio`` is the size that method=fp16 needs for the same tokens in the model's
+        own dtype, divided by the bytes used; 4 means that the cache takes a quarter of the memory.
     """
     bills = [row["kv_bytes"] for row in rows if row.get("kv_bytes")]
     bytes_held: dict[str, Any] = {}
@@ -144,7 +157,12 @@ def kv_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the largest memory peak of prefill and of decode over the samples, and how it was measured (``kind``)."""
+    """Return the largest memory peaks over the samples, in bytes.
+
+    Returns:
+        ``prefill`` and ``decode``, the peaks of the two phases; ``kind``, the way they were measured; ``rss``, the peak
+        of the process's resident memory; and ``n``, the number of samples with a measured peak.
+    """
     peaks = [row["measured"]["peak_bytes"] for row in rows if row.get("measured", {}).get("peak_bytes")]
     counted = [peak for peak in peaks if peak.get("prefill") is not None]
     return {
@@ -157,10 +175,14 @@ def peak_bytes(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the timings per device, without warm-up samples: device -> ``{ttft_s, tpot_s, tokens_per_s, n}``.
+    """Return the timings of the samples by device, without warm-up samples.
 
-    TPOT covers all decode steps but the first of each sample. The first step is reported separately because it includes
-    work that a method does once after the prompt.
+    The median and the p99 of TPOT leave out the first decode step of each sample. That step is reported separately,
+    because it includes work that a method does once after the prompt.
+
+    Returns:
+        By name of the device: ``ttft_s`` with ``median`` and ``n``; ``tpot_s`` with ``median``, ``p99``, ``first_step``
+        and ``n`` (the number of steps); ``tokens_per_s``, the rate of decoding; and ``n``, the number of samples.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -191,7 +213,7 @@ def timings(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def no_timings() -> dict[str, Any]:
-    """Return the entry of :func:`timings` for a run without timed samples (for example, only the warm-up)."""
+    """Return the empty entry, in the form of :func:`timings`, for a run in which only warm-up samples were timed."""
     return {
         "ttft_s": {"median": None, "n": 0},
         "tpot_s": {"median": None, "p99": None, "first_step": None, "n": 0},
@@ -201,18 +223,23 @@ def no_timings() -> dict[str, Any]:
 
 
 def score_key(row: Mapping[str, Any]) -> str:
-    """Return the key of a row's scores: ``task@length`` if the row has a length, else ``task``."""
+    """Return the key in ``metrics.json`` for a row's scores: ``task@length`` if the row has a length, else ``task``."""
     return str(row["task"]) if row.get("length") is None else f"{row['task']}@{row['length']}"
 
 
 def nll_per_token(row: Row) -> float | None:
-    """Return the mean answer NLL per token (nats) of one sample; None without an answer."""
+    """Return the mean negative log-likelihood per token of a sample's reference answer, in nats; None without one."""
     nll = row.get("nll")
     return nll["sum"] / nll["n"] if nll and nll.get("n") and _finite(nll["sum"]) is not None else None
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """Return the `q`-th percentile (0 to 100) with linear interpolation, as numpy by default; None without values."""
+    """Return a percentile with linear interpolation, which is numpy's default; None without values.
+
+    Args:
+        values: the values, in any order.
+        q: the percentile, 0 to 100.
+    """
     if not values:
         return None
     ordered = sorted(values)

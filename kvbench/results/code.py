@@ -24,18 +24,23 @@ _DIGITS = 12
 
 
 def of(row: Row) -> Code | None:
-    """Return the digests of the code that made a row; None if the row has none, or has them in an older form."""
+    """Return the digests of the code that produced a row; None if the row does not record them by part."""
     code = row.get(MEASURED, {}).get("code")
     return dict(code) if isinstance(code, Mapping) else None
 
 
 def used(code: Code, *, on_gpu: bool) -> Code:
-    """Return the parts of the code that affect a row: all of them on a GPU, else all except the GPU kernels."""
+    """Return the digests of those parts of the code that can affect a result on this kind of device.
+
+    Args:
+        code: digests of all parts.
+        on_gpu: False leaves out the GPU kernels.
+    """
     return {part: value for part, value in code.items() if on_gpu or part != KERNELS}
 
 
 def digest(code: Code | None) -> str:
-    """Return one digest of all parts but the scorer's; :data:`UNKNOWN` for None."""
+    """Return one digest for a version of the code, over all parts except the scorer; :data:`UNKNOWN` for None."""
     if code is None:
         return UNKNOWN
     text = "\n".join(f"{part} {value}" for part, value in sorted(code.items()) if part != SCORER)
@@ -43,10 +48,17 @@ def digest(code: Code | None) -> str:
 
 
 def changed(stored: Code | None, now: Code) -> list[str]:
-    """Return the parts of the code that have changed since a row was made; ``["unknown"]`` if it records no code.
+    """Return the parts of the code that have changed since a row was produced.
 
-    The scorer is left out, and so are parts that the row does not name, because they do not affect it (GPU kernels on a
-    CPU). A part without source files (None) cannot be compared and counts as unchanged.
+    The scorer is left out. Parts that the row does not record are left out too, because they do not affect it, for
+    example the GPU kernels for a row from a CPU. A part without source files (None) counts as unchanged.
+
+    Args:
+        stored: digests that the row records; None if it records none.
+        now: digests of the current code.
+
+    Returns:
+        Names of the changed parts; ``["unknown"]`` if `stored` is None.
     """
     if stored is None:
         return [UNKNOWN]
@@ -58,7 +70,12 @@ def changed(stored: Code | None, now: Code) -> list[str]:
 
 
 def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
-    """Return, for each version of the code (its :func:`digest`), the number of rows that it made and its parts."""
+    """Count the rows of a run by the version of the code that produced them.
+
+    Returns:
+        Two mappings from the :func:`digest` of a version: to the number of its rows, and to the digests of its parts
+        (without the scorer, and only for rows that record them).
+    """
     counts: dict[str, int] = {}
     parts: dict[str, Code] = {}
     for row in rows:
@@ -71,15 +88,16 @@ def kinds(rows: Iterable[Row]) -> tuple[dict[str, int], dict[str, Code]]:
 
 
 def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> dict[str, Any] | None:
-    """Return how many samples of a run other code than `now` made; None if there are none.
+    """Return how many samples of a run were produced by other code than the current one.
 
     Args:
         counts: number of rows by version of the code (:func:`kinds`).
         parts: digests of the parts of each version (:func:`kinds`).
-        now: the code as it is now.
+        now: digests of the current code.
 
     Returns:
-        ``{"samples": their number, "parts": the parts of the code that have changed since}``.
+        ``samples``, the number of these samples, and ``parts``, the names of the parts that have changed since; None
+        if all samples were produced by the current code.
     """
     differing = {name: changed(parts.get(name), now) for name in counts}
     count = sum(counts[name] for name, names in differing.items() if names)
@@ -88,19 +106,19 @@ def older(counts: Mapping[str, int], parts: Mapping[str, Code], now: Code) -> di
 
 
 def order(part: str) -> int:
-    """Return a sort key for parts in messages: those that users edit come first."""
+    """Return a key by which messages sort the parts of the code: parts that users often edit come first."""
     places = ("method", "quantizer", "task")
     return places.index(part) if part in places else len(places) + (part == UNKNOWN)
 
 
 def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
-    """Return the parts of the code that changed between a method's rows and the fp16 rows they are paired with.
+    """Return the parts of the code that differ between a method's rows and the rows of the fp16 run.
 
-    Only parts that both runs share are compared: not the method, the quantizer, the scorer or the GPU kernels.
+    The method, the quantizer, the scorer and the GPU kernels are not compared, because they may differ.
 
     Args:
         rows: the method's rows.
-        others: sample id -> row of the fp16 run.
+        others: rows of the fp16 run, by sample id.
     """
     parts: set[str] = set()
     for row in rows:
@@ -111,10 +129,10 @@ def unlike(rows: Iterable[Row], others: Mapping[str, Row]) -> list[str]:
 
 
 def shown(parts: Sequence[str]) -> str:
-    """Return a mark for tables, for example ``older code: method, cache``; empty if `parts` is.
+    """Return the text that marks a run in tables, for example ``older code: method, cache``; empty without parts.
 
     Args:
-        parts: the parts of the code that have changed since the samples were made (:func:`older`).
+        parts: names of the parts of the code that have changed since the samples were produced (:func:`older`).
     """
     if not parts:
         return ""

@@ -25,7 +25,12 @@ UNFINISHED = "unfinished"
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run in a table, with a name that distinguishes it from the other runs."""
+    """One line of a table of runs.
+
+    Args:
+        name: name that distinguishes the run from the others in the table.
+        run: the run's figures.
+    """
 
     name: str
     run: Metrics
@@ -33,16 +38,16 @@ class RunLine:
 
 @dataclass(frozen=True)
 class Column(Generic[Line]):
-    """A column of tables, with its columns in the CSV.
+    """A column of tables, and the one or more columns of the CSV that hold its plain values.
 
     Args:
-        name: heading.
+        name: heading in tables.
         unit: unit of the numbers in the CSV, as documentation; empty for texts and plain numbers.
-        cell: returns the cell of a line; None if the column appears only in the CSV.
-        csv: heading in the CSV -> function that returns the plain value of a line.
-        places: the places that show the cell (:data:`TABLE`, :data:`LIST`).
+        cell: function that returns the cell for a line; None if the column appears only in the CSV.
+        csv: functions that return the plain value for a line, by heading in the CSV.
+        places: places where the cell is shown (:data:`TABLE`, :data:`LIST`).
         wraps: True if the text may wrap on a narrow terminal.
-        present: returns True if a table of these lines should show the column.
+        present: function that returns True if a table with the given lines should show the column.
     """
 
     name: str
@@ -55,7 +60,7 @@ class Column(Generic[Line]):
 
 
 def of_scores(lines: Sequence[RunLine]) -> list[Column[RunLine]]:
-    """Return one column per task or task@length: the score and its difference to fp16."""
+    """Return one column per task, or per task and length, that shows the score and its difference to fp16."""
     return [_of_score(name) for name in dict.fromkeys(key for line in lines for key in line.run.scores)]
 
 
@@ -83,8 +88,9 @@ def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[R
     """Return the columns of a table of runs.
 
     Args:
-        lines: the runs.
-        place: :data:`TABLE` or :data:`LIST`; None returns all columns, for the CSV.
+        lines: the lines of the table.
+        place: :data:`TABLE` for a table of runs, :data:`LIST` for the list of ``kvbench.report``, or None for all
+            columns, as in the CSV.
     """
     chosen: list[Column[RunLine]] = []
     for column in COLUMNS:
@@ -96,7 +102,7 @@ def columns(lines: Sequence[RunLine], place: str | None = None) -> list[Column[R
 
 
 def status(run: Metrics) -> str:
-    """Return the status of a run for a table cell; empty if it is ``ok``."""
+    """Return the text that a table shows for the status of a run; empty if the status is ``ok``."""
     if run.status == "ok":
         return ""
     if run.status == "older":
@@ -107,7 +113,7 @@ def status(run: Metrics) -> str:
 
 
 def score_cell(entry: Score | Mean | None) -> Cell:
-    """Return a cell with a score or perplexity and its standard error, and the difference to fp16 below."""
+    """Return a table cell with a score or perplexity and its standard error, and below it the difference to fp16."""
     perplexity = entry.perplexity if isinstance(entry, Score) else None
     if perplexity:
         return Cell(f"ppl {perplexity.ppl:.3f}{error(perplexity.stderr)}", _delta(perplexity.vs_fp16, 4))
@@ -117,7 +123,12 @@ def score_cell(entry: Score | Mean | None) -> Cell:
 
 
 def error(stderr: float | None, digits: int = 3) -> str:
-    """Return a standard error as text to append to its value, for example `` ±.012``; empty for None."""
+    """Return a standard error as the text to append to a value, for example `` ±.012``; empty for None.
+
+    Args:
+        stderr: the standard error.
+        digits: number of decimal places.
+    """
     return "" if stderr is None else f" ±{f'{stderr:.{digits}f}'.removeprefix('0')}"
 
 

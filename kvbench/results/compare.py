@@ -24,15 +24,15 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of :func:`compare`.
+    """Comparison of two runs, A and B, over the samples that both have.
 
     Attributes:
         names: headings of the two runs.
-        keys: score key -> ``{a, b, diff, stderr, n, nll}``, over the samples that both runs have: the two mean scores,
-            the mean of the differences (b - a) with its standard error, and the paired difference of the answers' NLL
-            per token.
-        changed: ``{id, a, b, said_a, said_b}`` (the scores and the predictions) of each sample whose score differs,
-            largest change first.
+        keys: by task, or task and length: the mean scores ``a`` and ``b``, the mean ``diff`` of the differences B - A
+            with its standard error ``stderr``, the number of samples ``n``, and ``nll``, the paired difference of the
+            reference answers' negative log-likelihood per token.
+        changed: samples whose scores differ, largest difference first: the sample's ``id``, the scores ``a`` and ``b``,
+            and the predictions ``said_a`` and ``said_b``.
         reworded: number of samples with different predictions but the same score.
         notes: reasons why the comparison may be misleading.
     """
@@ -45,7 +45,7 @@ class Comparison:
 
 
 def compare(a: RunStore, b: RunStore) -> Comparison:
-    """Return the comparison of two runs over the samples that both have."""
+    """Compare two runs over the samples that both have; differences are `b` minus `a`."""
     rows_a, rows_b = a.samples().rows, b.samples().rows
     common = [name for name in rows_a if name in rows_b]
     scores_a = aggregate.scores([rows_a[name] for name in common])
@@ -74,7 +74,7 @@ def compare(a: RunStore, b: RunStore) -> Comparison:
 
 
 def screen(comparison: Comparison) -> Group:
-    """Return the comparison for a terminal: the table of differences, the changed samples and the notes."""
+    """Return the comparison as shown in a terminal: the table of differences, the changed samples and the notes."""
     body = [[Cell(text) for text in line] for line in lines(comparison)]
     table = Grid(("", "A", "B", "B - A", "answer NLL", "n"), body)
     parts: list[Any] = [Text(f"A {comparison.names[0]}\nB {comparison.names[1]}\n"), table.drawn()]
@@ -105,7 +105,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return the differences (b - a) as CSV, one line per score key."""
+    """Return the differences B - A as CSV, with one line per task, or per task and length."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["key", "a", "b", "diff", "stderr", "n", "nll_diff", "nll_stderr"])
@@ -118,7 +118,7 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def lines(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return the cells of the table of differences, one line per score key."""
+    """Return the cells of the table of differences, with one line per task, or per task and length."""
     cells: list[tuple[str, ...]] = []
     for key, entry in comparison.keys.items():
         nll = entry["nll"]

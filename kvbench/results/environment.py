@@ -20,8 +20,8 @@ def environment(device: str | None = None, device_name: str | None = None, dtype
 
     Args:
         device: torch's name of the device, for example ``cuda:0``; None before a model is loaded.
-        device_name: product name of the device; None: the name of the CPU.
-        dtype: the dtype of the model, for example ``bfloat16`` (``model.dtype`` may say ``auto``).
+        device_name: product name of the device; None for the name of the CPU.
+        dtype: actual dtype of the model, for example ``bfloat16``; None before a model is loaded.
     """
     return {
         "device": device,
@@ -51,7 +51,10 @@ def cpu_name() -> str:
 
 @cache
 def commit() -> str | None:
-    """Return the git commit of the imported kvbench, with ``+`` if tracked files were edited; None outside a clone."""
+    """Return the git commit of the running kvbench; None if it does not run from a clone.
+
+    A ``+`` is appended if tracked files have been edited since the commit.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

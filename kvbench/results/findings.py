@@ -14,11 +14,13 @@ MOST = 8
 
 
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
-    """Return a sentence for each run that was paired with fp16, largest loss first; none for more than 8 such runs.
+    """Return a sentence for each run that is compared with fp16, largest loss first.
+
+    If there are more than :data:`MOST` such runs, the list is empty.
 
     Args:
         names: names of the runs in the table.
-        runs: contents of their `metrics.json`.
+        runs: contents of the runs' `metrics.json`.
     """
     losses = []
     for name, run in zip(names, runs, strict=True):
@@ -29,11 +31,13 @@ def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
 
 
 def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
-    """Return a verb phrase: the difference to fp16 in points (0.01 of the score), or that there is no clear one.
+    """Return the predicate of a sentence about the difference to fp16, for example ``loses 2.1 ± 0.4 points``.
+
+    A point is 0.01 of the score. A difference of at most :data:`ERRORS` standard errors is called not clear.
 
     Args:
         pair: the paired difference, ``{diff, stderr, n}``.
-        mean: the run's mean score; a difference of exactly 0 means nothing if both runs score 0.
+        mean: the run's mean score. If it is 0 and the difference too, the comparison shows nothing.
     """
     points, error = 100 * pair["diff"], pair["stderr"]
     if error is None:
@@ -49,7 +53,13 @@ def effect(pair: Mapping[str, Any], mean: float | None = None) -> str:
 
 
 def memory(run: Mapping[str, Any]) -> str:
-    """Return the end of a sentence: the memory of keys and values compared with fp16; empty if unknown."""
+    """Return the end of a sentence about memory compared with fp16; empty if the memory is unknown.
+
+    An example is ``at 4.0x less memory for keys and values``, with a space before it.
+
+    Args:
+        run: content of the run's `metrics.json`.
+    """
     ratio = run["kv_bytes"]["ratio"]
     if ratio is None:
         return ""

@@ -45,17 +45,18 @@ def identity(
     weights: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Return what determines the outputs of a run, as JSON data.
+    """Return all that determines the outputs of a run, as JSON data from which the run id is computed.
 
     Args:
         config: the resolved configuration (`model`, `method`, `quantizer`, `decoding`, `runtime`).
-        data: ``{"identity": task.identity(), "version": task.version}``.
-        weights: the local folder that the weights are read from, or None; its content counts, not its path.
-        say: called with a line for the user if more than 2 GiB of weights have to be read.
+        data: identity and version of the task, ``{"identity": task.identity(), "version": task.version}``.
+        weights: the local folder from which the weights are read, or None. The content of the files counts, not the
+            path.
+        say: function that shows a line to the user if more than 2 GiB of weights have to be read.
 
     Returns:
-        ``{"setting": {...}, "method": {...}}``, the inputs of the two hashes. They do not include the scorer's version,
-        the limit, loggers, paths, launcher, device, batch size or prefill chunk.
+        ``{"setting": {...}, "method": {...}}``, the inputs of the two hashes of a run id. They do not include the
+        scorer's version, the limit, loggers, paths, launcher, device, batch size or prefill chunk.
     """
     model = {key: config["model"].get(key) for key in _MODEL_KEYS}
     if config["model"].get("preset"):  # a data set's prompt limit for the preset applies to this model too
@@ -97,20 +98,21 @@ def run_id(material: Mapping[str, Any]) -> str:
     """Return the run id ``<setting>-<method>``, two hashes of ten hexadecimal digits.
 
     Args:
-        material: from :func:`identity`.
+        material: the result of :func:`identity`.
     """
     return f"{_digest(material['setting'])}-{_digest(material['method'])}"
 
 
 def is_baseline(config: Mapping[str, Any]) -> bool:
-    """Return True if the method is fp16, the baseline that other runs are paired with."""
+    """Return True if a configuration's method is fp16, the baseline with which other methods are compared."""
     return config["method"].get("_target_") == BASELINE_TARGET
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Return the names of method and quantizer for people, for example ``kivi int2``; not part of the id.
+    """Return the names of method and quantizer as tables show them, for example ``kivi int2``.
 
-    The name of the method is that of its preset (``method.preset``, set by the command line), else that of its module.
+    The method's name is the name of its preset (``method.preset``, which the command line sets), or the name of its
+    module if there is no preset.
     """
     target, preset = str(config["method"].get("_target_", "?")), config["method"].get("preset")
     name = target.rsplit(".", 2)[-2] if target.count(".") >= 2 else target.rsplit(".", 1)[-1].lower()
@@ -120,7 +122,7 @@ def short_name(config: Mapping[str, Any]) -> str:
 
 
 def content_digest(content: Any) -> str:
-    """Return a digest of JSON data (ten hexadecimal digits), independent of the order of keys."""
+    """Return a hash of JSON data, ten hexadecimal digits, which does not depend on the order of keys."""
     return _digest(content)
 
 

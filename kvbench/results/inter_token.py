@@ -15,7 +15,7 @@ from kvbench.results.points import each
 
 @dataclass(frozen=True)
 class Line:
-    """A fitted line.
+    """A fitted line: time between two tokens as a function of the number of tokens in the cache.
 
     Args:
         slope: seconds per token of length.
@@ -29,7 +29,11 @@ class Line:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line | None:
-    """Return the least-squares line through (length, seconds); None for fewer than two lengths."""
+    """Return the least-squares line through measured times; None if there are fewer than two different lengths.
+
+    Args:
+        points: pairs of a length in tokens and a time in seconds.
+    """
     count = len({length for length, _ in points})
     if count < 2:
         return None
@@ -40,14 +44,22 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
 
 
 def break_even(line: Line, fp16: Line) -> float | None:
-    """Return the length beyond which `line` is faster than `fp16`: 0 for any, None if its slope is not smaller."""
+    """Return the length in tokens beyond which a method is faster than fp16.
+
+    Args:
+        line: the method's line.
+        fp16: the line of fp16.
+
+    Returns:
+        0 if the method is faster at any length; None if its slope is not smaller than fp16's.
+    """
     if line.slope >= fp16.slope:
         return None
     return max(0.0, (line.intercept - fp16.intercept) / (fp16.slope - line.slope))
 
 
 def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the key ``inter_token`` of `metrics.json`: batch size -> ``slope_s``, ``intercept_s`` and ``lengths``.
+    """Return the value of ``inter_token`` in `metrics.json`: ``slope_s``, ``intercept_s``, ``lengths`` by batch size.
 
     Args:
         metrics: content of `metrics.json`, of which only ``scores`` is read.
@@ -63,8 +75,8 @@ def lines(metrics: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         metrics: content of `metrics.json`; fp16's times are computed from the ratios in ``vs_fp16``.
 
     Returns:
-        Batch size -> ``slope_s``, ``intercept_s``, ``lengths`` and, if fp16 was measured at two or more of these
-        lengths, ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (tokens; None: never faster).
+        By batch size: ``slope_s``, ``intercept_s`` and ``lengths`` (:class:`Line`). If fp16 was measured at two or more
+        of these lengths, also ``fp16_slope_s``, ``fp16_intercept_s`` and ``break_even`` (:func:`break_even`).
     """
     base = _points(metrics, fp16=True)
     fits: dict[int, dict[str, Any]] = {}
@@ -98,7 +110,7 @@ def _keys(line: Line) -> dict[str, Any]:
 
 
 def described(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for the fitted line of each batch size (:func:`lines`)."""
+    """Return one sentence per batch size about the fitted line (:func:`lines`), for the notes below a table."""
     texts = []
     for batch, figures in lines(metrics).items():
         text = (

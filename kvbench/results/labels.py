@@ -12,11 +12,13 @@ UNSAID = ("_target_", "takes", "preset")
 
 
 def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
-    """Return a name for each run: method and quantizer, and the settings in which runs of the same name differ.
+    """Return a distinct name for each run of a table.
+
+    A name consists of the method, the quantizer, and the options in which runs of the same method and quantizer differ.
 
     Args:
-        runs: contents of `metrics.json`; of these only ``label`` and ``config`` are read.
-        beside: settings to leave out because other columns show them: ``model``, ``dataset``.
+        runs: contents of `metrics.json`, of which only ``label`` and ``config`` are read.
+        beside: options to leave out of names because other columns show them, for example ``model`` or ``dataset``.
     """
     alike: dict[str, list[dict[str, Any]]] = {}
     settings = [{key: value for key, value in _settings(run).items() if key not in beside} for run in runs]

@@ -39,12 +39,13 @@ class Moment:
 
 
 def between(start: Moment, end: Moment) -> dict[str, Any]:
-    """Return the content of ``load`` in `env.json`.
+    """Return the load of the machine between two moments, as recorded under ``load`` in `env.json`.
 
     Returns:
-        ``cpus``: the number of processors; ``average`` and ``mhz``: ``[start, end]``; ``own_cpus`` and ``other_cpus``:
-        the mean number of processors that were busy with this process and with everything else; ``held_back``: the
-        share of the time for which the container was throttled. Values that the system does not provide are None.
+        ``cpus`` is the number of processors. ``average`` (the load average) and ``mhz`` are pairs of the values at
+        start and end. ``own_cpus`` and ``other_cpus`` are the mean numbers of processors that were busy with this
+        process and with all other processes. ``held_back`` is the fraction of the time for which the container's CPU
+        limit throttled it. Values that the system does not provide are None.
     """
     seconds = max(end.at - start.at, 1e-3)
     own = (end.own - start.own) / seconds
@@ -61,10 +62,13 @@ def between(start: Moment, end: Moment) -> dict[str, Any]:
 
 
 def busyness(load: Mapping[str, Any] | None) -> str | None:
-    """Return a warning if the machine was too busy for comparable times; None if it was not, or the load is unknown.
+    """Return a warning if the machine was too busy for times to be comparable.
 
     Args:
-        load: from :func:`between`.
+        load: the load from :func:`between`; None if it was not recorded.
+
+    Returns:
+        The warning; None if the machine was not too busy, or its load is unknown.
     """
     if not load or not load.get("cpus"):
         return None

@@ -24,7 +24,11 @@ NOTE = (
 
 
 def notes(runs: Sequence[Metrics]) -> list[str]:
-    """Return the notes for a table of these runs, one per line."""
+    """Return the notes below a table of runs, one per line.
+
+    Args:
+        runs: contents of the runs' `metrics.json`.
+    """
     lines = ["±: standard error over samples; Δ: paired difference from fp16 on the same samples"]
     if any(map(has_points, runs)):
         devices = sorted({run["env"]["device_name"] for run in runs if run["env"].get("device_name")})
@@ -70,7 +74,11 @@ def notes(runs: Sequence[Metrics]) -> list[str]:
 
 
 def untouched(run: Metrics) -> str:
-    """Return the note that a method packed and dropped nothing in this run, with the setting responsible."""
+    """Return the note that a run's method neither packed nor dropped any token, and the option responsible for this.
+
+    Args:
+        run: content of a `metrics.json` with the key ``untouched``.
+    """
     reach = run["untouched"]
     return (
         f"nothing was packed or dropped: the longest sample had {reach['longest']} tokens in the cache, and "

@@ -15,12 +15,16 @@ from kvbench.util.cells import Cell, seconds, size
 
 @dataclass(frozen=True)
 class PointLine:
-    """A point of a run: prompt length, batch size and figures.
+    """One line of a table of points.
 
     Attributes:
-        point: the figures; None for a run without points.
-        fit: the line of inter-token time over length at this batch size (:func:`kvbench.results.inter_token.lines`);
-            None if the run has points of one length only.
+        name: name of the run; empty if the line above has the same name.
+        run: the run's figures.
+        prompt: prompt length in tokens.
+        batch: batch size.
+        point: figures of the point; None if the run has no points.
+        fit: fitted line of inter-token time over length at this batch size (:func:`kvbench.results.inter_token.lines`);
+            None if the run has points of only one length.
     """
 
     name: str

@@ -18,7 +18,10 @@ from kvbench.errors import DataError
 
 @dataclass(frozen=True)
 class Point:
-    """A measured point: times in seconds, sizes in bytes; figures that were not measured are None."""
+    """Time and memory measured at one prompt length and batch size.
+
+    Times are in seconds and sizes in bytes. Figures that were not measured are None.
+    """
 
     model: str
     device: str
@@ -47,7 +50,7 @@ class Point:
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Key shared by the points that differ only in setting and batch size."""
+        """Key that two points have in common if they differ at most in setting and batch size."""
         return self.model, self.device, self.limit_gb, self.how, self.new_tokens, self.prompt
 
 
@@ -60,19 +63,19 @@ def from_record(
     limit_gb: float | None,
     how: str,
 ) -> Point:
-    """Return a point from its record, of any version.
+    """Convert the record of a point in a result file of any version.
 
     Args:
-        record: the figures. Before version 2 the keys were ``context`` (now ``prompt``), ``steps`` (``new_tokens`` less
-            one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
+        record: the figures. Before version 2, some keys were different: ``context`` (now ``prompt``), ``steps``
+            (``new_tokens`` minus one), ``kv`` (``kv_used.total``) and ``peak_decode`` (``peak.decode``).
         model: name of the model.
         device: name of the device.
         setting: name of the setting in tables.
-        limit_gb: memory limit of the run, or None.
+        limit_gb: memory limit of the run in GB; None without a limit.
         how: other conditions of the measurement (:func:`circumstances`).
 
     Raises:
-        KeyError, TypeError: the record is not that of a point.
+        KeyError, TypeError: `record` is not the record of a point.
     """
     prompt = record["prompt"] if "prompt" in record else record["context"]
     new_tokens = record.get("new_tokens", record.get("steps", 0) + 1)
@@ -102,18 +105,24 @@ def from_record(
 
 
 def circumstances(dtype: str | None, compiled: bool, fill: str | None) -> str:
-    """Return the conditions of a measurement other than its setting as text, for example ``bfloat16, compiled``."""
+    """Return a text about the conditions of a measurement apart from its setting, for example ``bfloat16, compiled``.
+
+    Args:
+        dtype: dtype of the model; None if it is unknown.
+        compiled: True if the model was compiled by torch.
+        fill: ``random`` if the cache was filled with random keys and values instead of a prompt's.
+    """
     parts = (dtype, "compiled" if compiled else None, "random keys and values" if fill == "random" else None)
     return ", ".join(filter(None, parts))
 
 
 def bench_points(path: Path) -> Iterator[Point]:
-    """Yield the points of a JSON file of ``kvbench.bench tpot`` or ``memory``; nothing for files of other commands.
+    """Yield the points in a JSON file that ``kvbench.bench tpot`` or ``kvbench.bench memory`` wrote.
 
-    Rows that failed for other reasons than memory are left out.
+    Files of other commands yield nothing. Measurements that failed are left out, unless memory ran out.
 
     Raises:
-        DataError: the file cannot be read, or a row is not a point.
+        DataError: the file cannot be read, or an entry is not a point.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

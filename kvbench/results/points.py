@@ -43,18 +43,18 @@ _COPIED = (
 
 
 def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> Figures | None:
-    """Return the points of one prompt length; None if the rows are not points.
+    """Return the figures of all points with one prompt length; None if the rows do not measure time and memory.
 
     Args:
-        group: the rows of one prompt length.
-        baseline: sample id -> row of the fp16 run of the same setting on the same machine, or None.
+        group: the rows of one prompt length, one per batch size.
+        baseline: rows of the fp16 run of the same setting on the same machine, by sample id; None without such a run.
 
     Returns:
-        ``max_batch``: the largest batch that fitted into memory (None if none did); ``oom_batch``: the smallest that
-        did not (None if all did); ``best_batch``, ``tokens_per_s``: the batch with the highest throughput, and the
-        throughput; ``tokens_per_s_vs_fp16``: its ratio to fp16's highest throughput; ``max_batch_vs_fp16``: the ratio
-        of the largest batches, None unless both runs reached the limit of memory; ``batches``: batch -> figures, of all
-        batches that fitted and the smallest that did not.
+        ``max_batch``, the largest batch size that fitted into memory, and ``oom_batch``, the smallest that did not
+        (None if there is none); ``best_batch`` and ``tokens_per_s``, the batch size with the highest throughput, and
+        this throughput; ``tokens_per_s_vs_fp16``, its ratio to fp16's highest throughput; ``max_batch_vs_fp16``, the
+        ratio of the largest batch sizes (None unless both runs ran out of memory); and ``batches``, the figures by
+        batch size, for all that fitted and the smallest that did not.
     """
     rows = {row[MEASURED]["batch_rows"]: row for row in group if row.get(MEASURED, {}).get("point")}
     if not rows:
@@ -77,24 +77,27 @@ def points(group: Sequence[Row], baseline: Mapping[str, Row] | None = None) -> F
 
 
 def each(metrics: Mapping[str, Any]) -> Iterator[tuple[int, int, Figures]]:
-    """Yield ``(prompt tokens, batch size, figures)`` for each point in a `metrics.json`."""
+    """Yield the prompt length in tokens, the batch size and the figures of each point in a `metrics.json`."""
     for key, entry in metrics.get("scores", {}).items():
         for batch, figures in ((entry.get("points") or {}).get("batches") or {}).items():
             yield int(key.rsplit("@", 1)[1]), int(batch), figures
 
 
 def has_points(metrics: Mapping[str, Any]) -> bool:
-    """Return True if all scores of a run are points."""
+    """Return True if a run measured only points of time and memory, so that it has no scores of answers."""
     entries = list(metrics.get("scores", {}).values())
     return bool(entries) and all(entry.get("points") for entry in entries)
 
 
 def headline(scores: Mapping[str, Mapping[str, Any]]) -> Figures:
-    """Return the top-level figures of `metrics.json` that come from points.
+    """Return the figures of points that become top-level entries of `metrics.json`.
+
+    Args:
+        scores: the entry ``scores`` of `metrics.json`.
 
     Returns:
-        ``tokens_per_s``: the highest throughput of all points; for a single point also ``ttft_s`` and ``tpot_s``. Empty
-        without points that fitted into memory.
+        ``tokens_per_s``, the highest throughput of all points, and for a single point also ``ttft_s`` and ``tpot_s``.
+        Empty if no point fitted into memory.
     """
     points_ok = [figures for _, _, figures in each({"scores": scores}) if figures["status"] == "ok"]
     if not points_ok:
@@ -140,7 +143,7 @@ def _figures(row: Row, other: Row | None) -> Figures:
 
 
 def halves(row: Row) -> int:
-    """Return the size of an element of the model's dtype in 16-bit words: 2 for float32, else 1."""
+    """Return the number of 16-bit words per element of the model's dtype: 2 for float32, else 1."""
     return 2 if row.get(MEASURED, {}).get("dtype") == "float32" else 1
 
 

@@ -18,13 +18,16 @@ Run = Mapping[str, Any]
 
 
 def best_first(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs sorted, best first.
+    """Sort the runs of a sweep, best first.
 
-    Runs with a mean score come first, highest score first; then runs with perplexities, lowest first; then runs of
-    points (dataset=efficiency), highest throughput first. Ties are broken by the bytes of the cache, smallest first.
+    Runs with a mean score come first, highest score first. Runs with perplexities follow, lowest first, and then runs
+    that measured points (dataset=efficiency), highest throughput first. Among equal runs, the smallest cache is first.
 
-    Runs without all their samples come last, because their means are over different samples. If all runs are
-    speculative, they are sorted by time per token instead, because the draft does not change their outputs.
+    Incomplete runs come last, because their means are over different samples. If all complete runs are speculative,
+    they are sorted by time per token, because the draft does not change their outputs.
+
+    Args:
+        runs: contents of the runs' `metrics.json`.
     """
     done = [run for run in runs if run["status"] in DONE]
     if done and all(run.get("speculation") and run["tpot_s"]["median"] for run in done):
@@ -42,11 +45,11 @@ def _rank(run: Run) -> tuple[bool, int, float, float]:
 
 
 def failed(config: Mapping[str, Any], message: str) -> dict[str, Any]:
-    """Return the `metrics.json` of a run that could not start: its configuration and the error, without figures.
+    """Return the content of `metrics.json` for a run that could not start, with its error but without figures.
 
     Args:
         config: the composed configuration.
-        message: the error message.
+        message: text of the error.
     """
     quantizer = config.get("quantizer") or {}
     run = Metrics(
