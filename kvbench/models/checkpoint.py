@@ -228,11 +228,8 @@ def weight_files(folder: Path) -> Iterator[Path]:
             raise DamagedFile(folder / index, f"refers to {outside[0]}, which is outside its own folder")
         missing = [name for name in named if not (folder / name).is_file()]
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise DamagedFile(
-                folder / index,
-                f"refers to {len(named)} files, of which {len(missing)} do not exist: {missing[0]}{more}",
-            )
+            more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+            raise DamagedFile(folder / index, f"refers to {len(named)} files, of which {missing[0]}{more} missing")
         yield from (folder / name for name in named)
         return
 

@@ -135,7 +135,7 @@ WEIGHT_WAYS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "garbled header": (lambda data: data[:8] + b"x" * 50 + data[58:], "has a header that cannot be read"),
     "deep header": (lambda data: with_length(b"\0" * 8 + b"[" * 100_000, 100_000), "nested too deeply"),
     "list": (lambda data: with_length(b"\0" * 8 + b"[1]", 3), "is a list, not a JSON object"),
-    "does not return character offsets": (
+    "no offsets": (
         lambda data: with_length(b"\0" * 8 + b'{"a": {}}', 9),
         "has a header without the position of a",
     ),
@@ -166,15 +166,15 @@ def test_damaged_weights_are_named(folder: Path, file: str, way: str) -> None:
         (lambda folder: edit(folder / "config.json", num_hidden_layers=6), r"=6, but the weights have only 3"),
         (
             lambda folder: edit(folder / "config.json", num_hidden_layers=2),
-            r"9 tensors of more layers .*\(2\).*layers\.2",
+            r"9 tensors for more layers .*\(2\).*layers\.2",
         ),
         (
             lambda folder: edit(folder / "config.json", intermediate_size=64),
-            r"9 tensors of another shape .*\[32, 48\], not \[32, 64\]",
+            r"9 tensors whose shape does not match .*\[32, 48\], not \[32, 64\]",
         ),
         (
             lambda folder: resave(folder, lambda t: t.update({"model.norm.weight": torch.zeros(31)})),
-            r"1 tensor of another shape .*model\.norm\.weight is \[31\], not \[32\]",
+            r"1 tensor whose shape does not match .*model\.norm\.weight is \[31\], not \[32\]",
         ),
     ],
 )
@@ -189,12 +189,15 @@ def test_weights_that_are_not_the_models_are_refused(
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (lambda table: [], "holds a list"),
+        (lambda table: [], "contains a list instead of a JSON object"),
         (lambda table: {}, "has no valid weight_map"),
         (lambda table: {"weight_map": {}}, "has no valid weight_map"),
         (lambda table: {"weight_map": dict.fromkeys(table, 5)}, "has no valid weight_map"),
         (lambda table: {"weight_map": dict.fromkeys(table, "../x.safetensors")}, "outside its own folder"),
-        (lambda table: {"weight_map": {**table, "a": "gone.safetensors"}}, "names gone.safetensors, of 3 files"),
+        (
+            lambda table: {"weight_map": {**table, "a": "gone.safetensors"}},
+            "refers to 3 files, of which gone.safetensors is missing",
+        ),
     ],
 )
 def test_a_damaged_index_is_named(folder: Path, table: Callable[[dict[str, str]], Any], message: str) -> None:
@@ -210,7 +213,7 @@ def test_a_missing_shard_is_refused_before_anything_is_loaded(folder: Path) -> N
 
     shard(folder)
     (folder / SHARDS[1]).unlink()
-    with pytest.raises(ModelError, match=f"names {SHARDS[1]}refers to 2 files, of which 1 do not exist"):
+    with pytest.raises(ModelError, match=f"refers to 2 files, of which {SHARDS[1]} is missing"):
         locate(ModelConfig(name="mine", path=str(folder), max_length=128))
 
 
@@ -234,7 +237,7 @@ def test_a_missing_shard_is_refused_before_anything_is_loaded(folder: Path) -> N
 )
 def test_numbers_that_cannot_be_are_refused_from_the_configuration(folder: Path, numbers: dict[str, Any]) -> None:
     edit(folder / "config.json", **numbers)
-    with pytest.raises(ConfigError, match=rf"its config\.json says .*{next(iter(numbers))}"):
+    with pytest.raises(ConfigError, match=rf"its config\.json sets {next(iter(numbers))}"):
         ModelConfig(name="mine", path=str(folder), max_length=128).head_dim()
 
 

@@ -117,7 +117,7 @@ def test_random_weights_are_of_the_repositorys_own_architecture(
         model = composed(f"model={preset}", "model.weights=random", "model.hub_id=me/mine")["model"]
         assert (model["name"], model["max_length"]) == ("me/mine", 1024)
         assert build(ModelConfig, model, "model").head_dim() == 32
-        with pytest.raises(ConfigError, match=r"me/unknown: its config\.json is not on this machine"):
+        with pytest.raises(ConfigError, match=r"me/unknown: its config\.json is neither on this machine nor"):
             composed(f"model={preset}", "model.weights=random", "model.hub_id=me/unknown")
     assert composed("model=llama2-7b", "model.weights=random", f"model.path={place}")["model"]["name"] == "shape"
 
@@ -174,7 +174,7 @@ def test_plain_presets_are_as_they_are_written(preset: str) -> None:
 def test_a_length_that_no_file_says_is_asked_for(tmp_path: Path) -> None:
     place = folder(tmp_path / "x", max_position_embeddings=None)
     (place / "tokenizer_config.json").write_text('{"model_max_length": 1000000000000000019884624838656}')
-    with pytest.raises(ConfigError, match=r"model\.max_length: the config\.json of x does not say"):
+    with pytest.raises(ConfigError, match=r"model\.max_length: the config\.json of x does not give the maximum"):
         composed("model=tiny", f"model.path={place}")
     assert composed("model=tiny", f"model.path={place}", "model.max_length=9")["model"]["max_length"] == 9
     (place / "tokenizer_config.json").write_text('{"model_max_length": 777}')
