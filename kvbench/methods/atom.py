@@ -28,10 +28,11 @@ class Atom(RecencyMethod):
     """Atom: each token is packed after its own step, one group per token and head, with clamped integer zero points.
 
     Args:
-        rope: ``post``: keys are stored after RoPE; ``pre``: before it (the authors' code), and rotated as attention
-            reads them.
-        prefill: ``exact``: prompt tokens, and the tokens of a step, attend to each other in full precision;
-            ``quantized``: every token attends only to quantized keys and values, its own included (the authors' code).
+        rope: ``post`` stores keys after RoPE. ``pre`` stores them before RoPE, and attention rotates them when it reads
+            them (the authors' code).
+        prefill: ``exact``: the tokens of the prompt attend to each other in full precision, and so do the tokens of one
+            step. ``quantized``: every token attends only to quantized keys and values, even its own (the authors'
+            code).
     """
 
     rope: Literal["post", "pre"] = "post"
@@ -40,26 +41,31 @@ class Atom(RecencyMethod):
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0: no token stays exact."""
+        """Return 0, because no token stays in full precision once its step is over."""
         return 0
 
     @property
     def keys_before_rope(self) -> bool:
-        """True for ``rope=pre``."""
+        """True for ``rope=pre``: keys are stored before RoPE."""
         return self.rope == "pre"
 
     @property
     def quantized_prefill(self) -> bool:
-        """True for ``prefill=quantized``."""
+        """True for ``prefill=quantized``: prompt tokens attend to quantized keys and values."""
         return self.prefill == "quantized"
 
     @property
     def eager(self) -> bool:
-        """True for ``prefill=quantized``: a new token is packed before it is attended to."""
+        """True for ``prefill=quantized``: a new token is packed before any token attends to it."""
         return self.prefill == "quantized"
 
     def make_quantizer(self, side: Side, channels: int) -> AffineQuantizer:
-        """Return Atom's own quantizer, with one group per token and head."""
+        """Return Atom's quantizer for the keys or the values, with one group per token and head.
+
+        Args:
+            side: ``key`` or ``value``; decides the number of bits.
+            channels: not used, because a group always spans the whole head.
+        """
         from kvbench.quantizers.atom import AtomQuantizer
 
         return AtomQuantizer(self.formats()[SIDES.index(side)].bits, None, "token")
@@ -69,7 +75,7 @@ class Atom(RecencyMethod):
         return self.full(layer, side, capacity=1, slack=0)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError unless a group is a whole head, or if the base class refuses the settings."""
+        """Raise ConfigError if a group is smaller than a head, or if the base class refuses the settings."""
         super().check(head_dim, max_length)
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.group_size != "head_dim" and head_dim and spec.group_size != head_dim:
@@ -81,7 +87,7 @@ class Atom(RecencyMethod):
                 )
 
     def check_rule(self) -> None:
-        """Raise ConfigError unless groups are per token."""
+        """Raise ConfigError if keys or values are grouped per channel, or if the base class refuses the rule."""
         for side, spec in zip(SIDES, self.formats(), strict=True):
             if spec.axis != "token":
                 raise ConfigError(

@@ -46,7 +46,8 @@ class Method(Traits):
     """Base of all methods.
 
     Args:
-        takes: names of the quantizer presets that the method accepts; ``none`` for a method that packs nothing.
+        takes: names of the quantizer presets that the method accepts. ``none`` in this list means that the method can
+            run without a quantizer.
         quantizer: packed formats of keys and values (``quantizer=`` on the command line); None for ``quantizer=none``.
     """
 
@@ -59,13 +60,16 @@ class Method(Traits):
         return type(self).settle is not Method.settle
 
     def alone(self) -> Method:
-        """Return the method without speculative decoding, for measurements that generate nothing (perplexity)."""
+        """Return the method without speculative decoding, for measurements that generate no tokens (perplexity)."""
         return self
 
     # -- the rules: defined by each method --------------------------------------------------------------------------
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return empty segments for the keys or the values of `layer`, in slot order; the last is a FullSegment."""
+        """Return empty segments for the keys or the values of `layer`, in slot order.
+
+        The last one must be a FullSegment, because new tokens are appended to it.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define the method segments(layer, side)")
 
     def place(
@@ -73,67 +77,88 @@ class Method(Traits):
     ) -> None:
         """Put the prompt's tokens into the stores of `layer`.
 
-        Called once with the whole prompt, or, with :attr:`quantized_prefill`, once per chunk of it.
+        The cache calls this once with the whole prompt. With :attr:`quantized_prefill` it calls this once per chunk of
+        the prompt.
 
         Args:
-            layer: has stores that are empty for `rows`, or hold the earlier chunks.
-            rows: rows of the batch whose prompts are equally long.
+            layer: layer whose stores are empty for `rows`, or hold only the earlier chunks.
+            rows: rows of the batch to store; their prompts are equally long.
             keys: keys ``[rows, H, n, D]`` in full precision, without padding and without the tokens that
                 :meth:`forgotten` drops: n may be less than ``layer.real_tokens(row)``.
             values: values ``[rows, H, n, Dv]`` of the same tokens.
-            scores: the attention that :attr:`observe_prompt` requests, ``[rows, Hq, q, n]``; None if it requests none.
+            scores: attention of the prompt as :attr:`observe_prompt` requests it, ``[rows, Hq, q, n]``: of the last q
+                queries, or, with q = 1, summed over all queries. None if the method requests none.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define the method place(layer, rows, keys, values, scores)"
         )
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Pack or drop tokens that need not be exact any more; a second call in a row changes nothing.
+        """Pack or drop the tokens that need no longer be in full precision. This implementation does nothing.
 
-        All `rows` hold the same number of tokens in each segment.
+        Calling it again without new tokens must change nothing.
+
+        Args:
+            layer: layer to change.
+            rows: rows of the batch to change; in each segment they all hold the same number of tokens.
         """
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Receive a decode step's attention, ``[rows, Hq, q, slots]`` (called only with :attr:`observe_steps`)."""
+        """Receive the attention of a decode step. Called only if :attr:`observe_steps` is True.
+
+        Args:
+            layer: layer in which the attention was computed.
+            rows: rows of the batch.
+            probabilities: attention probabilities of the step's q tokens, ``[rows, Hq, q, slots]``.
+        """
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
         """Return the position of the token in each slot of a row, ``[n]`` or ``[H, n]`` on the CPU.
 
-        None means that the slots hold the positions in ascending order without a gap. A method that permutes or evicts
-        tokens stores the positions in ``layer.order``, or overrides this method to compute them.
+        The shape is ``[H, n]`` if KV heads hold different tokens. None means that the slots hold the positions in
+        ascending order without a gap. A method that permutes or evicts tokens stores the positions in ``layer.order``,
+        or overrides this method to compute them.
         """
         return layer.ordered(row)
 
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return which token each slot of a row holds, by its column in the padded batch, ``[n]`` or ``[H, n]``.
+        """Return the column (index in the padded batch) of the token in each slot of a row, ``[n]`` or ``[H, n]``.
 
-        None as for :meth:`positions`, which this equals unless a method moves keys to other positions.
+        The result equals :meth:`positions`, unless the method rotates keys to other positions. None means that the
+        slots are in ascending order without a gap.
         """
         return self.positions(layer, row)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
         """Return the slot ranges ``(first, end)`` in the order in which attention reads them.
 
-        None means all slots in slot order, block by block. `rows` must share one order; a method that returns ranges
-        is called with one row at a time.
+        None means that attention reads all slots in slot order. A method that returns ranges is called with one row at
+        a time, because rows may differ in their order.
         """
         return None
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many of a row's oldest tokens to drop on a layer with a sliding window; by default none.
+        """Return how many of a row's oldest tokens to drop on a layer with a sliding window; 0 in this implementation.
+
+        The result may be smaller than `hidden`, because groups are dropped only as a whole. Attention masks the hidden
+        tokens that remain.
 
         Args:
             layer: layer with a sliding window (``layer.window``).
-            hidden: number of oldest tokens that no later token can see. The result may be smaller, as groups are
-                dropped only as a whole; attention masks the hidden tokens that remain.
+            hidden: number of oldest tokens that no later token can see.
         """
         return 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens that :meth:`forgotten` counts and that are still stored; called after :meth:`settle`.
+        """Drop the tokens that :meth:`forgotten` counts and that are still stored.
 
-        This implementation requires slots in order of position. All `rows` hold the same number of tokens in each
-        segment; `hidden` as for :meth:`forgotten`. A second call in a row changes nothing.
+        The cache calls this after :meth:`settle`. This implementation requires slots in order of position. Calling it
+        again without new tokens changes nothing.
+
+        Args:
+            layer: layer with a sliding window.
+            rows: rows of the batch to change; in each segment they all hold the same number of tokens.
+            hidden: number of oldest tokens that no later token can see.
         """
         gone = layer.real_tokens(rows.indices(layer.batch)[0]) - layer.length(rows)
         count = self.forgotten(layer, hidden) - gone
@@ -142,10 +167,13 @@ class Method(Traits):
                 store.drop_front(rows, count)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes that one layer holds for one sequence, by a formula for predictions (optional).
+        """Return the predicted bytes that one layer holds for one sequence. A method need not define this formula.
 
-        The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real buffers and does not use the formula; tests
+        The bill of a cache (:meth:`kvbench.cache.KVCache.bill`) counts real buffers and does not use the formula. Tests
         check that both agree to the byte.
+
+        Args:
+            at: shape of the layer, and the numbers of tokens for which to predict.
 
         Raises:
             ConfigError: the method defines no formula.
@@ -160,11 +188,11 @@ class Method(Traits):
     # -- checks and identity ----------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for hyper-parameters, or combinations of them, that cannot run.
+        """Raise ConfigError if a hyper-parameter, or a combination of several, cannot run.
 
         Args:
             head_dim: channels per head; None if the model's architecture is not known yet.
-            max_length: longest sequence that the model takes; None if not known yet.
+            max_length: largest number of tokens that the model accepts; None if not known yet.
         """
         name = self.quantizer.name if self.quantizer else "none"
         check_taken(type(self).__name__, self.takes, name, self.needs_quantizer)
@@ -174,22 +202,24 @@ class Method(Traits):
     def reach(self) -> Reach | None:
         """Return the largest number of tokens that all stay exact, and the setting that decides it.
 
-        None if even the first token may be packed or dropped, or if no token ever is (this default).
+        None if even the first token may be packed or dropped, or if the method never packs or drops any token. This
+        implementation returns None.
         """
         return None
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if the method would pack or drop nothing in sequences of up to `max_length` tokens."""
+        """Raise ConfigError if a sequence of `max_length` tokens is too short for any token to be packed or dropped."""
         reach = self.reach()
         if reach is not None:
             reach.check(max_length)
 
     def check_windows(self, mode: str, prompt: int) -> None:
-        """Raise ConfigError if the method would have no effect on perplexity, or cannot run, in this mode.
+        """Raise ConfigError if the method has no effect on perplexity, or cannot run, in the given mode.
 
         Args:
-            mode: ``decode``, ``simulated`` or ``fp16`` (:mod:`kvbench.tasks.perplexity`).
-            prompt: number of tokens at the start of each span that are read as a prompt.
+            mode: how perplexity is measured: ``decode`` (token by token through the cache), ``simulated`` (one pass
+                with quantized keys and values) or ``fp16`` (one pass without a cache).
+            prompt: number of tokens at the start of each span of text that are read as a prompt.
         """
         name = type(self).__name__.lower()
         if mode == "fp16" and type(self).__name__ != "FP16":
@@ -210,10 +240,11 @@ class Method(Traits):
             )
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes that must be smaller for heads of `head_dim` channels, by configuration key.
+        """Return the group sizes that are reduced because the configured ones do not fit heads of `head_dim` channels.
 
-        For example ``{"quantizer.value.group_size": 16}``; empty if all group sizes stay as configured. Results and
-        their labels show them (``kivi int2+value.group_size=16``).
+        The result maps configuration keys to the sizes in use, for example ``{"quantizer.value.group_size": 16}``. It
+        is empty if all group sizes stay as configured. Results and labels show these sizes
+        (``kivi int2+value.group_size=16``).
         """
         return (
             {} if self.quantizer is None else {f"quantizer.{k}": v for k, v in self.quantizer.fitted(head_dim).items()}
@@ -224,26 +255,29 @@ class Method(Traits):
         return ()
 
     def prepare(self, model: ModelConfig) -> None:
-        """Adapt to the model's configuration; called after :meth:`check`, before the model is loaded.
+        """Adapt the method to the model's configuration.
 
-        An implementation may raise ConfigError. This one does nothing.
+        A run calls this after :meth:`check` and before it loads the model. This implementation does nothing; others
+        may raise ConfigError.
         """
 
     def ready(self) -> None:
-        """Raise ModelError if something that the method needs besides the model (an encoder) is unavailable.
+        """Raise ModelError if something other than the model that the method needs, such as an encoder, is unavailable.
 
-        A run calls it before it loads the model, so it must be quick: look at the disk and the network, load nothing.
+        A run calls this before it loads the model, so it must be quick. It may check the disk and the network, but it
+        should not load anything.
         """
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return the hyper-parameters as plain data, without the quantizer (a group of its own)."""
+        """Return the hyper-parameters by name as plain data, without the quantizer, which is configured separately."""
         given = {entry.name for entry in fields(self) if entry.init} - {"quantizer"}
         return {name: setting for name, setting in asdict(self).items() if name in given}
 
     def identity(self) -> dict[str, Any]:
-        """Return values that replace the hyper-parameters of these names in a run's identity.
+        """Return values, by hyper-parameter name, that replace those hyper-parameters in the identity of a run.
 
-        For example a hash of a file's content in place of its path. Empty by default.
+        The identity is what the name of a run's folder is hashed from. For example, a hash of a file's content can
+        replace the path of the file. This implementation returns an empty dict.
         """
         return {}
 
@@ -258,12 +292,15 @@ class Method(Traits):
 
         Args:
             model: any Hugging Face causal language model with full or sliding-window attention.
-            prompts: padding, spans and queries of the rows; required for chunked prefill and by methods that look at
-                the context. If None, the first forward pass must hold the whole prompt, and its mask shows the padding.
-            max_length: tokens of prompt and answer to allocate for; the buffers grow when it is exceeded.
+            prompts: padding, contexts and questions of the rows. Chunked prefill requires it, and so do methods that
+                read the text (Cocktail). If None, the first forward pass must contain the whole prompt, and the padding
+                is taken from its attention mask.
+            max_length: number of tokens, prompt and answer together, for which to allocate. The buffers grow if there
+                are more. None: not known.
 
         Raises:
-            ConfigError: a hyper-parameter cannot run with this model, such as a group that does not divide its heads.
+            ConfigError: a hyper-parameter cannot run with this model, such as a group size that does not divide the
+                number of channels per head.
             ModelError: the model has layers without softmax attention.
         """
         from kvbench.attention.register import attach, check_served
@@ -304,8 +341,8 @@ class Method(Traits):
         Args:
             layer: layer that gives shape, dtype and device.
             side: ``key`` or ``value``.
-            capacity: tokens to allocate for.
-            slack: tokens by which a full buffer grows beyond what it must hold.
+            capacity: number of tokens for which to allocate at once.
+            slack: number of additional tokens for which to allocate whenever the buffer must grow.
         """
         from kvbench.cache.segments.base import FullSegment
 
@@ -324,12 +361,12 @@ class Method(Traits):
         """Return an empty packed segment for the keys or the values of `layer`.
 
         Args:
-            layer: the layer that will hold it.
+            layer: layer that gives shape, dtype and device.
             side: ``key`` or ``value``.
             quantizer: encodes and decodes the tokens.
-            capacity: tokens to allocate for.
-            whole_tiles: count the unused rest of the last tile of 128 tokens in the bill too, for short segments in
-                which it matters.
+            capacity: number of tokens for which to allocate at once.
+            whole_tiles: True to bill the last tile of 128 tokens as if it were full, for short segments in which the
+                unused rest matters.
         """
         from kvbench.cache.segments.packed import PackedSegment
 
@@ -346,11 +383,15 @@ class Method(Traits):
 
 
 def affine(spec: FormatSpec, channels: int | None = None) -> AffineQuantizer:
-    """Return the quantizer of a format: asymmetric with a floating-point minimum, or QuantSpec's two nibbles.
+    """Return the quantizer for a packed format.
+
+    It is asymmetric with a floating-point minimum, or splits codes into QuantSpec's two nibbles
+    (``kind=hierarchical``).
 
     Args:
         spec: the format.
-        channels: channels per head, to which groups of channels are fitted; None leaves the group size as it is.
+        channels: channels per head. Groups of channels that do not divide it are reduced. None leaves the group size as
+            it is.
     """
     from kvbench.quantizers import AffineQuantizer, HierarchicalQuantizer
 

@@ -24,7 +24,7 @@ class KVBytes:
 
     @property
     def total(self) -> int:
-        """Bytes of all parts together."""
+        """Sum of the bytes of all parts."""
         return self.codes + self.scales + self.window + self.index
 
     def __mul__(self, times: int) -> KVBytes:
@@ -36,18 +36,22 @@ class KVBytes:
 
 @dataclass(frozen=True)
 class Setting:
-    """One layer of a cache whose bytes a method is asked to predict.
+    """Shape and token counts of one layer, for which a method predicts the bytes of one sequence.
 
     Args:
-        tokens: number of tokens of one sequence seen so far.
-        prompt: how many of them belong to the prompt.
-        query_heads, heads, channels: Hq, H (KV heads) and D.
-        width: bytes of an element in full precision; with 4, scales and minima have 4 bytes too, else 2.
+        tokens: number of tokens of the sequence seen so far.
+        prompt: how many of these belong to the prompt.
+        query_heads: number of query heads, Hq.
+        heads: number of KV heads, H.
+        channels: channels per head, D.
+        width: bytes of an element in full precision. With 4, a scale or minimum has 4 bytes too, otherwise 2.
         layer: index of the layer.
-        view: which bytes to count (:data:`View`).
-        chunks: numbers of Cocktail's INT2 and INT4 chunks; None: from its `split`.
-        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: from `chunks`.
-        window: the layer's sliding window, in tokens; None: every token sees all before it.
+        view: which bytes to count: ``all``: everything that the cache holds; ``target``: everything apart from the
+            draft's own cache; ``draft``: what a drafted token reads.
+        chunks: numbers of Cocktail's INT2 and INT4 chunks; None: they follow from its hyper-parameter `split`.
+        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: they follow from
+            `chunks`.
+        window: the layer's sliding window, in tokens; None: every token sees all tokens before it.
     """
 
     tokens: int
@@ -96,8 +100,8 @@ class Setting:
         Args:
             count: number of tokens.
             form: the format.
-            block: number of tokens that are packed together and cut into nearly equal groups (LogQuant); None: each
-                group is packed on its own.
+            block: number of tokens that are packed together and divided into nearly equal groups (LogQuant). None:
+                each group is packed separately.
         """
         if form.axis == "channel":
             group = int(form.group_size)

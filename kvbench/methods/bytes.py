@@ -36,7 +36,7 @@ def kv_bytes(
     windows: Sequence[int | None] | None = None,
     widths: Sequence[int] | None = None,
 ) -> KVBytes:
-    """Return the bytes of one sequence's keys and values in all layers, after `tokens` tokens.
+    """Return the predicted bytes of the keys and values of one sequence, over all layers.
 
     Args:
         method: a method, as :func:`kvbench.load_method` returns it.
@@ -45,13 +45,17 @@ def kv_bytes(
         query_heads: number of query heads.
         heads: number of KV heads.
         channels: channels per head.
-        prompt: number of prompt tokens, as some methods only act on the prompt; None: all of `tokens`.
+        prompt: number of prompt tokens, which some methods treat differently from generated tokens. None: all of
+            `tokens` are prompt tokens.
         width: bytes of an element in full precision.
-        view: ``all``: everything that the cache holds (the bill); ``draft``: what QuantSpec's draft reads (the upper
-            nibbles, or its own cache); ``target``: what the verification reads.
-        chunks: numbers of Cocktail's INT2 and INT4 chunks; None: from its `split`, over the whole prompt.
-        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: from `chunks`.
-        windows: sliding window of each layer, in tokens (None: the layer has none); None: no layer has one.
+        view: ``all``: everything that the cache holds; ``draft``: what QuantSpec's draft reads (the upper nibbles, or
+            its own cache); ``target``: what the verification reads.
+        chunks: numbers of Cocktail's INT2 and INT4 chunks. None: they follow from its hyper-parameter `split` and the
+            length of the prompt.
+        widths: bits of each of Cocktail's chunks (2, 4 or 16) in the order of the text; None: they follow from
+            `chunks`.
+        windows: sliding window of each layer in tokens, None for a layer without one. None instead of a list means
+            that no layer has a sliding window.
 
     Raises:
         ConfigError: the method has no formula, or it is Cocktail with neither `chunks` nor a `split`.

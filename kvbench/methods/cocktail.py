@@ -41,31 +41,34 @@ VALUE_GROUP = 64
 
 @dataclass(kw_only=True)
 class Cocktail(Method):
-    """Chunk-adaptive mixed precision over keys after RoPE.
+    """Cocktail: each chunk of the context is stored in INT2, INT4 or FP16, depending on its similarity to the question.
 
-    On a layer with a sliding window the search still covers the whole context; a chunk is dropped once all of its
-    tokens are hidden, and exact tokens once they are hidden, 32 positions at a time.
+    FP16 chunks, the last tokens of the context that do not fill a chunk, the text around the context, the question and
+    all generated tokens stay in full precision. Keys are stored after RoPE.
 
-    The context's remainder (``len mod chunk_size``), the text around the context, the question and every generated
-    token stay exact; so does every FP16 chunk.
+    On a layer with a sliding window, the search still covers the whole context. A chunk is dropped once all of its
+    tokens are hidden. Exact tokens are dropped once they are hidden, 32 positions at a time.
 
     Args:
-        alpha, beta: thresholds of eq. 2 and 3; ``alpha + beta`` below 1.
-        chunk_size: tokens of a chunk.
+        alpha: chunks whose score is in the lowest `alpha` of the range of scores get INT2 (eq. 2); from 0 to 1.
+        beta: chunks whose score is in the highest `beta` of the range of scores stay in FP16 (eq. 3). The others get
+            INT4. ``alpha + beta`` must be below 1.
+        chunk_size: tokens per chunk.
         encoder: ``contriever``, ``bm25``, ``llm_embedder``, ``minilm``, ``openai``, or a sentence-transformers model.
-        whole_words: if a chunk's border cuts a word, the encoder reads the whole word in both chunks (their tokens do
-            not change); None: as the encoder needs it: True for ``bm25``, which compares whole words; False for
-            embeddings, which encode the decoded text of the chunk's tokens.
-        search: ``similarity``; or ``none``: the same number of chunks of each width, chosen at random (Table V, without
-            module I).
+        whole_words: if the border of a chunk cuts a word, the encoder reads the complete word in both chunks. The
+            tokens of the chunks do not change. None: True for ``bm25``, which compares words, and False for the other
+            encoders, which embed the decoded tokens of the chunk.
+        search: ``similarity``, or ``none``: the same number of chunks of each width, but chosen at random (Table V,
+            without module I).
         reorder: False leaves module II out (Table V): chunks are stored and read where they are in the text
             (:mod:`kvbench.methods.cocktail_in_place`).
-        split: shares of FP16, INT4 and INT2 chunks, which are then assigned by rank instead of by thresholds (for
-            comparisons at equal bytes).
-        key_axis: ``channel`` or ``token`` (ablation).
-        group_size: tokens of a key group; None: the smaller of 32 and the chunk. Must divide the chunk.
-        value_group_size: channels of a value group; None: the smaller of 64 and the head, or the largest power of two
-            below 64 that divides the head (16 of 80).
+        split: shares of FP16, INT4 and INT2 chunks, for comparisons at equal bytes. Widths are then assigned by rank;
+            `alpha` and `beta` are not used. None: thresholds decide.
+        key_axis: what a group of keys runs along: ``channel``: consecutive tokens of one channel; ``token``:
+            consecutive channels of one token (ablation).
+        group_size: tokens per key group, a divisor of `chunk_size`; None: the smaller of 32 and `chunk_size`.
+        value_group_size: channels per value group. None: the smaller of 64 and the head dimension, or, if 64 does not
+            divide the head dimension, the largest power of two that does (16 for 80 channels).
         seed: seed of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
     """
 
@@ -143,7 +146,7 @@ class Cocktail(Method):
         check_name(self.encoder)
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the packages of the encoder."""
+        """Return the optional packages that the encoder needs."""
         from kvbench.retrieval.encoders import packages
 
         return packages(self.encoder)
@@ -153,9 +156,10 @@ class Cocktail(Method):
         return Reach("method.chunk_size", self.chunk_size, self.chunk_size - 1, of_prompt=True)
 
     def identity(self) -> dict[str, Any]:
-        """Return the encoder's identity and how chunks are stored without module II.
+        """Return what identifies the encoder, and for ``reorder=False`` how chunks are stored.
 
-        The encoder's is BM25's version, a folder's content, or the endpoint of another server.
+        The encoder is identified by the version of kvbench's BM25, a hash of the content of a model folder, or the
+        model and URL of an OpenAI endpoint other than the default. A named encoder without any of these adds nothing.
         """
         return self._encoder_identity() | ({} if self.reorder else {"reorder": "false: runs in place"})
 
@@ -177,30 +181,38 @@ class Cocktail(Method):
         encoder(self.encoder).ready()
 
     def value_group(self, channels: int) -> int:
-        """Return the channels of a value group in a head of `channels`."""
+        """Return the number of channels per value group for a head with `channels` channels."""
         if self.value_group_size is not None:
             return self.value_group_size
         return channels if channels <= VALUE_GROUP else fitting(VALUE_GROUP, channels) or VALUE_GROUP
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the value group if it is a default that was reduced to divide the head, else nothing."""
+        """Return the size of value groups, by configuration key, if it was reduced to divide the head; else nothing."""
         group = self.value_group(head_dim)
         plain = self.value_group_size is not None or group == min(VALUE_GROUP, head_dim)
         return {} if plain else {"method.value_group_size": group}
 
     @property
     def key_group(self) -> int:
-        """Tokens of a key group."""
+        """Number of tokens per key group."""
         return self.group_size if self.group_size is not None else min(32, self.chunk_size)
 
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Create a cache for known prompts; the chunk search runs here.
+        """Search the contexts of the prompts, and return an empty cache that will store each chunk in its chosen width.
 
-        ``cache.search_s`` is the time of a first search in these texts with a loaded encoder: vectors stored by an
-        earlier run count with the time that they took on this machine. None if that is unknown (stored vectors of an
-        encoder that is unavailable here).
+        ``cache.search_s`` is the time in seconds that the search takes with a loaded encoder and without stored
+        vectors. Vectors that an earlier run has stored count with the time that they took on this machine. It is None
+        if that time is not known, because the encoder of the stored vectors is not available here.
+
+        Args:
+            model: causal language model, which is switched to kvbench's attention.
+            prompts: token ids, contexts, questions and tokenizer of the rows; required.
+            max_length: number of tokens, prompt and answer together, for which to allocate; None: not known.
+
+        Raises:
+            CacheError: `prompts` is None, or lacks the token ids or the function that decodes them.
         """
         if prompts is None or prompts.input_ids is None or prompts.decode is None:
             raise CacheError(
@@ -223,7 +235,14 @@ class Cocktail(Method):
         return cache
 
     def plan(self, prompts: Prompts, row: int, last_layer: int | None = None) -> ChunkPlan:
-        """Cut one prompt into chunks and choose their widths by the search."""
+        """Cut one prompt into chunks, search them, and return the chunks and their widths.
+
+        Args:
+            prompts: token ids, contexts, questions and tokenizer of the batch.
+            row: row of the prompt.
+            last_layer: index of the layer whose prompt is placed last, so that the plan can free cached indices then.
+                None: it never frees them.
+        """
         from kvbench.retrieval.chunks import cut
         from kvbench.retrieval.encoders import encoder
         from kvbench.retrieval.search import by_rank, by_threshold, shuffled
@@ -243,7 +262,12 @@ class Cocktail(Method):
         return ChunkPlan(chunks, widths, last_layer)
 
     def note(self, plan: ChunkPlan, seconds: float | None) -> dict[str, Any]:
-        """Return what a sample records of the search; `seconds` is None if the search's time is unknown."""
+        """Return what the result of a sample records about the search.
+
+        Args:
+            plan: chunks of the prompt and their widths.
+            seconds: time of the search; None if it is not known.
+        """
         widths = plan.widths
         return {
             "chunks": {"int2": widths.count(2), "int4": widths.count(4), "fp16": widths.count(16)},
@@ -255,7 +279,14 @@ class Cocktail(Method):
         }
 
     def make_quantizer(self, side: Side, bits: int, channels: int) -> AffineQuantizer:
-        """Return a quantizer: keys per channel over `key_group` tokens, values per token over a value group."""
+        """Return the quantizer of the packed chunks of one width, for keys or for values.
+
+        Args:
+            side: ``key``: groups of `key_group` tokens of one channel, unless `key_axis` is ``token``; ``value``:
+                groups of channels of one token.
+            bits: bits per code: 2 or 4.
+            channels: channels per head.
+        """
         from kvbench.quantizers.affine import AffineQuantizer
 
         if side == "key" and self.key_axis == "channel":
@@ -263,9 +294,10 @@ class Cocktail(Method):
         return AffineQuantizer(bits, self.value_group(channels), "token")
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return segments for INT2 chunks, INT4 chunks, and the exact rest followed by the answer (Algorithm 1).
+        """Return empty segments for INT2 chunks, for INT4 chunks, and for all exact tokens (Algorithm 1).
 
-        Without module II there is one for each run of chunks of one width.
+        With ``reorder=False`` there is instead one segment for each run of consecutive chunks of one width. In both
+        cases the last segment takes the generated tokens.
         """
         channels = layer.key_dim if side == "key" else layer.value_dim
         if not self.reorder:
@@ -294,7 +326,7 @@ class Cocktail(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store each row by its own plan: chunks of one width become contiguous (with module II)."""
+        """Store the prompt of each row, each chunk in its chosen width; with module II, chunks are sorted by width."""
         if not self.reorder:
             return in_place.place(layer, rows, keys, values, self.plans(layer))
         first = rows.indices(layer.batch)[0]
@@ -312,7 +344,7 @@ class Cocktail(Method):
             plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop chunks that are hidden as a whole, and hidden exact tokens."""
+        """Drop chunks of which all tokens are hidden by a sliding window, and hidden exact tokens."""
         if not self.reorder:
             return in_place.forget(layer, rows, hidden, self.plans(layer))
         first_seen = whole(hidden, CHUNK)
@@ -330,22 +362,26 @@ class Cocktail(Method):
                 layer.order[row] = torch.cat(remaining)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slots run by run in the order of the text; None with module II."""
+        """Return the slot ranges of the runs in the order of the text; None (slot order) with module II."""
         return None if self.reorder else in_place.reading_order(layer, rows)
 
     @staticmethod
     def plans(layer: KVLayer) -> Sequence[ChunkPlan]:
-        """Return the plans of the rows, made in :meth:`new_cache`."""
+        """Return the plan of each row, which :meth:`new_cache` has made: its chunks and their widths."""
         state = layer.progress.method_state
         assert isinstance(state, Plans)
         return state.rows
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of chunks of each width, and of the exact rest.
+        """Return the predicted bytes of the packed chunks and of all exact tokens.
 
         On layers with a sliding window, the visible chunks are assumed to have the same mix of widths as the whole
-        prompt. Without module II the bytes depend on the order of the chunks, which is random if ``at.widths`` is not
-        given.
+        prompt. With ``reorder=False`` the bytes depend on the order of the chunks, which is random unless ``at.widths``
+        gives it.
+
+        Raises:
+            ConfigError: neither ``at.widths``, ``at.chunks`` nor `split` gives the widths, or the chunks have more
+                tokens than the sequence.
         """
         total, gone = KVBytes(), whole(at.hidden, CHUNK)
         share = max(at.prompt - gone, 0) / at.prompt  # of the prompt that is still seen
@@ -368,7 +404,14 @@ class Cocktail(Method):
         return total + at.both(rest)
 
     def chunk_widths(self, at: Setting) -> tuple[int, ...]:
-        """Return the bits of the chunks of the whole prompt: given, or by given counts or the shares of ``split``."""
+        """Return the bits of each chunk of a prompt (2, 4 or 16), in the order of the text.
+
+        They are taken from ``at.widths``, or else derived from the counts ``at.chunks``, or else from the shares
+        `split`.
+
+        Raises:
+            ConfigError: none of the three is given.
+        """
         if at.widths is not None:
             return at.widths
         if at.chunks is None and self.split is None:

@@ -21,12 +21,20 @@ if TYPE_CHECKING:
 
 
 def runs(layer: KVLayer, plans: Sequence[ChunkPlan]) -> list[list[Run]]:
-    """Return the runs of each row's prompt that are stored in `layer`."""
+    """Return for each row its runs (consecutive tokens of one width) to store in `layer`, in the order of the text."""
     return [plan.runs(layer.real_tokens(row), whole(layer.hidden(row), CHUNK)) for row, plan in enumerate(plans)]
 
 
 def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, plans: Sequence[ChunkPlan]) -> None:
-    """Store the prompts ``[rows, H, n, D]`` run by run; arguments as for :meth:`Method.place`."""
+    """Store the tokens of prompts in the order of the text, each run of one width in its own segment.
+
+    Args:
+        layer: layer whose stores are empty for `rows`.
+        rows: rows of the batch; their prompts are equally long.
+        keys: keys ``[rows, H, n, D]`` in full precision.
+        values: values ``[rows, H, n, Dv]``.
+        plans: the plan of each row of the batch.
+    """
     of_rows = runs(layer, plans)
     _, numbers = aligned(of_rows)
     chosen = range(*rows.indices(layer.batch))
@@ -38,7 +46,14 @@ def place(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor,
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan]) -> None:
-    """Drop the oldest tokens, up to the first chunk or exact token that is still visible."""
+    """Drop the oldest tokens of each row, up to the first packed chunk or exact token that is still visible.
+
+    Args:
+        layer: layer with a sliding window.
+        rows: rows of the batch to change.
+        hidden: number of oldest tokens that no later token can see; only whole multiples of 32 count.
+        plans: the plan of each row of the batch.
+    """
     for row in range(*rows.indices(layer.batch)):
         one = slice(row, row + 1)
         count = plans[row].passed(whole(hidden, CHUNK)) - (layer.real_tokens(row) - layer.length(one))
@@ -47,19 +62,20 @@ def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan])
 
 
 def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return the slots of each run, in the order of the text."""
+    """Return the slot range ``(first, end)`` of each run of `rows`, in the order of the text."""
     lengths = [segment.length(rows) for segment in layer.stores()[0].segments]
     return [(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True) if length]
 
 
 def billed(widths: Sequence[int], bits: int, chunk_size: int, key_group: int) -> list[int]:
-    """Return the tokens that the bill counts for each run of one width, the rest of its last tile included.
+    """Return how many tokens the bill counts for each run of chunks that have `bits` bits, rounded up to whole tiles.
 
     Args:
-        widths: bits of the chunks, in the order of the text.
-        bits: the width to count.
-        chunk_size: tokens of a chunk.
-        key_group: tokens of a key group; several tiles stay together if a group spans them.
+        widths: bits of each chunk, in the order of the text.
+        bits: number of bits of the runs to return.
+        chunk_size: tokens per chunk.
+        key_group: tokens per key group. If it is a multiple of a tile (128 tokens), lengths are rounded up to whole
+            groups instead.
     """
     unit = key_group if key_group % TILE == 0 else TILE
     counts = [sum(1 for _ in run) * chunk_size for width, run in groupby(widths) if width == bits]

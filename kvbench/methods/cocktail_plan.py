@@ -20,7 +20,7 @@ else:
 
 
 class Run(NamedTuple):
-    """Consecutive tokens of one width: `bits` (16: exact), the first token, and the one after the last."""
+    """Consecutive tokens of one width: `bits` (16: full precision), the first token, and one past the last token."""
 
     bits: int
     first: int
@@ -29,13 +29,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlan:
-    """Chunks of one prompt and the bit width of each; two plans are equal only if they are the same object.
+    """Chunks of one prompt and the bit width of each. Two plans are equal only if they are the same object.
 
     Args:
-        chunks: spans of the context.
-        widths: bits of each chunk.
-        last_layer: number of the layer whose prompt is placed last; cached indices are freed then. None: they are never
-            freed.
+        chunks: the chunks of the context: their spans, texts and query.
+        widths: bits of each chunk, and the thresholds that decided them.
+        last_layer: index of the layer whose prompt is placed last. The plan then frees the token indices that it caches
+            for all layers. None: it never frees them.
     """
 
     chunks: Chunked
@@ -49,17 +49,17 @@ class ChunkPlan:
     )
 
     def tokens(self, bits: int) -> list[int]:
-        """Return the tokens of all chunks of one width, in their order."""
+        """Return the indices of the tokens of all chunks with `bits` bits, in the order of the text."""
         spans = zip(self.chunks.spans, self.widths.bits, strict=True)
         return [token for (first, last), width in spans if width == bits for token in range(first, last)]
 
     def order(self, length: int, hidden: int = 0) -> tuple[list[int], list[int], list[int]]:
-        """Return a prompt's tokens by segment: INT2 chunks, INT4 chunks, and everything that stays exact.
+        """Return the indices of a prompt's tokens in three lists: INT2 chunks, INT4 chunks, and all exact tokens.
 
         Args:
-            length: tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window has passed; chunks and exact tokens among them are
-                left out.
+            length: number of tokens of the prompt.
+            hidden: number of oldest tokens that a sliding window hides. Exact tokens among them are left out, and so
+                are chunks of which all tokens are hidden.
         """
         if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)
@@ -71,7 +71,7 @@ class ChunkPlan:
         return self._orders[length, hidden]
 
     def indices(self, length: int, device: torch.device, hidden: int = 0) -> list[torch.Tensor]:
-        """Return :meth:`order` as indices (int32) on `device`, cached for all layers."""
+        """Return the three lists of :meth:`order` as int32 tensors on `device`; cached, because all layers use them."""
         key = (length, hidden, device)
         if key not in self._indices:
             with torch.inference_mode(False):
@@ -81,12 +81,12 @@ class ChunkPlan:
         return self._indices[key]
 
     def placed(self, layer: int) -> None:
-        """Free the indices if `layer`, which has been placed, is the last one."""
+        """Free the cached indices if `layer`, the index of the layer just stored, is the last one."""
         if layer == self.last_layer:
             self._indices.clear()
 
     def passed(self, hidden: int) -> int:
-        """Return how many of the `hidden` oldest tokens can be dropped without splitting a packed chunk."""
+        """Return how many of the oldest `hidden` tokens can be dropped without splitting a packed chunk."""
         for (first, stop), bits in zip(self.chunks.spans, self.widths.bits, strict=True):
             if first < hidden < stop and bits < 16:
                 return first
@@ -96,8 +96,9 @@ class ChunkPlan:
         """Return a prompt's tokens as runs of one width, in text order; the last run is exact and may be empty.
 
         Args:
-            length: tokens of the prompt.
-            hidden: number of oldest tokens that a sliding window has passed (:meth:`passed` leaves them out).
+            length: number of tokens of the prompt.
+            hidden: number of oldest tokens that a sliding window hides. They are left out, apart from those in a packed
+                chunk that is still partly visible (:meth:`passed`).
         """
         end = self.passed(hidden)
         runs: list[Run] = []
@@ -116,11 +117,12 @@ class ChunkPlan:
 def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[list[int]]]:
     """Assign the runs of several rows to segments that all rows share, in the order of each row's text.
 
-    A row has no tokens in the segments that only other rows need. Each row's last run is left out, as it is stored in
-    the tail.
+    A row has no tokens in a segment that only other rows need. The last run of each row is not assigned, because it is
+    stored in the last segment of the layer.
 
     Returns:
-        Bits and tokens (of the longest row) of each segment; and for each row the number of each run's segment.
+        For each segment its bits and the largest number of tokens that a row stores in it; and for each row a list with
+        the number of the segment of each run.
     """
     numbers: list[list[int]] = [[] for _ in rows]
     segments: list[tuple[int, int]] = []
@@ -141,14 +143,14 @@ def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[
 
 @dataclass
 class Plans(CacheState):
-    """The plans of a batch, row by row."""
+    """Cocktail's state for one cache: the plan of each row of the batch."""
 
     rows: list[ChunkPlan]
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by its rows `order`."""
+        """Keep only the rows whose numbers are in `order`, in that order; rows may be repeated."""
         self.rows = [self.rows[row] for row in order]
 
     def clone(self) -> Plans:
-        """Return a copy with a list of its own."""
+        """Return a copy whose list of plans can change independently; the plans themselves are shared."""
         return Plans(list(self.rows))

@@ -20,10 +20,12 @@ Reduce = Literal["mean", "max", "sum"]
 
 
 def tokens(budget: int | float, n: int, least: int) -> int:
-    """Return how many of n tokens a budget keeps.
+    """Return how many of `n` tokens a budget keeps.
 
-    An integer budget is that number of tokens; a float is a fraction of n, rounded down. The result is at least
-    `least`, but never more than n.
+    Args:
+        budget: an int is a number of tokens; a float is a fraction of `n`, and the product is rounded down.
+        n: number of tokens.
+        least: smallest number of tokens to keep. The result is nevertheless at most `n`.
     """
     # 1e-9: 0.29 * 100 is 28.999999999999996
     count = budget if isinstance(budget, int) else int(budget * n + 1e-9)
@@ -31,12 +33,12 @@ def tokens(budget: int | float, n: int, least: int) -> int:
 
 
 def check_budget(budget: int | float, least: int, what: str, key: str = "method.budget") -> None:
-    """Raise ConfigError for a share outside (0, 1], or a number of tokens below `least`.
+    """Raise ConfigError if a budget is a share outside (0, 1], or a number of tokens below `least`.
 
     Args:
-        budget: share of the prompt, or number of tokens, to keep.
+        budget: share of the prompt (float) or number of tokens (int) to keep.
         least: smallest number of tokens that makes sense for the method.
-        what: completes the message "must hold ..." for a number that is too small.
+        what: words that complete the message "is too small for ...".
         key: configuration key of the budget.
     """
     if isinstance(budget, float) and not 0.0 < budget <= 1.0:
@@ -53,29 +55,53 @@ def check_budget(budget: int | float, least: int, what: str, key: str = "method.
 
 
 def reduce(scores: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    """Return the scores reduced over dimension `dim`, the query heads of a KV head; the dimension disappears."""
+    """Return the mean, maximum or sum of scores over the query heads that share a KV head.
+
+    Args:
+        scores: tensor of scores.
+        how: ``mean``, ``max`` or ``sum``.
+        dim: dimension of the query heads of one KV head; the result does not have it.
+    """
     if how == "max":
         return scores.amax(dim)
     return scores.mean(dim) if how == "mean" else scores.sum(dim)
 
 
 def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the indices of the `count` highest scores in ``[..., n]``, in ascending order, ``[..., count]``.
+    """Return the indices of the highest scores, in ascending order, ``[..., count]``.
 
-    Among equal scores the earlier index wins. Max pooling produces equal neighbours, and with this rule every device
-    chooses the same ones, unlike with ``topk``.
+    Among equal scores the earlier index wins. Max pooling makes neighbouring scores equal; with this rule, unlike with
+    ``topk``, every device chooses the same of them.
+
+    Args:
+        scores: ``[..., n]``.
+        count: number of indices to return.
     """
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count].sort(dim=-1).values
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """Return the `chosen` indices ``[..., m]``, followed by the last `recent` of n, ``[..., m + recent]``."""
+    """Return the indices of chosen tokens, followed by those of the newest tokens, ``[..., m + recent]``.
+
+    Args:
+        chosen: indices ``[..., m]``.
+        n: number of tokens.
+        recent: number of newest tokens, which have the indices ``n - recent`` to ``n - 1``.
+    """
     newest = torch.arange(n - recent, n, device=chosen.device).expand(*chosen.shape[:-1], recent)
     return torch.cat([chosen, newest], -1)
 
 
 def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None) -> None:
-    """Store the prompt tokens `index` ``[rows, H, m]`` (None: all of them), and record their positions."""
+    """Store only the chosen tokens of a prompt, and record their positions.
+
+    Args:
+        layer: layer whose stores are empty for `rows`.
+        rows: rows of the batch; their prompts are equally long.
+        keys: keys of the prompt, ``[rows, H, n, D]``.
+        values: values of the prompt, ``[rows, H, n, Dv]``.
+        index: indices of the tokens to store for each KV head, ``[rows, H, m]``; None: all tokens.
+    """
     if index is not None:
         places = index.cpu()
         for number, row in enumerate(range(*rows.indices(layer.batch))):
@@ -86,7 +112,13 @@ def put(layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, i
 
 
 def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
-    """Keep only the slots `index` ``[rows, H, m]`` of both stores, and record their positions."""
+    """Keep only the chosen slots of keys and values, and record the positions of their tokens.
+
+    Args:
+        layer: layer to change.
+        rows: rows of the batch to change.
+        index: numbers of the slots to keep for each KV head, ``[rows, H, m]``.
+    """
     places = index.cpu()
     for number, row in enumerate(range(*rows.indices(layer.batch))):
         positions = layer.positions(row)
@@ -96,9 +128,12 @@ def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
 
 
 def forget(layer: KVLayer, rows: slice, hidden: int) -> None:
-    """Drop the slots at the front whose tokens are hidden in every head, and record the remaining positions.
+    """Drop the first slots whose tokens a sliding window hides in every head, and record the remaining positions.
 
-    Only whole multiples of 32 hidden positions count.
+    Args:
+        layer: layer with a sliding window.
+        rows: rows of the batch to change.
+        hidden: number of oldest tokens that no later token can see; rounded down to a multiple of 32.
     """
     for row in range(*rows.indices(layer.batch)):
         count = layer.hidden_slots(row, whole(hidden, CHUNK))

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class FP16(Method):
-    """fp16: one full-precision segment each for keys and values, in the model's dtype (fp16, bf16 or fp32).
+    """fp16: keeps every key and value in full precision, in the model's dtype (fp16, bf16 or fp32).
 
-    A layer with a sliding window holds the newest ``window - 1`` tokens, like stock transformers.
+    On a layer with a sliding window it keeps the newest ``window - 1`` tokens, as stock transformers does.
     """
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
@@ -34,7 +34,7 @@ class FP16(Method):
             store.tail.append(rows, x)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: every hidden token can be dropped, as tokens are not stored in groups."""
+        """Return `hidden`: every hidden token can be dropped, because tokens are not stored in groups."""
         return hidden
 
     def layer_bytes(self, at: Setting) -> KVBytes:

@@ -37,14 +37,16 @@ class H2O(ScoredMethod):
     share is a share of these: hidden tokens are dropped first, however much attention they have received.
 
     Args:
-        budget: tokens kept, as a number or as a share of the tokens seen so far (paper: 0.2 of the prompt).
-        recent: how many of these are the newest tokens, as a number or as a share of the budget (paper: half).
-        evict: ``steps``: every step adds its attention and drops the token with the least (H2O); ``prefill``: tokens
-            are dropped once, after the prompt, by the column sums of its attention, and the cache grows from then on
-            (what evaluation harnesses call H2O, in effect another method).
-        group: reduction of the scores over the query heads of a KV head.
-        per_query: divide a token's sum by the number of queries that could see it; without that, early tokens have an
-            advantage.
+        budget: tokens to keep, as a number (int) or as a share (float) of the tokens seen so far (paper: 0.2 of the
+            prompt).
+        recent: how many of these are the newest tokens, as a number (int) or as a share (float) of the budget (paper:
+            half).
+        evict: ``steps``: every step adds its attention to the sums and drops the token with the lowest sum (H2O);
+            ``prefill``: tokens are dropped only once, after the prompt, by the attention that they received during it.
+            The cache then grows with each token. Evaluation harnesses call this H2O too, but it is another method.
+        group: how the scores of the query heads that share a KV head are combined: ``mean``, ``max`` or ``sum``.
+        per_query: True: divide the sum of each token by the number of queries that could see the token. Otherwise early
+            tokens have an advantage, because more queries see them.
     """
 
     budget: int | float = 0.2
@@ -57,36 +59,48 @@ class H2O(ScoredMethod):
 
     @property
     def observe_steps(self) -> bool:  # type: ignore[override]
-        """True for ``evict=steps``, which adds up the attention of every step."""
+        """True for ``evict=steps``: the method needs the attention of every step."""
         return self.evict == "steps"
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
-        """True for ``evict=prefill``, which drops no tokens after the prompt."""
+        """True for ``evict=prefill``: only tokens of the prompt are dropped."""
         return self.evict == "prefill"
 
     # -- the choice -------------------------------------------------------------------------------------------------
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-        """Return the attention that each prompt token has received, per KV head, ``[B, H, n]``."""
+        """Return the attention that each prompt token has received, per KV head, ``[B, H, n]``.
+
+        Args:
+            keys: keys of the prompt, ``[B, H, n, D]``.
+            values: values of the prompt, ``[B, H, n, Dv]``.
+            attention: attention summed over all queries of the prompt, ``[B, Hq, 1, n]``.
+        """
         assert attention is not None
         queries = torch.arange(keys.shape[2], 0, -1, device=attention.device)
         return self.totals(self.received(attention, keys.shape[1]), queries)
 
     def received(self, attention: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return column sums ``[B, Hq, 1, n]`` reduced to KV heads, ``[B, H, n, 1]``.
+        """Return the attention that each token has received, combined per KV head, ``[B, H, n, 1]``.
 
-        For ``group=max`` the sums stay separate per query head, ``[B, H, n, group]``: the maximum is taken at the end.
+        For ``group=max`` the result has one number per query head, ``[B, H, n, group]``, because the maximum can only
+        be taken once all steps have been added.
+
+        Args:
+            attention: attention summed over queries, ``[B, Hq, 1, n]``.
+            heads: number of KV heads, H.
         """
         sums = attention[:, :, 0].unflatten(1, (heads, -1)).transpose(-1, -2)
         return sums if self.group == "max" else reduce(sums, self.group, -1)[..., None]  # linear: may be reduced now
 
     def totals(self, received: torch.Tensor, queries: torch.Tensor | None) -> torch.Tensor:
-        """Return the scores, ``[B, H, n]``.
+        """Return the scores by which tokens are kept, ``[B, H, n]``.
 
         Args:
             received: sums of attention as :meth:`received` returns them, ``[B, H, n, group or 1]``.
-            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; required with `per_query`.
+            queries: number of queries that could see each token, ``[n]`` or ``[B, H, n]``; used and required only if
+                `per_query` is True.
         """
         scores = received[..., 0] if received.shape[-1] == 1 else reduce(received, self.group, -1)
         if self.per_query:
@@ -95,7 +109,7 @@ class H2O(ScoredMethod):
         return scores
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return how many of n tokens are kept as heavy hitters, and how many as the newest."""
+        """Return how many of `n` tokens are kept as heavy hitters, and how many because they are the newest."""
         resident = sum(super().split(n))
         recent = self.recent if isinstance(self.recent, int) else int(self.recent * resident + 1e-9)
         recent = min(recent, resident)
@@ -103,7 +117,7 @@ class H2O(ScoredMethod):
 
     @property
     def least(self) -> int:
-        """Smallest budget, in tokens: the recent ones (1 if `recent` is a share) and one more."""
+        """Smallest allowed budget, in tokens: one heavy hitter and the recent tokens (one if `recent` is a share)."""
         return (self.recent if isinstance(self.recent, int) else 1) + 1
 
     # -- every step -------------------------------------------------------------------------------------------------
@@ -119,7 +133,14 @@ class H2O(ScoredMethod):
         return [scored_segments.ScoredSegment(*shape, layer.dtype, layer.device, capacity=room)]
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Start the sums of the kept tokens with the attention received during the prompt (``evict=steps``)."""
+        """Start the sums of attention with what the kept tokens have received during the prompt (``evict=steps``).
+
+        Args:
+            layer: layer whose prompt has been stored.
+            rows: rows of the batch.
+            attention: attention summed over all queries of the prompt, ``[rows, Hq, 1, n]``.
+            index: indices of the kept tokens for each KV head, ``[rows, H, m]``; None: all tokens.
+        """
         if self.evict == "steps":
             assert attention is not None
             received = self.received(attention, layer.heads)
@@ -128,14 +149,20 @@ class H2O(ScoredMethod):
             self.scored(layer).begin(rows, received)
 
     def observe(self, layer: KVLayer, rows: slice, probabilities: torch.Tensor) -> None:
-        """Record the attention of a step, ``[rows, Hq, q, slots]``; added once the step's tokens are confirmed."""
+        """Record the attention of a step. It is added to the sums once the tokens of the step are confirmed.
+
+        Args:
+            layer: layer in which the attention was computed.
+            rows: rows of the batch.
+            probabilities: attention probabilities of the step's q tokens, ``[rows, Hq, q, slots]``.
+        """
         received = probabilities.unflatten(1, (layer.heads, -1))
         if self.group != "max":
             received = reduce(received, self.group, 2)[:, :, None]
         self.scored(layer).observe(rows, received)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Add the attention of the confirmed steps, and drop the tokens with the lowest scores down to the budget."""
+        """Add the attention of the confirmed steps, then drop the tokens with the lowest scores beyond the budget."""
         if self.evict == "prefill":
             return
         tail, row = self.scored(layer), rows.indices(layer.batch)[0]
@@ -155,18 +182,21 @@ class H2O(ScoredMethod):
         keep(layer, rows, with_recent(highest(scores[..., : slots - recent], heavy), slots, recent))
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop slots whose tokens are hidden in every head (``evict=prefill``; else :meth:`settle` drops them)."""
+        """Drop slots whose tokens a sliding window hides in every head.
+
+        With ``evict=steps`` this does nothing, because :meth:`settle` has dropped them already.
+        """
         if self.evict == "prefill":
             super().forget(layer, rows, hidden)
 
     def scored(self, layer: KVLayer) -> scored_segments.ScoredSegment:
-        """Return the segment of the keys, which stores the scores (``evict=steps``)."""
+        """Return the segment that stores the keys and the sums of attention (``evict=steps`` only)."""
         tail = layer.stores()[0].tail
         assert isinstance(tail, scored_segments.ScoredSegment)
         return tail
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the kept tokens, and with ``evict=steps`` of their scores."""
+        """Return the bytes of the kept tokens; with ``evict=steps`` this includes their sums of attention."""
         if self.evict == "prefill":
             return super().layer_bytes(at)
         resident = sum(self.split(at.tokens - at.hidden))
@@ -176,7 +206,7 @@ class H2O(ScoredMethod):
     # -- checks -----------------------------------------------------------------------------------------------------
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for shares outside their range, or a budget without room beyond the recent tokens."""
+        """Raise ConfigError if a share is out of range, or if the budget leaves no room besides the recent tokens."""
         if isinstance(self.recent, float) and not 0.0 <= self.recent <= 1.0:
             raise ConfigError("method.recent", self.recent, "is not a share of the budget", allowed="0.0 to 1.0")
         if isinstance(self.recent, int) and self.recent < 0:
@@ -185,6 +215,6 @@ class H2O(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that all stay: the budget; if it is a share, the smallest budget."""
+        """Return the largest number of tokens that are all kept: the budget or, if that is a share, :attr:`least`."""
         key, tokens = ("budget", self.budget) if isinstance(self.budget, int) else ("recent", self.least)
         return Reach(f"method.{key}", getattr(self, key), tokens, of_prompt=self.evict == "prefill")

@@ -41,17 +41,19 @@ BACKENDS = {"quanto": ((2, 4), (0, -1)), "hqq": ((1, 2, 3, 4, 8), (0, 1))}
 
 @dataclass(kw_only=True)
 class HFQuantized(Method):
-    """transformers' QuantizedCache.
+    """The QuantizedCache of transformers: quantizes the whole prompt at once, then whenever the residual is full.
 
     Args:
-        backend: ``quanto`` (LogQuant's) or ``hqq``.
-        bits: width of the codes.
-        residual: when this many tokens are exact, all but the newest `recent` are quantized.
-        recent: number of newest tokens that stay exact at that point, and after the prompt; 0 in transformers.
-        value_residual: `residual` for the values only, with `recent` 0; None: values follow the same rule as keys.
-        group_size: elements of a group.
-        axis_key, axis_value: the backend's axes on the flattened tensor.
-        sinks: first tokens kept exact (LogQuant's Table 1; not in transformers).
+        backend: library that quantizes: ``quanto`` (used in the LogQuant paper) or ``hqq``.
+        bits: bits per code: 2 or 4 for quanto; 1, 2, 3, 4 or 8 for hqq.
+        residual: number of tokens in full precision at which all but the newest `recent` are quantized.
+        recent: number of newest tokens that stay in full precision then, and after the prompt; 0 in transformers.
+        value_residual: the same as `residual` but for values only; their `recent` is then 0. None: values follow the
+            same rule as keys.
+        group_size: elements per group.
+        axis_key: axis along which the backend groups keys: 0 or -1 for quanto, 0 or 1 for hqq.
+        axis_value: axis along which the backend groups values.
+        sinks: number of first tokens kept in full precision (LogQuant's Table 1; not in transformers).
     """
 
     backend: Literal["quanto", "hqq"] = "quanto"
@@ -65,7 +67,7 @@ class HFQuantized(Method):
     sinks: int = 0
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for options that the backend does not support, and for counts out of range."""
+        """Raise ConfigError if the backend does not support an option, or if a count is out of range."""
         super().check(head_dim, max_length)
         widths, axes = BACKENDS[self.backend]
         if self.bits not in widths:
@@ -108,18 +110,18 @@ class HFQuantized(Method):
             )
 
     def packages(self) -> tuple[Package, ...]:
-        """Return the package of the backend."""
+        """Return the optional package that the backend needs."""
         module = {"quanto": "optimum.quanto", "hqq": "hqq"}[self.backend]
         return (Package(module, "method.backend", self.backend, "run pip install 'kvbench[hf]'"),)
 
     def reach(self) -> Reach | None:
-        """Return how many tokens stay exact: sinks and `recent`; the rest of a prompt is packed at once."""
+        """Return the largest number of tokens that all stay exact: sinks plus `recent`; None if both are 0."""
         exact = self.sinks + self.recent
         key = "recent" if self.recent else "sinks"
         return Reach(f"method.{key}", getattr(self, key), exact) if exact else None
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError if the residual is so large that generated tokens never fill it."""
+        """Raise ConfigError if a residual has at least `max_length` tokens, so that generated tokens never fill it."""
         for key in ("residual", "value_residual"):
             count = getattr(self, key)
             if count is not None and count >= max_length:
@@ -132,10 +134,10 @@ class HFQuantized(Method):
         super().check_reach(max_length)
 
     def backend_layer(self) -> QuantizedLayer:
-        """Return a transformers cache layer of the chosen backend.
+        """Return a new cache layer of transformers for the chosen backend.
 
         Raises:
-            ModelError: its package is missing.
+            ModelError: the package of the backend is not installed.
         """
         from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
 
@@ -150,7 +152,7 @@ class HFQuantized(Method):
             ) from error
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return segments for sinks (if any), for the tokens that transformers quantizes, and for the residual."""
+        """Return empty segments for the sinks (if any), the tokens that transformers quantizes, and the residual."""
         from kvbench.cache.segments.foreign import HFSegment
 
         backend = self.backend_layer()
@@ -171,7 +173,7 @@ class HFQuantized(Method):
         return [self.full(layer, side, capacity=self.sinks), packed, tail] if self.sinks else [packed, tail]
 
     def window(self, side: Side) -> tuple[int, int]:
-        """Return how many exact tokens cause a flush, and how many of them stay exact."""
+        """Return how many exact tokens trigger quantization of the keys or values, and how many of them stay exact."""
         if side == "value" and self.value_residual is not None:
             return self.value_residual, 0
         return self.residual, self.recent
@@ -179,7 +181,7 @@ class HFQuantized(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Quantize the whole prompt except for sinks and the newest `recent` tokens."""
+        """Quantize the whole prompt, except for the sinks and the newest `recent` tokens."""
         for side, store, x in zip(SIDES, layer.stores(), (keys, values), strict=True):
             sinks = min(self.sinks, x.shape[2])
             border = max(sinks, x.shape[2] - self.window(side)[1])
@@ -189,7 +191,7 @@ class HFQuantized(Method):
             store.tail.append(rows, x[:, :, border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Once the residual is full, quantize all but its newest `recent` tokens with everything before it."""
+        """If the residual is full, quantize all but its newest `recent` tokens, together with all tokens before it."""
         for side, store in zip(SIDES, layer.stores(), strict=True):
             if self.sinks:
                 store.fill_sinks(rows, self.sinks, layer.real_tokens(rows.indices(layer.batch)[0]))
@@ -200,7 +202,7 @@ class HFQuantized(Method):
                 store.tail.drop_front(rows, excess)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of sinks, residual, and what the backend packs."""
+        """Return the bytes of the sinks, of the residual, and of the tokens that the backend packs."""
         total = KVBytes()
         for side, axis in zip(SIDES, (self.axis_key, self.axis_value), strict=True):
             residual, recent = self.window(side)
@@ -212,9 +214,15 @@ class HFQuantized(Method):
         return total
 
     def backend_bytes(self, axis: int, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of `count` tokens as quanto and hqq pack them.
+        """Return the bytes of the keys or values of some tokens as quanto or hqq packs them.
 
-        Both pack rows of groups, several rows to a byte (hqq's 3 bits: ten to 4 bytes).
+        Both reshape the elements to a matrix of groups, and pack codes of several rows into one byte (hqq with 3 bits:
+        ten codes into 4 bytes).
+
+        Args:
+            axis: the backend's axis for these keys or values.
+            count: number of tokens.
+            at: shape of the layer.
         """
         if not count:
             return KVBytes()

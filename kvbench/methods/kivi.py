@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Kivi(RecencyMethod):
-    """KIVI over keys after RoPE.
+    """KIVI: keys are quantized per channel, values per token, and the newest tokens stay in full precision.
 
-    When the window holds R exact keys, all of them are packed at once, in whole groups; values are packed one by one.
+    When the window holds R exact keys, all of them are packed at once, in whole groups. Values are packed one by one.
+    Keys are stored after RoPE.
 
     Args:
-        residual: R, length of the exact window; a multiple of the key group (paper: 128; 32 in its settings with
-            R = G = 32).
+        residual: R, the length of the exact window in tokens; a multiple of the group size of the keys (paper: 128, or
+            32 in its settings with R = G = 32).
         sinks: number of first tokens kept exact (0 in KIVI; LogQuant's Table 1 sets 2).
-        key_axis: ``channel`` (KIVI) or ``token`` (ablation: keys grouped like values).
-        evict: drop the tokens that KIVI would quantize, so that only the sinks and the newest R tokens remain (for
-            comparison; LogQuant's Table 4).
+        key_axis: what a group of keys runs along: ``channel``: consecutive tokens of one channel (KIVI); ``token``:
+            consecutive channels of one token, like values (ablation).
+        evict: True: drop the tokens that KIVI would quantize, so that only the sinks and the newest R tokens remain
+            (for comparison; LogQuant's Table 4).
     """
 
     residual: int = 128
@@ -42,10 +44,11 @@ class Kivi(RecencyMethod):
     gives_tail: ClassVar[bool] = True
 
     def exact(self, n: int) -> int | tuple[int, int]:
-        """Return how many of the newest keys and values are exact: n mod R keys and min(n, R) values.
+        """Return how many of the newest keys and how many of the newest values are exact after `n` tokens.
 
-        Values that are grouped per channel (``quantizer.value.axis=channel``, an ablation) follow the rule of the keys.
-        With `evict` both are min(n, R).
+        These are n mod R keys and min(n, R) values. Values that are grouped per channel
+        (``quantizer.value.axis=channel``, an ablation) follow the rule for keys. With `evict` the result is one number,
+        min(n, R), for both.
         """
         recent = min(n, self.residual)
         if self.evict:
@@ -53,7 +56,7 @@ class Kivi(RecencyMethod):
         return n % self.residual, n % self.residual if self.formats()[1].axis == "channel" else recent
 
     def formats(self) -> tuple[FormatSpec, FormatSpec]:
-        """Return the formats of keys and values, with `key_axis` applied."""
+        """Return the packed formats of keys and of values, after `key_axis` has been applied to the former."""
         key, value = super().formats()
         if self.key_axis == "token" and key.axis == "channel":
             key = replace(value if value.axis == "token" else replace(key, axis="token"), bits=key.bits)
@@ -64,17 +67,21 @@ class Kivi(RecencyMethod):
         return self.full(layer, side, capacity=self.residual + 16, slack=16)
 
     def reach(self) -> Reach:
-        """Return sinks + R - 1, as keys are first packed when the window is full; with `evict` sinks + R."""
+        """Return the largest number of tokens that all stay exact: sinks + R - 1, or sinks + R with `evict`.
+
+        KIVI packs keys as soon as the window holds R of them; with `evict`, the token after that is the first to cause
+        an eviction.
+        """
         return Reach("method.residual", self.residual, self.sinks + self.residual - (not self.evict))
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError unless the window is positive, or if the base class refuses the settings."""
+        """Raise ConfigError if `residual` is below 1, or if the base class refuses the settings."""
         if self.residual < 1:
             raise ConfigError("method.residual", self.residual, "must be positive", allowed="1 or greater, such as 128")
         super().check(head_dim, max_length)
 
     def check_rule(self) -> None:
-        """Raise ConfigError unless the window is a multiple of every group that spans tokens."""
+        """Raise ConfigError if `residual` is not a multiple of the group size of a format grouped per channel."""
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.axis == "channel" and self.residual % int(form.group_size):
                 raise ConfigError(

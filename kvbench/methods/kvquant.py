@@ -41,7 +41,8 @@ class Calibrated(CacheState):
     """State of KVQuant for one cache.
 
     Args:
-        path: calibration file with thresholds and codebooks.
+        path: calibration file with thresholds and codebooks; None: the file that the hyper-parameter `calibration`
+            names.
         team: the processes that share the heads under tensor parallelism; None: this process holds all heads.
     """
 
@@ -51,20 +52,21 @@ class Calibrated(CacheState):
 
 @dataclass(kw_only=True)
 class KVQuant(RecencyMethod):
-    """KVQuant: non-uniform codes for every token, with outliers stored exactly.
+    """KVQuant: every token is stored in codes with non-uniform levels, and outliers in full precision.
 
     Args:
-        bits: width of a code: 2, 3 or 4 (nuq2, nuq3, nuq4).
-        outliers: share of the elements stored exactly in addition to the codes (paper: 0.01); 0: none.
+        bits: bits per code: 2, 3 or 4 (nuq2, nuq3, nuq4 in the paper).
+        outliers: share of the elements stored in full precision in addition to the codes (paper: 0.01); 0: none.
         first_tokens: number of first tokens kept exact (the authors' ``first_few_fp16``: attention sinks).
-        cap_outliers: limit the outliers of each token's keys to the average that ``outliers`` allows, half of it above
-            the thresholds and half below; further ones are clipped (the authors' kernels).
-        q_norm: rescale the dequantized levels so that mean and standard deviation are preserved (the paper, for 2
-            bits).
+        cap_outliers: True: limit the number of outliers among the keys of each token to about `outliers` times the
+            number of elements, half above the upper and half below the lower thresholds. Further outliers are clipped,
+            as in the authors' kernels.
+        q_norm: True: rescale the dequantized levels so that mean and standard deviation are preserved (the paper, for
+            2 bits).
         prefill: ``exact``: prompt tokens attend to full-precision keys and values (the authors' kernels);
             ``quantized``: they attend to quantized ones (their accuracy figures).
-        calibration: file, or folder of files, made by ``python -m kvbench.calibrate``; None: the folder ``calibration``
-            next to the model's weights (bundled for tiny), or results/calibration.
+        calibration: path of a file made by ``python -m kvbench.calibrate``, or of a folder of such files. None: the
+            folder ``calibration`` among the model's files (the test model ``tiny`` has one), then results/calibration.
     """
 
     bits: int = bounded(4, minimum=2, maximum=4)
@@ -81,7 +83,7 @@ class KVQuant(RecencyMethod):
     by_token: ClassVar[bool] = True
 
     def exact(self, n: int) -> int:
-        """Return 0: no token stays exact."""
+        """Return 0, because no token behind the sinks stays in full precision."""
         return 0
 
     @property
@@ -96,16 +98,16 @@ class KVQuant(RecencyMethod):
 
     @property
     def quantized_prefill(self) -> bool:
-        """True for ``prefill=quantized``."""
+        """True for ``prefill=quantized``: prompt tokens attend to quantized keys and values."""
         return self.prefill == "quantized"
 
     @property
     def eager(self) -> bool:
-        """True: a new token is packed before it is attended to."""
+        """True: a new token is packed before any token attends to it."""
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for bits, shares or counts out of range, or a calibration path that does not exist."""
+        """Raise ConfigError if a hyper-parameter is out of range, or if `calibration` is a path that does not exist."""
         super().check(head_dim, max_length)
         if self.bits not in (2, 3, 4):
             raise ConfigError(
@@ -135,16 +137,17 @@ class KVQuant(RecencyMethod):
     # -- the calibration file ---------------------------------------------------------------------------------------
 
     def prepare(self, model: ModelConfig) -> None:
-        """Find the calibration file by the model's name, before its weights are loaded.
+        """Find the calibration file for a model by the name of the model, before the weights are loaded.
 
         Raises:
-            ConfigError: there is no such file; the message shows the command that makes one.
+            ConfigError: there is no calibration file for this model with the right bits and share of outliers. The
+                message shows the command that makes one.
         """
         names = {model.name, model.preset}
         self.calibration_file = self._find(lambda file: file.info["model"] in names, model.folder(), model.name).path
 
     def identity(self) -> dict[str, Any]:
-        """Return a hash of the calibration file's content, to replace its path; empty before :meth:`prepare`."""
+        """Return ``{"calibration": HASH}``, a hash of the calibration file's content; empty before :meth:`prepare`."""
         if self.calibration_file is None:
             return {}
         return {"calibration": hashlib.sha256(self.calibration_file.read_bytes()).hexdigest()[:16]}
@@ -186,11 +189,16 @@ class KVQuant(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache, as the base does, after checking that the calibration was made with this model.
+        """Check that the calibration was made with this model, and return an empty cache.
+
+        Args:
+            model: causal language model, which is switched to kvbench's attention.
+            prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
+            max_length: number of tokens, prompt and answer together, for which to allocate; None: not known.
 
         Raises:
-            ConfigError: there is no calibration, or it was made with another model; or `cap_outliers` is set under
-                tensor parallelism.
+            ConfigError: there is no calibration file, the file was made with another model, or `cap_outliers` is set
+                under tensor parallelism.
             ModelError: kvbench cannot obtain this model's keys before RoPE.
         """
         from kvbench.calibration.file import load, probe
@@ -217,7 +225,7 @@ class KVQuant(RecencyMethod):
     # -- storage ----------------------------------------------------------------------------------------------------
 
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment for codes, with this layer's calibrated levels, and for outliers."""
+        """Return an empty segment for the codes and outliers of `layer`, with the levels calibrated for this layer."""
         from kvbench.cache.segments.codebook import NuqFormat, NuqSegment
         from kvbench.calibration.file import load
 
@@ -254,11 +262,20 @@ class KVQuant(RecencyMethod):
         return self.full(layer, side, capacity=1, slack=0)
 
     def unit(self, width: int) -> int:
-        """Return how many hidden tokens are dropped at a time: whole blocks of outliers, and at least 32 tokens."""
+        """Return how many tokens hidden by a sliding window are dropped at a time.
+
+        The result is the number of tokens whose outliers share one block of 16-bit indices, but at least 32.
+
+        Args:
+            width: channels of a token over all heads.
+        """
         return max(CHUNK, outlier_block(width)) if self.outliers else CHUNK
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of codes, tables and outliers; assumes the calibrated share of outliers in the keys."""
+        """Return the predicted bytes of codes, tables and outliers.
+
+        The prediction assumes that the share of outliers among the keys is the same as during calibration.
+        """
         wide = at.heads * at.channels
         here = at.tokens - whole(at.hidden, self.unit(wide), self.first_tokens)
         first = min(self.first_tokens, at.tokens) if here == at.tokens else 0

@@ -22,17 +22,18 @@ ENTRY_POINTS = "kvbench.methods"
 def load_method(
     name: str | Mapping[str, Any], quantizer: str | Mapping[str, Any] | None = None, **overrides: Any
 ) -> Method:
-    """Load a method from its YAML and keyword overrides, checked and ready for use.
+    """Load a method from its YAML file and keyword overrides; the result has been checked.
 
     Args:
-        name: file name in ``conf/method`` (``"kivi"``), a path to a YAML, the name of an installed entry point, or the
-            group itself as a dict with ``_target_``.
-        quantizer: preset of ``conf/quantizer`` (``"int2"``), a dict of that form, or None: the method's default. A
-            dict without a name is called what it is, ``int2+key.group_size=64``; with one, the name must be right.
+        name: name of a file in ``conf/method`` without its suffix (``"kivi"``), a path to a YAML file, the name of an
+            installed entry point, or a dict with the class as ``_target_`` and hyper-parameters.
+        quantizer: name of a preset in ``conf/quantizer`` (``"int2"``), or a dict with the keys of such a preset. None:
+            the method's default. A dict need not contain ``name``; one that does must have the name that matches its
+            formats, such as ``int2+key.group_size=64``.
         overrides: hyper-parameters of the method, for example ``residual=64``.
 
     Raises:
-        ConfigError: unknown names, keys, values or combinations.
+        ConfigError: a name, a key or a value is unknown, or the combination cannot run.
     """
     data = dict(name) if isinstance(name, Mapping) else _read("method", name)
     default = _default_quantizer(data.pop("defaults", None))
@@ -51,12 +52,16 @@ def load_method(
 
 
 def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) -> Method:
-    """Build a method from the groups ``method`` and ``quantizer`` of a composed configuration; check types and keys.
+    """Build a method from the groups ``method`` and ``quantizer`` of a composed configuration.
 
-    ``preset`` in `method`, the name of its YAML file, is used only in labels.
+    Keys and types are checked here. To check the values, call ``check()`` on the result.
+
+    Args:
+        method: the class as ``_target_``, and hyper-parameters; ``preset``, the name of the YAML file, is ignored.
+        quantizer: a quantizer group with ``name``, ``key`` and ``value``, or ``{"name": "none"}`` for no quantizer.
 
     Raises:
-        ConfigError: the class is missing, or a key or type is wrong. Call ``check()`` on the result for the values.
+        ConfigError: the class is missing, a key or type is wrong, or the quantizer's name does not match its formats.
     """
     cls = _class(method.get("_target_"))
     data = {key: value for key, value in method.items() if key not in ("_target_", "quantizer", "preset")}
@@ -79,7 +84,10 @@ def method_from_config(method: Mapping[str, Any], quantizer: Mapping[str, Any]) 
 
 
 def true_name(quantizer: Mapping[str, Any]) -> str:
-    """Return the name of a quantizer group: its preset's name, followed by the changes if there are any."""
+    """Return the name that describes a quantizer group: the name of its preset, followed by any changes to the preset.
+
+    For example ``int2``, or ``int2+key.group_size=64``.
+    """
     name = str(quantizer.get("name"))
     path = options("quantizer").get(preset(name))
     standard = None if path is None else yaml.safe_load(path.read_text(encoding="utf-8"))

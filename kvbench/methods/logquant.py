@@ -30,28 +30,35 @@ else:
 
 
 def indices(n: int, W: int) -> list[int]:
-    """Return the positions kept in full precision after n tokens (Algorithm 1); they depend only on n and W.
+    """Return the positions that are in full precision after `n` tokens, in ascending order (Algorithm 1).
 
-    Whenever 3 W tokens are exact, every second one of the oldest 2 W (beginning with the oldest) is demoted to the
-    quantized part, so the density of exact tokens halves with each doubling of the distance. From n = 3 W on, 2 W + n
-    mod W tokens are exact.
+    Whenever 3 W tokens are exact, half of the oldest 2 W are quantized: the second, the fourth and so on. So the
+    density of exact tokens halves each time the distance doubles. For n >= 3 W, 2 W + n mod W tokens are exact.
+
+    Args:
+        n: number of tokens so far.
+        W: the window, in tokens.
     """
     return plan(n, W)[1].tolist()
 
 
 def flushes(n: int, W: int) -> int:
-    """Return the number of flushes after n tokens; each flush demotes W of them."""
+    """Return how many flushes have happened after `n` tokens; each flush quantizes `W` tokens."""
     return max(0, n // W - 2)
 
 
 @lru_cache(maxsize=64)
 def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the positions demoted, in order of demotion, and those kept exact, oldest first (int64, CPU).
+    """Return the positions of the tokens that LogQuant has quantized, and of those that are still exact.
 
     Args:
-        n: tokens so far.
-        W: window.
-        count: number of flushes so far; None: as many as n tokens cause.
+        n: number of tokens so far.
+        W: the window, in tokens.
+        count: number of flushes so far; None: as many as `n` tokens cause.
+
+    Returns:
+        Quantized positions in the order in which they were quantized, and exact positions in ascending order; both
+        int64 on the CPU.
     """
     everything = torch.arange(n)
     demoted, log = [everything[:0]], everything[:0]
@@ -66,14 +73,21 @@ def plan(n: int, W: int, count: int | None = None) -> tuple[torch.Tensor, torch.
 
 @lru_cache(maxsize=4)
 def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return :func:`plan` for the tokens after the sinks, as prompt positions on `device`; cached, as layers share it.
+    """Return which tokens of a prompt are quantized, and which of them stay exact, apart from the sinks.
+
+    The result is cached, because all layers use it.
 
     Args:
-        n: number of prompt tokens.
-        W: the method's window W.
-        sinks: number of first tokens that stay exact and are left out.
-        device: device of the positions.
-        skip: number of tokens to leave out, those demoted first, because a sliding window has passed them.
+        n: number of prompt tokens, the sinks included.
+        W: the method's window, in tokens.
+        sinks: number of first tokens that stay exact and are left out of the result.
+        device: device of the result.
+        skip: number of quantized tokens to leave out, because a sliding window hides them. They are those that are
+            quantized first.
+
+    Returns:
+        Indices of the quantized tokens in the prompt, in the order of quantization, and those of the exact tokens, in
+        ascending order.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)
@@ -82,25 +96,32 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
 
 @lru_cache(maxsize=16)
 def remaining(W: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return the slots that a flush leaves of `length` exact tokens: every second of the oldest 2 W, and the rest."""
+    """Return which of `length` exact tokens stay exact after a flush, as slot numbers on `device`.
+
+    These are the first, the third and so on of the oldest 2 W tokens, and all tokens after them.
+    """
     with torch.inference_mode(False):
         return torch.tensor([*range(0, 2 * W, 2), *range(2 * W, length)], device=device)
 
 
 @dataclass(kw_only=True)
 class LogQuant(Method):
-    """LogQuant over keys after RoPE.
+    """LogQuant: the newest tokens and ever fewer of the older ones stay in full precision; the others are quantized.
 
-    On a layer with a sliding window the rule counts all tokens of the text. The W tokens of a flush are dropped
-    together once all of them are hidden; exact tokens (fewer than 3 W, and the sinks) stay until the rule demotes them.
-    If the sliding window shows at most that many tokens, all of them stay exact, as in fp16.
+    Keys are stored after RoPE. On a layer with a sliding window, the rule counts all tokens of the text. The W tokens
+    of one flush are dropped together once all of them are hidden. Exact tokens (fewer than 3 W, and the sinks) are
+    never dropped. If the sliding window is so short that it shows at most that many tokens, all tokens in it stay
+    exact.
 
     Args:
-        window: W; None: ``reserved // 3``. 64 suits the kernels best (its groups fit tiles); 42 is the paper's.
-        reserved: R, the largest number of exact tokens, as the paper counts (its tables: 128).
-        key_axis: ``channel`` (the paper, sec. 3.4) or ``token`` (the released code).
+        window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. 64 suits the kernels best, because its
+            groups fit their tiles.
+        reserved: R, the largest number of exact tokens as the paper counts them (128 in its tables); used only if
+            `window` is None.
+        key_axis: what a group of keys runs along: ``channel``: consecutive tokens of one channel (the paper, sec. 3.4);
+            ``token``: consecutive channels of one token (the released code).
         sinks: number of first tokens kept exact in addition to those that the rule keeps (it always keeps token 0).
-        evict: drop the tokens that would be quantized (for comparison; the paper's Table 4).
+        evict: True: drop the tokens that would be quantized (for comparison; the paper's Table 4).
     """
 
     needs_quantizer: ClassVar[bool] = True
@@ -113,16 +134,16 @@ class LogQuant(Method):
 
     @property
     def W(self) -> int:
-        """The window W in use."""
+        """The window W in tokens: `window`, or a third of `reserved` if `window` is None."""
         return self.window if self.window is not None else self.reserved // 3
 
     @property
     def drops_tokens(self) -> bool:
-        """True with `evict`: tokens are dropped where they would be quantized."""
+        """True with `evict`: tokens are dropped instead of being quantized."""
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError unless the window holds at least one token and `sinks` is not negative."""
+        """Raise ConfigError if the window is empty, `sinks` is negative, or the base class refuses the settings."""
         if self.window is not None and self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 64")
         if self.W < 1:
@@ -136,19 +157,26 @@ class LogQuant(Method):
             replace(self.quantizer, key=self.key_format()).check("quantizer", head_dim)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay exact: sinks + 3 W - 1, as the next one causes a flush."""
+        """Return the largest number of tokens that all stay exact: sinks + 3 W - 1; the next token causes a flush."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + 3 * self.W - 1)
 
     def key_format(self) -> FormatSpec:
-        """Return the format of the keys, with `key_axis` applied."""
+        """Return the packed format of the keys, after `key_axis` has been applied to it."""
         assert self.quantizer is not None
         if self.key_axis == "token" and self.quantizer.key.axis == "channel":
             return replace(self.quantizer.value, bits=self.quantizer.key.bits)
         return self.quantizer.key
 
     def make_quantizer(self, side: Side, channels: int | None = None) -> AffineQuantizer:
-        """Return a quantizer: keys in groups within the W tokens that one flush demotes, values per token."""
+        """Return the quantizer of the keys or the values.
+
+        A format grouped per channel has its groups within the W tokens that one flush quantizes.
+
+        Args:
+            side: ``key`` or ``value``.
+            channels: channels per head, to which groups of channels are fitted; None leaves the group size as it is.
+        """
         from kvbench.quantizers.windowed import WindowedQuantizer
 
         assert self.quantizer is not None
@@ -158,7 +186,7 @@ class LogQuant(Method):
         return affine(spec, channels)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return segments for sinks (if any), demoted tokens in order of demotion (unless evicted) and exact tokens."""
+        """Return empty segments for sinks (if any), quantized tokens (unless `evict` is set), and exact tokens."""
         segments = [self.full(layer, side, capacity=self.sinks)] if self.sinks else []
         if not self.evict:
             room = flushes(max(layer.expected_length() - self.sinks, 0), self.W) * self.W
@@ -169,7 +197,7 @@ class LogQuant(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt in the state that decoding it token by token would have left."""
+        """Store the prompt as if its tokens had been decoded one by one: quantized tokens, and exact ones."""
         sinks = min(self.sinks, keys.shape[2])
         if self.whole_window(layer.window):
             for store, x in zip(layer.stores(), (keys, values), strict=True):
@@ -185,7 +213,7 @@ class LogQuant(Method):
             store.tail.append_chosen(rows, x, exact)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Demote W tokens for as long as 3 W or more are exact."""
+        """Quantize (or drop) W tokens at a time until fewer than 3 W tokens are exact."""
         if self.whole_window(layer.window):
             return
         for store in layer.stores():
@@ -199,19 +227,27 @@ class LogQuant(Method):
                 tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def whole_window(self, window: int | None) -> bool:
-        """Return True if a layer's sliding window is so short that all its tokens stay exact."""
+        """Return True if a sliding window is so short that all tokens in it stay exact.
+
+        Args:
+            window: the sliding window of a layer, in tokens; None: the layer has none, and the result is False.
+        """
         return window is not None and window - 1 < 3 * self.W + self.sinks
 
     def passed(self, hidden: int) -> int:
-        """Return how many demoted tokens of whole flushes are among the `hidden` oldest (flush f ends at (f + 2) W)."""
+        """Return how many quantized tokens can be dropped because all tokens of their flush are hidden.
+
+        Args:
+            hidden: number of oldest tokens that no later token can see.
+        """
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden` if the whole window is exact, else 0: :meth:`forget` then drops whole flushes."""
+        """Return `hidden` if all tokens in the sliding window are exact, else 0; :meth:`forget` decides then."""
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the oldest flushes, once all their tokens are hidden."""
+        """Drop the quantized tokens of each flush of which all tokens are hidden by the sliding window."""
         if self.whole_window(layer.window):
             super().forget(layer, rows, hidden)
         elif not self.evict:
@@ -222,7 +258,10 @@ class LogQuant(Method):
                     store.packed.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions of sinks, demoted and exact tokens, recomputed from the number of flushes."""
+        """Return the positions of a row's sinks, quantized tokens and exact tokens, in slot order.
+
+        None if the sliding window is so short that all tokens in it are exact; slots are then in order of position.
+        """
         if self.whole_window(layer.window):
             return None
         store = layer.stores()[0]
@@ -237,7 +276,7 @@ class LogQuant(Method):
         return torch.cat(order) + layer.start(row)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of exact tokens, and of those demoted W at a time."""
+        """Return the bytes of exact tokens and of quantized tokens, which were packed W at a time."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         demoted = flushes(at.tokens - min(self.sinks, at.tokens), self.W) * self.W
@@ -250,5 +289,11 @@ class LogQuant(Method):
         return total + self.demoted_bytes(forms[0], demoted, at) + self.demoted_bytes(forms[1], demoted, at)
 
     def demoted_bytes(self, form: FormatSpec, count: int, at: Setting) -> KVBytes:
-        """Return the bytes of `count` tokens of one side that left the window W at a time."""
+        """Return the bytes of quantized keys or values, which were packed W tokens at a time.
+
+        Args:
+            form: packed format of the keys or the values.
+            count: number of tokens.
+            at: shape of the layer.
+        """
         return at.packed(count, form, self.W if form.axis == "channel" else None)

@@ -25,29 +25,35 @@ else:
 
 @lru_cache(maxsize=16)
 def thinned(W: int, device: torch.device) -> torch.Tensor:
-    """Return the order of the oldest 2 W values after a flush of keys: the demoted ones first; on `device`."""
+    """Return the order in which a flush of keys puts the oldest 2 W values, as indices on `device`.
+
+    Values of the tokens whose keys are quantized come first, then those of the tokens whose keys stay exact.
+    """
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
 
 
 @dataclass(kw_only=True)
 class PartialLogQuant(LogQuant):
-    """LogQuant for keys; only the newest values stay exact.
+    """PartialLogQuant: keys follow LogQuant's rule, while only the newest values stay in full precision.
+
+    The other hyper-parameters are those of :class:`~kvbench.methods.logquant.LogQuant`; `evict` must be False.
 
     Args:
-        value_window: ``recent``: the newest W values (the paper); ``released``: n mod W of them (the authors' code).
-        reserved: R; the window is ``reserved // 2`` here, as in the authors' scripts.
+        value_window: values that stay exact after n tokens: ``recent``: the newest W (the paper); ``released``: the
+            newest n mod W (the authors' code).
+        reserved: R; if `window` is None, W is ``reserved // 2`` here, as in the authors' scripts.
     """
 
     value_window: Literal["recent", "released"] = "recent"
 
     @property
     def W(self) -> int:
-        """The window W in use."""
+        """The window W in tokens: `window`, or half of `reserved` if `window` is None."""
         return self.window if self.window is not None else self.reserved // 2
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError as LogQuant does, and also for `evict` or values that are not quantized per token."""
+        """Raise ConfigError as LogQuant does, and also if `evict` is set or values are not grouped per token."""
         if self.evict:
             raise ConfigError(
                 "method.evict",
@@ -65,18 +71,18 @@ class PartialLogQuant(LogQuant):
             )
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay exact; values are the first to be demoted."""
+        """Return the largest number of tokens that all stay exact; values decide it, as they are quantized first."""
         key, value = ("reserved", self.reserved) if self.window is None else ("window", self.window)
         return Reach(f"method.{key}", value, self.sinks + self.W - (self.value_window == "released"))
 
     def exact_values(self, n: int) -> int:
-        """Return the number of values in full precision after n tokens, sinks not counted."""
+        """Return the number of values in full precision after `n` tokens; neither number counts the sinks."""
         return min(n, self.W) if self.value_window == "recent" else n % self.W
 
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store keys as LogQuant does, and values in the same slots, all packed except the newest."""
+        """Store keys as LogQuant does, and values in the same order of tokens, all of them packed except the newest."""
         sinks = min(self.sinks, keys.shape[2])
         n = keys.shape[2] - sinks
         if self.whole_window(layer.window):
@@ -94,7 +100,7 @@ class PartialLogQuant(LogQuant):
             store.tail.append_chosen(rows, x, order[border:])
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Demote values by age, then keys by the log rule, and move the values' codes into the keys' order."""
+        """Quantize the oldest exact values, then keys by LogQuant's rule; reorder codes of values to match the keys."""
         if self.whole_window(layer.window):
             return
         keys, values = layer.stores()
@@ -114,7 +120,7 @@ class PartialLogQuant(LogQuant):
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of keys by LogQuant's rule, and of values by age."""
+        """Return the bytes of keys, which follow LogQuant's rule, and of values, of which the newest are exact."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         assert self.quantizer is not None

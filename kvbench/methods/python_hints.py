@@ -16,7 +16,8 @@ def for_python(error: ConfigError, quantizer: QuantizerSpec | None) -> ConfigErr
 
     Args:
         error: an error whose keys are written as on the command line (``method.KEY``, ``quantizer.SIDE.KEY``).
-        quantizer: the quantizer in use; for a refused group size the hint spells out all of its formats.
+        quantizer: the quantizer in use, or None. If the error refuses a group size, the hint shows all formats of this
+            quantizer with a group size that works.
     """
     side, _, last = error.key.removeprefix("quantizer.").partition(".")
     group = error.hint.partition("=")[2]

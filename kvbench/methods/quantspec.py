@@ -41,28 +41,31 @@ SPARSE: dict[str, dict[str, Any]] = {
 
 @dataclass(kw_only=True)
 class QuantSpec(RecencyMethod):
-    """QuantSpec over keys after RoPE; G is the group size of its keys (``quantizer.key.group_size``).
+    """QuantSpec: tokens are packed in two nibbles; the draft of speculative decoding reads only the upper ones.
 
-    Once there are G tokens, the newest G to 2 G - 1 are exact. Whenever 2 G or more tokens are exact and confirmed,
-    the oldest G are quantized, once and as one group of keys; a round of speculation adds up to gamma + 1 tokens to the
-    buffer. On a layer with a sliding window the rule counts all tokens of the text, and hidden tokens are dropped G at
-    a time. A window of at most G + 1 tokens never shows a packed token, so such a layer holds exact tokens only, as
-    fp16 does.
+    G is the group size of the keys (``quantizer.key.group_size``), which are stored after RoPE. Once there are G
+    tokens, the newest G to 2 G - 1 are exact. When 2 G or more tokens are exact and confirmed, the oldest G of them are
+    quantized, as one group of keys per channel. A round of speculation adds up to gamma + 1 tokens to the exact ones.
+
+    On a layer with a sliding window, the rule counts all tokens of the text, and hidden tokens are dropped G at a time.
+    A sliding window of at most G + 1 tokens never shows a packed token, so such a layer holds exact tokens only, as
+    with fp16.
 
     Args:
         gamma: tokens drafted per round; 0 decodes with the target only, without speculation (paper: 1 to 6, by search).
-        draft: cache that the draft reads. ``upper``: the upper nibbles (QuantSpec); ``full``: the same codes as the
-            target, to isolate the effect of the draft's weights (Fig. 5); or the name of any other method, which gets a
-            cache of its own for the same prompt: ``streamingllm``, ``snapkv`` (the paper's baselines), ``kivi``,
-            ``logquant``, ...
-        draft_options: hyper-parameters of that method, and ``quantizer``, the preset of its formats. The defaults of
-            sparse drafts are a quarter of the context and MagicDec's settings (:data:`SPARSE`).
+        draft: cache that the draft reads. ``upper``: the upper nibbles of the target's cache (QuantSpec); ``full``: all
+            of the target's cache, to isolate the effect of the draft's weights (Fig. 5). The name of any other method
+            gives the draft a cache of its own for the same prompt: ``streamingllm``, ``snapkv`` (the paper's
+            baselines), ``kivi``, ``logquant``, ...
+        draft_options: hyper-parameters of the method that `draft` names, and ``quantizer``, the name of its quantizer
+            preset. For ``streamingllm``, ``snapkv`` and ``h2o`` the defaults are a budget of a quarter of the context
+            and MagicDec's settings (:data:`SPARSE`).
         draft_weights: weights of the draft. ``same``: the target's; ``int4``: feed-forward layers in 4 bits;
             ``int4_all``: every linear layer of the decoder in 4 bits.
-        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: nothing is packed, as when
-            the sparse baselines verify.
-        sensitive_layers: L_S, number of first layers whose keys and values stay exact for target and draft; less than
-            the model's number of layers.
+        target: cache that the target reads. ``int8``: both nibbles (QuantSpec); ``fp16``: a cache in full precision, as
+            the paper's sparse baselines use to verify.
+        sensitive_layers: L_S, number of layers, counted from the first, whose keys and values stay exact for target and
+            draft; less than the model's number of layers.
     """
 
     gamma: int = bounded(4, minimum=0, maximum=64)
@@ -74,7 +77,7 @@ class QuantSpec(RecencyMethod):
 
     @property
     def G(self) -> int:
-        """Number of tokens per group of keys, and in each half of the double buffer."""
+        """Number of tokens per group of keys, which is also the size of each half of the double buffer."""
         assert self.quantizer is not None
         return int(self.quantizer.key.group_size)
 
@@ -84,22 +87,22 @@ class QuantSpec(RecencyMethod):
         return Speculation(gamma=self.gamma, draft=self.draft, weights=self.draft_weights) if self.gamma else None
 
     def alone(self) -> QuantSpec:
-        """Return the method without the draft, for measurements that generate nothing; the target stays the same."""
+        """Return the method without a draft but with the same target, for measurements that generate no tokens."""
         return replace(self, gamma=0)
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
-        """True if the draft's method needs the prompts when its cache is made (Cocktail)."""
+        """True if the draft has its own cache, of a method that needs the prompts when the cache is made (Cocktail)."""
         return self.own_cache and self.draft_method.needs_prompts
 
     @property
     def own_cache(self) -> bool:
-        """True if the draft has its own cache rather than a view of the target's."""
+        """True if the draft has its own cache, False if it reads the target's cache or there is no speculation."""
         return bool(self.gamma) and self.draft not in OWN_VIEWS
 
     @cached_property
     def draft_method(self) -> Method:
-        """Method of the draft's own cache (only with :attr:`own_cache`)."""
+        """Method of the draft's own cache; to be used only if :attr:`own_cache` is True."""
         from kvbench.methods.load import load_method
 
         options = {**SPARSE.get(self.draft, {}), **(self.draft_options or {})}
@@ -111,24 +114,24 @@ class QuantSpec(RecencyMethod):
         return self.draft_method.packages() if self.own_cache else ()
 
     def reach(self) -> Reach | None:
-        """Return 2 G - 1 tokens; None for ``target=fp16``, which never packs any."""
+        """Return the largest number of tokens that all stay exact: 2 G - 1; None for ``target=fp16``."""
         if self.target == "fp16":
             return None
         return Reach("quantizer.key.group_size", self.G, 2 * self.G - 1)
 
     def ready(self) -> None:
-        """Raise ModelError if something that the draft needs besides the model (an encoder) is unavailable."""
+        """Raise ModelError if something other than the model that the draft needs (an encoder) is unavailable."""
         if self.own_cache:
             with _named_for_the_draft():
                 self.draft_method.ready()
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for unusable formats, a gamma of G or more, or a draft that is unknown or the target."""
+        """Raise ConfigError for unsuitable formats, gamma >= G, or a draft that is unknown or the same as the target."""
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
 
     def check_rule(self) -> None:
-        """Raise ConfigError unless keys per channel and values per token are in two nibbles, and gamma is below G."""
+        """Raise ConfigError unless formats have two nibbles, keys are per channel, values per token, and gamma < G."""
         for side, form in zip(SIDES, self.formats(), strict=True):
             if form.kind != "hierarchical":
                 raise ConfigError(
@@ -193,7 +196,11 @@ class QuantSpec(RecencyMethod):
             )
 
     def prepare(self, model: ModelConfig) -> None:
-        """Raise ConfigError if no layer is left to quantize; prepare the draft's method (KVQuant: its calibration)."""
+        """Prepare the draft's method for the model (KVQuant: find its calibration file).
+
+        Raises:
+            ConfigError: `sensitive_layers` leaves no layer to quantize, or the draft's method raises it.
+        """
         self._check_layers(model.layers())
         if self.own_cache:
             with _named_for_the_draft():
@@ -209,9 +216,10 @@ class QuantSpec(RecencyMethod):
             )
 
     def identity(self) -> dict[str, Any]:
-        """Return ``draft_options`` with the values that identify the draft's method (KVQuant: its calibration's hash).
+        """Return what replaces ``draft_options`` in the identity of a run.
 
-        Empty if the draft has no such values, or no cache of its own.
+        These are the options, with the values that the draft's method puts in place of some of them (KVQuant: a hash of
+        its calibration file). The result is empty if there are no such values, or if the draft has no cache of its own.
         """
         own = self.draft_method.identity() if self.own_cache else {}
         return {"draft_options": {**(self.draft_options or {}), **own}} if own else {}
@@ -219,10 +227,18 @@ class QuantSpec(RecencyMethod):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache; if the draft has its own, that cache follows this one.
+        """Return an empty cache for the target; if the draft has its own cache, the target's cache leads it.
+
+        A cache that leads another one passes on every token that it receives.
+
+        Args:
+            model: causal language model, which is switched to kvbench's attention.
+            prompts: padding and text of the rows, as for :meth:`Method.new_cache`.
+            max_length: number of tokens, prompt and answer together, for which to allocate; None: not known.
 
         Raises:
-            ConfigError: no layer is left to quantize, or the base or the draft's method raises it.
+            ConfigError: `sensitive_layers` leaves no layer to quantize, or a setting of the target or the draft cannot
+                run with this model.
         """
         self._check_layers(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None))
         cache = super().new_cache(model, prompts, max_length)
@@ -231,7 +247,7 @@ class QuantSpec(RecencyMethod):
         return cache
 
     def detach(self, model: PreTrainedModel) -> None:
-        """Restore the model's attention implementation, and remove the draft's 4-bit weights."""
+        """Restore the attention implementation that `model` had before, and remove the draft's 4-bit weights."""
         from kvbench.models import int4
 
         super().detach(model)
@@ -240,11 +256,17 @@ class QuantSpec(RecencyMethod):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def exact(self, n: int) -> int:
-        """Return n if n < 2 G, else G + n mod G: a full buffer flushes its older half (Algorithm 1, lines 24-27)."""
+        """Return how many of the newest tokens are exact after `n` tokens: n if n < 2 G, else G + n mod G.
+
+        The buffer of 2 G tokens flushes its older half whenever it is full (Algorithm 1, lines 24-27).
+        """
         return n if n < 2 * self.G else self.G + n % self.G
 
     def exact_after_prompt(self, n: int) -> int:
-        """Return the same as :meth:`exact`, except that a prompt of 2 G tokens stays exact, as in the authors' code."""
+        """Return how many tokens are exact after a prompt of `n` tokens.
+
+        This is the same as :meth:`exact`, except that a prompt of 2 G tokens stays exact, as in the authors' code.
+        """
         return n if n == 2 * self.G else self.exact(n)
 
     def border(self, count: int) -> int:
@@ -253,11 +275,19 @@ class QuantSpec(RecencyMethod):
 
     @property
     def exact_layers(self) -> int:  # type: ignore[override]
-        """Number of first layers that stay exact: `sensitive_layers` (L_S)."""
+        """Number of layers, counted from the first, that stay exact: `sensitive_layers` (L_S)."""
         return self.sensitive_layers
 
     def packs(self, layer: int, window: int | None) -> bool:
-        """Return False for sensitive layers, an fp16 target, and windows too short to show a packed token."""
+        """Return True if the layer packs tokens, False if it holds all of them in full precision.
+
+        Sensitive layers pack none, nor do layers of an fp16 target, or layers whose sliding window is too short to show
+        a packed token.
+
+        Args:
+            layer: index of the layer.
+            window: the layer's sliding window, in tokens; None: it has none.
+        """
         return self.target != "fp16" and super().packs(layer, window) and (window is None or window - 1 > self.G)
 
     def packed_segment(self, layer: KVLayer, side: Side) -> Segment:
@@ -267,13 +297,16 @@ class QuantSpec(RecencyMethod):
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty double buffer with room for a round of speculation; all tokens fit if nothing is packed."""
+        """Return an empty segment for exact tokens.
+
+        It has room for the double buffer and one round of speculation, or for all tokens if the layer packs none.
+        """
         if not self.packs(layer.index, None):
             return self.full(layer, side, capacity=layer.expected_length() + self.gamma + 1)
         return self.full(layer, side, capacity=2 * self.G + self.gamma + 1, slack=0)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of the target, of the draft or of both, depending on ``at.view``."""
+        """Return the bytes of the target's cache, of what the draft reads, or of all caches, as ``at.view`` says."""
         own = self.draft_method.layer_bytes(at) if self.own_cache and at.view != "target" else KVBytes()
         if self.own_cache and at.view == "draft":
             return own

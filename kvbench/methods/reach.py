@@ -10,13 +10,13 @@ from kvbench.errors import ConfigError
 
 @dataclass(frozen=True)
 class Reach:
-    """Largest number of tokens that all stay exact, and the hyper-parameter that decides it.
+    """Largest number of tokens that all stay in full precision, and the hyper-parameter that decides it.
 
     Args:
-        key, value: configuration key and value of that hyper-parameter; ``method`` and the name of the method's class
-            if no single one decides.
-        tokens: everything is exact as long as at most this many tokens are cached.
-        of_prompt: `tokens` counts only the prompt's tokens.
+        key: configuration key of that hyper-parameter; ``method`` if no single one decides.
+        value: value of that hyper-parameter; the name of the method's class if no single one decides.
+        tokens: nothing is packed or dropped as long as at most this many tokens are cached.
+        of_prompt: True if `tokens` counts only the tokens of the prompt.
     """
 
     key: str
@@ -25,7 +25,7 @@ class Reach:
     of_prompt: bool = False
 
     def check(self, max_length: int) -> None:
-        """Raise ConfigError if the method would pack or drop nothing in sequences of up to `max_length` tokens."""
+        """Raise ConfigError if a sequence of `max_length` tokens is too short for any token to be packed or dropped."""
         if self.tokens >= max_length - 1:  # the last token is never cached
             raise ConfigError(
                 self.key,

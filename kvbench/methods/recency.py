@@ -31,14 +31,15 @@ LONGEST = 1 << 24
 
 @dataclass(kw_only=True)
 class RecencyMethod(Method):
-    """Base of methods that keep the first tokens and a window of the newest ones exact, by the token count only.
+    """Base of methods in which the number of tokens alone decides which tokens are packed.
 
-    Keys and values are each stored in up to three segments: the first :attr:`sinks` tokens (exact), packed tokens, and
-    the newest tokens (exact). A subclass states the rule as one pure function, :meth:`exact`; the stores, padding,
-    rollback, sliding windows, batched packing, the bill and its formula follow from it. The tokens of a step are exact
-    during that step; each token is packed once, before a later step.
+    The first tokens (:attr:`sinks`) and a window of the newest tokens stay in full precision. Keys and values are each
+    stored in up to three segments: sinks, packed tokens, and window. A subclass defines only :meth:`exact`, which
+    returns how many of the newest tokens are exact. Everything else follows from it: the stores, padding, rollback,
+    sliding windows, batched packing, the bill and its formula. The tokens of a step are exact during that step. Each
+    token is packed once, before a later step.
 
-    On a layer with a sliding window the rule counts all tokens of the text, and hidden tokens are dropped in whole
+    On a layer with a sliding window, the rule counts all tokens of the text, and hidden tokens are dropped in whole
     groups.
     """
 
@@ -54,16 +55,17 @@ class RecencyMethod(Method):
     def exact(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest tokens are exact once `n` tokens have followed the sinks.
 
-        The result is one number, or a pair for keys and values. From n to n + 1 it must not grow by more than one, as
-        packed tokens never become exact again; where groups span tokens (axis ``channel``), ``n - exact(n)`` must be a
-        multiple of the group.
+        The result is one number, or a pair of numbers for keys and values. From n to n + 1 it must not grow by more
+        than one, because packed tokens never become exact again. For formats grouped per channel, whose groups span
+        several tokens, ``n - exact(n)`` must be a multiple of the group size.
         """
         raise NotImplementedError(f"{type(self).__name__} must define the method exact(n)")
 
     def exact_after_prompt(self, n: int) -> int | tuple[int, int]:
         """Return how many of the newest tokens are exact right after a prompt with `n` tokens behind the sinks.
 
-        This applies until the next step begins; after that :meth:`exact` applies.
+        The number holds until the next step begins; from then on :meth:`exact` applies. This implementation returns
+        ``exact(n)``.
         """
         return self.exact(n)
 
@@ -77,7 +79,7 @@ class RecencyMethod(Method):
 
         Args:
             layer: index of the layer.
-            window: tokens of its sliding window; None without one.
+            window: the layer's sliding window, in tokens; None: it has none.
         """
         return layer >= self.exact_layers
 
@@ -94,12 +96,12 @@ class RecencyMethod(Method):
         return self.packed(layer, side, self.make_quantizer(side, channels), capacity=room)
 
     def exact_segment(self, layer: KVLayer, side: Side) -> Segment:
-        """Return an empty segment for the newest tokens; its buffer grows when it is full."""
+        """Return an empty full-precision segment for the newest tokens; its buffer grows when it is full."""
         expected = layer.expected_length()
         return self.full(layer, side, capacity=max(self.windows(expected)) if self._packs(layer) else expected)
 
     def unit(self, width: int) -> int:
-        """Return how many hidden tokens a layer with a sliding window drops at a time.
+        """Return how many tokens a layer with a sliding window drops at a time once they are hidden.
 
         Args:
             width: channels of a token over all heads.
@@ -113,16 +115,16 @@ class RecencyMethod(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True unless a subclass overrides :meth:`settle`; this one only reads the tail and moves its start."""
+        """True unless a subclass overrides :meth:`settle`: packing may be deferred, to do all layers in one launch."""
         return type(self).settle is RecencyMethod.settle
 
     @property
     def drops_tokens(self) -> bool:
-        """True with :attr:`evict`: tokens are dropped where they would be packed."""
+        """True with :attr:`evict`: tokens are dropped instead of being packed."""
         return self.evict
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for a negative number of sinks, or for formats or a rule that do not work."""
+        """Raise ConfigError if `sinks` is negative, a format does not fit the heads, or :meth:`check_rule` fails."""
         if self.sinks < 0:
             raise ConfigError("method.sinks", self.sinks, "must not be negative", allowed="0 or greater, such as 4")
         super().check(head_dim, max_length)
@@ -133,10 +135,10 @@ class RecencyMethod(Method):
             self.check_rule()
 
     def check_rule(self) -> None:
-        """Raise ConfigError if packed tokens would become exact again, or part of a group would be packed.
+        """Raise ConfigError if :meth:`exact` does not follow its rules, by trying all token counts below :data:`TRIED`.
 
-        Also raises it if :meth:`exact` returns anything but whole numbers from 0 to n. Tries token counts up to
-        :data:`TRIED`; called after the formats have been checked.
+        It must return whole numbers from 0 to n, packed tokens must never become exact again, and groups must be packed
+        as a whole. :meth:`check` calls this after checking the formats.
         """
         for n in range(TRIED):
             self._check_exact(n)
@@ -188,11 +190,11 @@ class RecencyMethod(Method):
         return Reach("method", type(self).__name__, self.sinks + untouched) if self.sinks + untouched else None
 
     def windows(self, count: int, *, prompt: bool = False) -> tuple[int, int]:
-        """Return how many keys and how many values behind the sinks are exact after `count` tokens.
+        """Return how many of the newest keys and how many of the newest values are exact; sinks are not counted.
 
         Args:
-            count: tokens so far, the sinks included.
-            prompt: True right after a prompt of `count` tokens, before the next step begins.
+            count: number of tokens so far, the sinks included.
+            prompt: True right after a prompt of `count` tokens, before the next step begins; False at any later time.
         """
         n = max(count - self.sinks, 0)
         exact = self.exact_after_prompt(n) if prompt else self.exact(n)
@@ -200,7 +202,10 @@ class RecencyMethod(Method):
         return min(keys, n), min(values, n)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return the segments of sinks, packed tokens and window; only the window for layers that pack nothing."""
+        """Return empty segments for sinks (if any), packed tokens (unless evicted) and the newest tokens.
+
+        A layer that packs no tokens has only the last one, which then holds all tokens.
+        """
         window = self.exact_segment(layer, side)
         if not self._packs(layer):
             return [window]
@@ -240,13 +245,16 @@ class RecencyMethod(Method):
                 store.tail.drop_front(rows, excess)
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return how many hidden tokens to drop: the sinks only all at once, then whole units (:meth:`unit`)."""
+        """Return how many hidden tokens to drop: the sinks all at once, then multiples of :meth:`unit` tokens.
+
+        A layer that packs no tokens drops all hidden ones.
+        """
         if not self._packs(layer):
             return hidden
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens that :meth:`forgotten` counts; with :attr:`evict` they are found by position."""
+        """Drop the tokens that :meth:`forgotten` counts and that are still stored."""
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return
@@ -255,7 +263,7 @@ class RecencyMethod(Method):
             store.drop_front(rows, count)
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return None, as the slots are in order; with :attr:`evict` return the positions of the remaining tokens."""
+        """Return the positions of the remaining tokens with :attr:`evict`, else None: the slots are in order."""
         if not self._gaps(layer):
             return None
         store, one, n = layer.stores()[0], slice(row, row + 1), layer.real_tokens(row)

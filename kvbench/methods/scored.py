@@ -24,14 +24,15 @@ else:
 class ScoredMethod(Method):
     """Base of methods that drop the prompt tokens with the lowest scores, per KV head, at the end of the prefill.
 
-    A subclass states the rule as one pure function, :meth:`score`; the choice, the stores, padding, sliding windows,
-    the bill and its formula follow from it. All generated tokens are kept. On a layer with a sliding window, only
-    prompt tokens that later tokens can see are candidates, and a budget given as a share is a share of these.
-    Afterwards a slot (of a prompt token or a generated one) is dropped once its token is hidden in every head, 32
-    positions at a time.
+    A subclass defines only :meth:`score`, which returns the scores. Everything else follows from it: the choice of
+    tokens, the stores, padding, sliding windows, the bill and its formula. All generated tokens are kept.
+
+    On a layer with a sliding window, only prompt tokens that later tokens can see are candidates, and a budget given as
+    a share is a share of these. After the prompt, a slot is dropped once its token is hidden in every head, 32
+    positions at a time. This also holds for slots of generated tokens.
 
     Args:
-        budget: prompt tokens kept, as a number or as a share of the prompt.
+        budget: prompt tokens to keep, as a number (int) or as a share of the prompt (float).
     """
 
     budget: int | float = 0.5
@@ -43,25 +44,28 @@ class ScoredMethod(Method):
     # -- the rule ---------------------------------------------------------------------------------------------------
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-        """Return a score per prompt token and KV head, ``[B, H, n]``; the :attr:`newest` tokens may be left out.
+        """Return a score per prompt token and KV head, ``[B, H, n]``; tokens with high scores are kept.
+
+        The scores of the :attr:`newest` tokens may be left out at the end, because these tokens are always kept.
 
         Args:
             keys: keys of the prompt, ``[B, H, n, D]``.
             values: values of the prompt, ``[B, H, n, Dv]``.
-            attention: by :attr:`observe_prompt`: 0: None; q: the attention of the last q queries, ``[B, Hq, q, n]``;
-                -1: its column sums over all queries, ``[B, Hq, 1, n]``. The query heads of a KV head are adjacent.
+            attention: attention probabilities of the prompt, as :attr:`observe_prompt` requests them. With 0: None;
+                with q > 0: of the last q queries, ``[B, Hq, q, n]``; with -1: summed over all queries,
+                ``[B, Hq, 1, n]``. The query heads of a KV head are adjacent.
         """
         raise NotImplementedError(f"{type(self).__name__} must define the method score(keys, values, attention)")
 
     def split(self, n: int) -> tuple[int, int]:
-        """Return how many of n prompt tokens are kept for their scores, and how many as the newest."""
+        """Return how many of `n` prompt tokens are kept for their scores, and how many because they are the newest."""
         resident = tokens(self.budget, n, self.least)
         newest = min(self.newest, resident)
         return resident - newest, newest
 
     @property
     def least(self) -> int:
-        """Smallest budget, in tokens: the newest tokens and one more."""
+        """Smallest allowed budget, in tokens: the newest tokens and one more."""
         return self.newest + 1
 
     # -- what follows from it ---------------------------------------------------------------------------------------
@@ -72,18 +76,24 @@ class ScoredMethod(Method):
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for a share outside (0, 1], or a budget without room beyond the newest tokens."""
+        """Raise ConfigError if `budget` is a share outside (0, 1], or too small for the newest tokens and one more."""
         super().check(head_dim, max_length)
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
     def reach(self) -> Reach | None:
-        """Return the largest number of tokens that all stay: the budget; if it is a share, the newest tokens."""
+        """Return the largest number of prompt tokens that are all kept, and the setting that decides it.
+
+        It is the budget, or, if that is a share, the number of newest tokens. None if the latter is 0.
+        """
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.newest", self.newest, self.newest, of_prompt=True) if self.newest else None
 
     def choose(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the indices of the prompt tokens to keep, ascending, ``[B, H, kept]``; None if all are kept."""
+        """Return the indices of the prompt tokens to keep, in ascending order, ``[B, H, m]``; None to keep all.
+
+        Arguments are those of :meth:`score`.
+        """
         n = keys.shape[2]
         scored, newest = self.split(n)
         if scored + newest == n:
@@ -129,7 +139,7 @@ class ScoredMethod(Method):
         return scores
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one full-precision segment, with room for the kept prompt tokens and those still to come."""
+        """Return one empty full-precision segment, with room for the kept prompt tokens and the generated ones."""
         room = sum(self.split(layer.seen)) + layer.coming()
         return [self.full(layer, side, capacity=min(room, layer.expected_length()))]
 
@@ -139,8 +149,8 @@ class ScoredMethod(Method):
         """Store the prompt tokens that :meth:`choose` picks, and record their positions.
 
         Raises:
-            CacheError: the method needs the prompt's attention, and none was observed; or :meth:`score` returned
-                another shape than it must.
+            CacheError: the method needs the attention of the prompt, but none was observed; or the result of
+                :meth:`score` has the wrong shape.
             NonFiniteError: a score is NaN.
         """
         if self.observe_prompt and scores is None:
@@ -156,19 +166,26 @@ class ScoredMethod(Method):
         self.placed(layer, rows, scores, index)
 
     def placed(self, layer: KVLayer, rows: slice, attention: torch.Tensor | None, index: torch.Tensor | None) -> None:
-        """Do nothing; a hook for subclasses, called once the prompt tokens `index` (None: all) have been stored."""
+        """Let a subclass act once the kept prompt tokens have been stored. This implementation does nothing.
+
+        Args:
+            layer: layer whose prompt has been stored.
+            rows: rows of the batch.
+            attention: attention of the prompt, as for :meth:`score`.
+            index: indices of the kept tokens for each KV head, ``[rows, H, m]``; None: all tokens.
+        """
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden`: every hidden token can be dropped, as tokens are not stored in groups."""
+        """Return `hidden`: every hidden token can be dropped, because tokens are not stored in groups."""
         return hidden
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the hidden tokens if all tokens were kept; else the slots whose tokens are hidden in every head."""
+        """Drop hidden tokens or, if tokens were chosen by score, slots whose tokens are hidden in every head."""
         if layer.order[rows.indices(layer.batch)[0]] is None:
             super().forget(layer, rows, hidden)
         else:
             forget(layer, rows, hidden)
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of kept and generated tokens; assumes that no kept token is hidden by a sliding window."""
+        """Return the bytes of kept and generated tokens, assuming that a sliding window hides no kept token."""
         return at.both(min(sum(self.split(at.shown)) + at.generated, at.tokens - at.hidden))

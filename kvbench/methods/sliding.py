@@ -9,28 +9,32 @@ INDICES, TILE = 1 << 16, 128
 
 
 def hidden(count: int, window: int | None) -> int:
-    """Return how many of `count` cached tokens, the oldest ones, no later token can see; 0 without a window.
+    """Return how many of the oldest cached tokens no later token can see.
 
-    A query sees `window` tokens, itself included.
+    Args:
+        count: number of cached tokens.
+        window: sliding window: number of tokens that a query sees, its own included. None: no window, so the result
+            is 0.
     """
     return 0 if window is None else max(count - (window - 1), 0)
 
 
 def whole(hidden: int, unit: int, first: int = 0) -> int:
-    """Return how many of the `hidden` oldest tokens can be dropped without splitting a group.
+    """Return how many of the oldest `hidden` tokens can be dropped without splitting a group.
 
     Args:
         hidden: number of oldest tokens that no later token can see.
         unit: tokens per group.
-        first: number of first tokens, which are dropped only all together; the groups begin behind them.
+        first: number of first tokens (sinks) before the first group. They can be dropped only all at once.
     """
     return first + (hidden - first) // unit * unit if hidden >= first else 0
 
 
 def outlier_block(width: int) -> int:
-    """Return the tokens per block of outliers: the largest power of two whose elements a 16-bit index can number.
+    """Return the number of tokens per block of KVQuant's outliers.
 
-    At most :data:`TILE`.
+    It is the largest power of two for which 16 bits can number all elements of the block, but at most 128
+    (:data:`TILE`).
 
     Args:
         width: channels of a token over all heads.

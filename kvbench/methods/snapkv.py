@@ -27,16 +27,19 @@ else:
 
 @dataclass(kw_only=True)
 class SnapKV(ScoredMethod):
-    """SnapKV: prompt tokens chosen per KV head by the attention of the last queries, pooled over neighbours.
+    """SnapKV: keeps the prompt tokens to which the last queries of the prompt attend most, and their neighbours.
+
+    Each KV head chooses its own tokens.
 
     Args:
-        budget: prompt tokens kept, the window included, as a number or as a share of the prompt.
-        window: number of last prompt tokens; their queries vote, and they are always kept.
-        kernel: width of the pooling over neighbouring tokens; odd.
-        pooling: ``max`` or ``avg``.
-        group: reduction of the votes over the query heads of a KV head.
-        group_after_pooling: pool each query head's votes before the reduction, not after it; changes the result only
-            if `pooling` or `group` is ``max``.
+        budget: prompt tokens to keep, the window included, as a number (int) or as a share of the prompt (float).
+        window: number of last prompt tokens. Their attention (their votes) decides which earlier tokens are kept; they
+            are always kept themselves.
+        kernel: number of neighbouring tokens over which votes are pooled; odd.
+        pooling: how votes are pooled: ``max`` or ``avg``.
+        group: how the votes of the query heads that share a KV head are combined: ``mean``, ``max`` or ``sum``.
+        group_after_pooling: True: pool the votes of each query head, then combine them; False: combine, then pool. The
+            result differs only if `pooling` or `group` is ``max``.
     """
 
     budget: int | float = 2048
@@ -48,16 +51,22 @@ class SnapKV(ScoredMethod):
 
     @property
     def observe_prompt(self) -> int:  # type: ignore[override]
-        """Number of last queries whose attention is needed: `window`."""
+        """Number of last queries of the prompt whose attention the method needs: `window`."""
         return self.window
 
     @property
     def newest(self) -> int:  # type: ignore[override]
-        """Number of newest tokens that are always kept: `window`."""
+        """Number of newest prompt tokens that are always kept: `window`."""
         return self.window
 
     def score(self, keys: torch.Tensor, values: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
-        """Return the pooled votes for the tokens before the window, ``[B, H, n - window]``."""
+        """Return the pooled votes for the tokens before the window, ``[B, H, n - window]``.
+
+        Args:
+            keys: keys of the prompt, ``[B, H, n, D]``.
+            values: values of the prompt, ``[B, H, n, Dv]``.
+            attention: attention of the last `window` queries, ``[B, Hq, window, n]``.
+        """
         assert attention is not None
         heads = keys.shape[1]
         votes = attention[..., : attention.shape[-1] - self.window].sum(2)
@@ -66,12 +75,15 @@ class SnapKV(ScoredMethod):
         return self.pooled(reduce(votes.unflatten(1, (heads, -1)), self.group, 2))
 
     def pooled(self, votes: torch.Tensor) -> torch.Tensor:
-        """Return the votes ``[B, H, n]`` pooled over neighbouring tokens; averages count zeros beyond the ends."""
+        """Return the votes ``[B, H, n]`` pooled over neighbouring tokens.
+
+        At both ends, an average counts missing neighbours as 0.
+        """
         pool = torch.nn.functional.max_pool1d if self.pooling == "max" else torch.nn.functional.avg_pool1d
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for an empty window, an even kernel, or a budget without room beyond the window."""
+        """Raise ConfigError if the window is empty, the kernel is even, or the budget is too small for the window."""
         if self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 32")
         if self.kernel < 1 or self.kernel % 2 == 0:
@@ -82,13 +94,13 @@ class SnapKV(ScoredMethod):
         super().check(head_dim, max_length)
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay: the budget; if it is a share, the window."""
+        """Return the largest number of prompt tokens that are all kept: the budget, or the window for a share."""
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=True)
         return Reach("method.window", self.window, self.window, of_prompt=True)
 
     def check_reach(self, max_length: int) -> None:
-        """Raise ConfigError as the base does, and also for a window or pooling wider than any prompt."""
+        """Raise ConfigError as the base class does, and also if `window` or `kernel` is larger than any prompt."""
         for key in ("window", "kernel"):
             if getattr(self, key) >= max_length:
                 raise ConfigError(

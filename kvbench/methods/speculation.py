@@ -13,12 +13,12 @@ OWN_VIEWS = ("upper", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """Speculative decoding by the same model (QuantSpec, Algorithm 1).
+    """Settings of speculative decoding in which one model is both draft and target (QuantSpec, Algorithm 1).
 
     Args:
         gamma: tokens drafted per round.
-        draft: cache that the draft reads: ``upper``: only the upper nibbles of the target's cache; ``full``: all of the
-            target's cache; otherwise the name of a method whose own cache follows the target's
+        draft: cache that the draft reads. ``upper``: only the upper nibbles of the target's cache; ``full``: all of the
+            target's cache; otherwise the name of the method of a second cache for the same tokens
             (:meth:`kvbench.cache.KVCache.lead`).
         weights: weights of the draft: ``same``: the target's; ``int4``: feed-forward layers in 4 bits (the authors'
             code); ``int4_all``: all linear layers of the decoder except the output head.

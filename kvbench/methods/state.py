@@ -9,14 +9,15 @@ from typing import Self
 
 @dataclass
 class CacheState:
-    """State of a method for one cache, stored by ``new_cache`` in ``cache.progress.method_state``.
+    """Base of the state that a method keeps for one cache, in ``cache.progress.method_state``.
 
-    This base is for state that does not depend on the rows; a subclass with state per row overrides both methods.
+    The method's ``new_cache`` stores it there. This class suits state that does not depend on the rows of the batch. A
+    subclass with state per row overrides both methods.
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by its rows `order`, which may repeat rows; nothing to do here."""
+        """Keep only the rows whose numbers are in `order`, in that order; rows may be repeated. Does nothing here."""
 
     def clone(self) -> Self:
-        """Return a copy whose rows can be selected independently; here the state itself."""
+        """Return a copy whose rows can change independently. This implementation returns the state itself."""
         return self

@@ -32,30 +32,35 @@ else:
 
 @dataclass
 class Turning(CacheState):
-    """Rotation of the model's keys: ``turn(keys, by)`` advances them by some positions."""
+    """StreamingLLM's state for one cache.
+
+    Args:
+        turn: function ``turn(keys, by)`` that rotates keys, as the model's RoPE does, by `by` positions.
+    """
 
     turn: Turn
 
 
 @dataclass(kw_only=True)
 class StreamingLLM(Method):
-    """Sinks and a rolling window.
+    """StreamingLLM: keeps the first tokens (sinks) and a rolling window of the newest tokens, and drops the others.
 
-    On a layer with a sliding window, the budget is limited to the tokens that the window shows, and a share is a share
-    of these. With ``position=cache`` the budget includes the sinks; with ``position=original`` the sliding window hides
-    the sinks, which are kept in addition to the budget.
+    Together, sinks and window fill the budget. A step also sees its own tokens. The tokens of the prompt attend to each
+    other in full, before any are dropped.
 
-    After n tokens the cache holds the first `sinks` and as many of the newest as fill the budget; a step also sees its
-    own tokens. The prompt itself is read with full attention.
+    On a layer with a sliding window, the budget is limited to the tokens that the window shows, and a budget given as a
+    share is a share of these. With ``position=cache`` the budget includes the sinks. With ``position=original`` the
+    sliding window hides the sinks, which are kept in addition to the budget.
 
     Args:
         sinks: number of first tokens that are never dropped (paper: 4).
-        budget: tokens kept, sinks included, as a number or as a share of the tokens seen so far.
-        position: ``cache``: the position of a token is its place in the cache (the paper). The newest tokens keep their
-            distances, so only the sinks' keys move: every step rotates their original keys to the positions right
-            before the window. ``original``: all keys keep their original positions, so the distance to the sinks grows.
-        evict: ``steps``: at every step (the paper); ``prefill``: once, after the prompt, and the cache grows from then
-            on (the harnesses' StreamingLLM).
+        budget: tokens to keep, sinks included, as a number (int) or as a share of the tokens seen so far (float).
+        position: ``cache``: positions are consecutive within the cache (the paper). Distances within the window do not
+            change, so only the keys of the sinks must move: every step rotates them from their original positions to
+            those right before the window. ``original``: all keys keep their original positions, so the distance to the
+            sinks grows.
+        evict: ``steps``: tokens are dropped at every step (the paper); ``prefill``: only once, after the prompt. The
+            cache then grows with each token, as in the evaluation harnesses that offer StreamingLLM.
     """
 
     sinks: int = 4
@@ -65,17 +70,17 @@ class StreamingLLM(Method):
 
     @property
     def packs_together(self) -> bool:
-        """True: windows of all layers roll at once (:mod:`kvbench.cache.kernels.roll_together`)."""
+        """True unless a subclass overrides :meth:`settle`: the windows of all layers are moved in one kernel launch."""
         return type(self).settle is StreamingLLM.settle
 
     @property
     def drops_tokens(self) -> bool:
-        """True: everything outside of sinks and window."""
+        """True: tokens between the sinks and the window are dropped."""
         return True
 
     @property
     def prompt_only(self) -> bool:  # type: ignore[override]
-        """True if tokens are dropped only once, after the prompt."""
+        """True for ``evict=prefill``: tokens are dropped only once, after the prompt."""
         return self.evict == "prefill"
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
@@ -86,7 +91,7 @@ class StreamingLLM(Method):
         check_budget(self.budget, self.sinks + 1, f"the sinks (method.sinks={self.sinks}) and one new token")
 
     def reach(self) -> Reach:
-        """Return the largest number of tokens that all stay: the budget, or, if that is a share, sinks + 1."""
+        """Return the largest number of tokens that are all kept: the budget or, if that is a share, `sinks` + 1."""
         prompt = self.evict == "prefill"
         if isinstance(self.budget, int):
             return Reach("method.budget", self.budget, self.budget, of_prompt=prompt)
@@ -95,7 +100,7 @@ class StreamingLLM(Method):
     def new_cache(
         self, model: PreTrainedModel, prompts: Prompts | None = None, max_length: int | None = None
     ) -> KVCache:
-        """Return an empty cache; with ``position=cache`` it can rotate keys as the model does.
+        """Return an empty cache; with ``position=cache`` it can rotate the keys of the sinks to other positions.
 
         Raises:
             ModelError: the model has no rotary embedding that can rotate keys to other positions.
@@ -108,23 +113,28 @@ class StreamingLLM(Method):
         return cache
 
     def held(self, n: int, window: int | None = None) -> int:
-        """Return the number of tokens that the cache holds after n tokens.
+        """Return the number of tokens that a layer holds after `n` tokens.
 
         Args:
             n: number of tokens seen so far.
-            window: the layer's sliding window, or None.
+            window: the layer's sliding window, in tokens; None: it has none.
         """
         passed = hidden(n, window)
         beside = min(passed, self.sinks) if self.position == "original" else 0
         return tokens(self.budget, n - passed, self.sinks + 1) + beside
 
     def most(self, n: int, window: int | None) -> int:
-        """Return an upper bound on the tokens that a layer holds after n tokens, whatever the budget."""
+        """Return the largest number of tokens that a layer may hold after `n` tokens, whatever the budget.
+
+        Args:
+            n: number of tokens seen so far.
+            window: the layer's sliding window, in tokens; None: it has none.
+        """
         passed = hidden(n, window)
         return n - passed + (min(passed, self.sinks) if self.position == "original" else 0)
 
     def segments(self, layer: KVLayer, side: Side) -> list[Segment]:
-        """Return one rolling segment: the sinks, and the window after them."""
+        """Return one empty segment that holds the sinks and, after them, the rolling window."""
         from kvbench.cache.segments.rolling import RollingSegment
 
         state = layer.progress.method_state
@@ -148,7 +158,7 @@ class StreamingLLM(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the sinks and the newest tokens."""
+        """Store the sinks and the newest tokens of the prompt, as many as fill the budget."""
         n = keys.shape[2]
         resident = self.held(n, layer.window)
         for (tail, _), x in zip(self.tails(layer), (keys, values), strict=True):
@@ -158,7 +168,7 @@ class StreamingLLM(Method):
             tail.roll(rows, 0, n - resident)
 
     def settle(self, layer: KVLayer, rows: slice) -> None:
-        """Drop the oldest tokens after the sinks; with ``evict=prefill`` drop only hidden ones."""
+        """Drop the oldest tokens after the sinks, down to the budget; with ``evict=prefill`` only hidden ones."""
         if self.evict == "prefill" and layer.window is None:
             return
         n = layer.real_tokens(rows.indices(layer.batch)[0])
@@ -168,7 +178,7 @@ class StreamingLLM(Method):
                 tail.roll(rows, count - resident, n - resident)
 
     def tails(self, layer: KVLayer, rows: slice = slice(0, 1)) -> list[tuple[RollingSegment, int]]:
-        """Return the rolling segments of keys and values, each with the number of tokens it holds of `rows`."""
+        """Return the rolling segments of keys and of values, each with the number of tokens it holds for `rows`."""
         from kvbench.cache.segments.rolling import RollingSegment
 
         tails = []
@@ -179,11 +189,17 @@ class StreamingLLM(Method):
         return tails
 
     def positions(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the positions that attention sees; with ``position=cache`` the sinks come right before the window."""
+        """Return the position of each slot of a row as attention sees it, ``[n]``; None if no token has been dropped.
+
+        With ``position=cache``, the sinks have the positions right before the window.
+        """
         return self._placed(layer, row, moved=self.position == "cache")
 
     def columns(self, layer: KVLayer, row: int) -> torch.Tensor | None:
-        """Return the column of the token in each slot, whatever its position in the cache; sinks come first."""
+        """Return the column in the padded batch of the token in each slot of a row, ``[n]``.
+
+        None if no token has been dropped.
+        """
         return self._placed(layer, row, moved=False)
 
     def _placed(self, layer: KVLayer, row: int, *, moved: bool) -> torch.Tensor | None:

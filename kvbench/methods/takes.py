@@ -7,12 +7,12 @@ from kvbench.quantizers.spec import preset
 
 
 def check_taken(method: str, takes: tuple[str, ...], quantizer: str, needed: bool) -> None:
-    """Raise ConfigError if the method does not take the quantizer, or needs one and has none.
+    """Raise ConfigError if a method does not accept the chosen quantizer, or needs a quantizer and has none.
 
     Args:
         method: name of the method's class.
-        takes: names of the presets that the method takes (``takes`` of its YAML).
-        quantizer: name of the quantizer; ``none`` without one.
+        takes: names of the quantizer presets that the method accepts (``takes`` in its YAML).
+        quantizer: name of the chosen quantizer; ``none`` for no quantizer.
         needed: True if the method cannot run without a quantizer.
     """
     chosen = preset(quantizer)

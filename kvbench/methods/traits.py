@@ -8,7 +8,10 @@ from kvbench.methods.speculation import Speculation
 
 
 class Traits:
-    """Properties of a method, with defaults; a subclass overrides them with a class attribute or a property."""
+    """Properties of a method that caches, attention and the runner read, with their defaults.
+
+    A subclass overrides them with a class attribute or a property.
+    """
 
     #: to be increased when a change of the code changes the method's outputs, so that new runs do not reuse old results
     version: ClassVar[int] = 1
@@ -33,11 +36,11 @@ class Traits:
 
     @property
     def packs_together(self) -> bool:
-        """True if the packing that ``settle`` asks for may be deferred, to pack all layers in one launch.
+        """True if the packing in ``settle`` may be deferred, so that one kernel launch packs the tokens of all layers.
 
-        Such a ``settle`` may only read the exact tails and move their starts, because the deferred pack reads the tails
-        after every layer has settled. A base class returns True for its own ``settle`` only;
-        ``tests/contract/test_deferred.py`` detects a wrong True on a CPU.
+        The deferred launch reads the last, full-precision segments after ``settle`` has run for every layer. So such a
+        ``settle`` may read these segments and drop tokens at their front, but not move tokens within them. A base class
+        returns True for its own ``settle`` only. ``tests/contract/test_deferred.py`` detects a wrong True on a CPU.
         """
         return False
 
@@ -48,7 +51,7 @@ class Traits:
 
     @property
     def keys_before_rope(self) -> bool:
-        """True if keys are stored before RoPE; attention then rotates them as it reads them."""
+        """True if keys are stored before RoPE; attention then rotates them when it reads them."""
         return False
 
     @property
@@ -63,5 +66,5 @@ class Traits:
 
     @property
     def speculation(self) -> Speculation | None:
-        """Draft and depth of speculative decoding; None for plain decoding, one token per step."""
+        """Settings of speculative decoding; None for plain decoding with one token per step."""
         return None
