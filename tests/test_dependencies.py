@@ -35,6 +35,8 @@ USED_OTHERWISE = {
     "ruff": "a command",
     "mypy": "a command",
     "types_pyyaml": "types for mypy",
+    "nbclient": "runs the notebooks for make test-slow",
+    "ipykernel": "the kernel of the notebooks",
 }
 #: imported, and not declared: with the reason
 UNDECLARED = {
