@@ -143,7 +143,7 @@ def test_without_a_gpu_or_with_wrong_words_nothing_is_measured(tmp_path, monkeyp
         assert command.main(["memory", *HERE, "--settings", "fp16", "cocktail", "--out", str(tmp_path)]) == 1
         assert "no encoder" in capsys.readouterr().err
     assert command.main(["tpot", *HERE, "--weights", "pretrained", "--contexts", "8k", "--out", str(tmp_path)]) == 2
-    assert "more than tiny takes (4096)" in capsys.readouterr().err
+    assert "exceed the limit of tiny (4096)" in capsys.readouterr().err
     random = ["tpot", *HERE, "--settings", "snapkv", "--fill", "random", "--contexts", "64", "--out", str(tmp_path)]
     assert command.main(random) == 2
     assert "--fill prefill" in capsys.readouterr().err

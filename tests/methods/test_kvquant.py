@@ -218,7 +218,7 @@ def test_a_file_of_other_bits_or_another_share():
 
 def test_a_file_of_another_model(tmp_path):
     method = kvquant("llama", calibration=one_file())
-    with pytest.raises(ConfigError, match="another model, llama, of the same shape"):
+    with pytest.raises(ConfigError, match="another model, llama, which has the same shape but different weights"):
         method.new_cache(zoo.model("qwen2"))
     other = changed(tmp_path, {"layers": "1"})
     with pytest.raises(ConfigError, match="1 layers of 2 KV heads with 64 channels; this one has 2 layers"):
