@@ -64,7 +64,7 @@ def parser() -> argparse.ArgumentParser:
         default="local",
         help="how to start the runs; joblib: in several processes",
     )
-    add("--jobs", type=int, default=-1, metavar="N", help="number of joblib's processes (default: one per processor)")
+    add("--jobs", type=positive, metavar="N", help="number of joblib's processes (default: one per processor)")
     add(
         "--dry-run",
         action="store_true",
@@ -83,11 +83,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """Parse a number of samples or tokens, at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
+    """Parse a number of samples, tokens or processes, at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
 
 
 def check_models(names: Sequence[str]) -> None:
@@ -96,6 +95,26 @@ def check_models(names: Sequence[str]) -> None:
     for name in names:
         if name not in presets and "/" not in name and not Path(name).exists():
             raise ConfigError("--models", name, "no such model", allowed=[*presets, "OWNER/NAME", "./FOLDER"])
+
+
+def paths_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Parse ``DATASET=FOLDER`` texts.
+
+    Raises:
+        ConfigError: a text has another form, names no choice of ``conf/dataset``, or its folder or file is missing.
+    """
+    known = options("dataset")
+    pairs = []
+    for text in texts:
+        name, _, place = text.partition("=")
+        if not place:
+            raise ConfigError("--path", text, "has no folder", allowed="DATASET=FOLDER")
+        if name not in known:
+            raise ConfigError("--path", name, "no such data set", allowed=known)
+        if not Path(place).exists():
+            raise ConfigError("--path", text, f"there is no folder or file {place}")
+        pairs.append((name, place))
+    return tuple(pairs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,21 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return reproduce.main(list(items().values()), arguments.write, arguments.expect)
     if arguments.write or arguments.uncovered or arguments.expect:
         parser().error("--write needs --check or --reproduce, --uncovered --check, and --expect --reproduce")
-    plan = Plan(
-        models=tuple(arguments.models),
-        data=arguments.data,
-        limit=arguments.limit,
-        max_new_tokens=arguments.max_new_tokens,
-        paths=tuple((text.partition("=")[0], text.partition("=")[2]) for text in arguments.path),
-        lengths=tuple(arguments.lengths),
-        device=arguments.device,
-        fold_only=arguments.fold_only,
-        rerun=arguments.rerun,
-        runs=arguments.runs,
-        out=arguments.out,
-    )
     try:
-        return _do(arguments, plan)
+        return _do(arguments)
     except KvbenchError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -136,12 +142,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # for example `... | head`; results are on disk
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that cannot be written, or a full disk
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
-def _do(arguments: argparse.Namespace, plan: Plan) -> int:
+def _do(arguments: argparse.Namespace) -> int:
     from experiments import reproduce, session
     from experiments.registry import chosen, items
 
+    plan = Plan(
+        models=tuple(arguments.models),
+        data=arguments.data,
+        limit=arguments.limit,
+        max_new_tokens=arguments.max_new_tokens,
+        paths=paths_of(arguments.path),
+        lengths=tuple(arguments.lengths),
+        device=arguments.device,
+        fold_only=arguments.fold_only,
+        rerun=arguments.rerun,
+        runs=arguments.runs,
+        out=arguments.out,
+    )
     check_models(plan.models)
     if not arguments.items:
         print(session.listing(list(items().values()), plan), flush=True)
@@ -152,7 +174,7 @@ def _do(arguments: argparse.Namespace, plan: Plan) -> int:
 
         print(predicted(picked, plan))
         return 0
-    status = session.make(picked, plan, arguments.launcher, arguments.jobs, arguments.fold_only)
+    status = session.make(picked, plan, arguments.launcher, arguments.jobs or -1, arguments.fold_only)
     if plan.out.resolve() == reproduce.ROOT / "results":
         reproduce.main(list(items().values()), write=True)  # docs/reproduce.md follows the results
     return status

@@ -47,6 +47,7 @@ def data_overrides(column: Column, plan: Plan, model: Model) -> list[str]:
     elif column.task:
         texts.append(f"dataset.tasks=[{column.task}]")
     texts = _fitted(texts, column, plan, model)
+    texts += _unlimited(texts, column, model)
     if plan.data == "standin" and column.data in standin.LAYOUTS:
         texts.append(f"dataset.path={standin.path(column.data, column.task, plan.runs, context_of(model.preset))}")
         if "warm_up" in preset("dataset", column.data):
@@ -81,6 +82,19 @@ def _fitted(texts: list[str], column: Column, plan: Plan, model: Model) -> list[
         if wanted != window:
             return [*(t for t in texts if not t.startswith("dataset.window=")), f"dataset.window={wanted}"]
     return texts
+
+
+def _unlimited(texts: list[str], column: Column, model: Model) -> list[str]:
+    """Return the override that lets prompts of a fixed length fill the context, where they exceed the prompt limit.
+
+    The limit is LongBench's rule for cutting prompts, which are never cut to a fixed length.
+    """
+    given = {text.partition("=")[0]: text.partition("=")[2] for text in texts}
+    data, limit = preset("dataset", column.data), preset("model", model.preset).get("prompt_limit")
+    if column.data == "mini" or "lengths" not in data or not limit:
+        return []
+    lengths = yaml.safe_load(given.get("dataset.lengths", "null")) or data["lengths"]
+    return ["model.prompt_limit=null"] if max(lengths) > limit else []
 
 
 def shortened(column: Column, plan: Plan, model: Model) -> str:

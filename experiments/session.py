@@ -99,7 +99,12 @@ def notes_of(item: Grid, plan: Plan) -> list[str]:
     if plan.limit is not None and answers:
         notes.append(f"At most {plan.limit} samples per data set{' and task' if plan.data == 'mini' else ''}.")
     columns, models = columns_of(item, plan), plan.models_of(item)
-    lengths = dict.fromkeys(shortened(column, plan, model) for model in models for column in columns)
+    lengths = dict.fromkeys(
+        shortened(column, plan, model)
+        for model in models
+        for column in columns
+        if not column.only or model not in item.models or model.preset in column.only
+    )
     if any(lengths):
         notes.append(f"Lengths here: {'; '.join(text for text in lengths if text)}.")
     if plan.max_new_tokens is not None and answers:

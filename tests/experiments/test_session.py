@@ -165,6 +165,9 @@ def test_lengths_are_scaled_to_the_model_and_said():
     assert "dataset.lengths=[1024]" in data_overrides(books, Plan(models=("tiny",)), tiny)
     assert shortened(books, Plan(), tiny) == "pg19 [1024] tokens in place of [4096,8192]"
     assert "dataset.lengths=[4006]" in data_overrides(books, Plan(), llama)  # 4096 less 90 new tokens
+    assert "model.prompt_limit=null" in data_overrides(books, Plan(), llama)  # LongBench's rule allows 3,500
+    short = Column(name="books", data="pg19", options=("dataset.lengths=[2048]",))
+    assert "model.prompt_limit=null" not in data_overrides(short, Plan(), llama)
     text = Column(name="text", data="perplexity/wikitext2", options=("dataset.window=512",))
     assert shortened(text, Plan(), tiny) == "" and "dataset.window=512" in data_overrides(text, Plan(), tiny)
     memory = ITEM.columns[1]
@@ -189,7 +192,33 @@ def test_command_line(capsys, monkeypatch, tmp_path):
     assert "did you mean 'tiny'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["all", "--limit", "0"])
+    with pytest.raises(SystemExit):
+        main(["all", "--launcher", "joblib", "--jobs", "0"])
     assert parser().parse_args(["all", "--models", "tiny", "--data", "mini"]).items == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("longbench", "has no folder"), ("longbunch=.", "did you mean 'longbench'"), ("pg19=./nowhere", "nowhere")],
+)
+def test_local_files_that_cannot_be_used_are_refused(text, message, capsys):
+    assert main(["cocktail/table2", "--path", text]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(plan, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(registry, "items", lambda: {ITEM.id: ITEM})
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    assert main([ITEM.id, "--fold-only", "--out", str(tmp_path / "file")]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_lengths_of_cells_that_the_table_lacks_are_not_noted():
+    from experiments.registry import items
+    from experiments.session import notes_of
+
+    (note,) = [text for text in notes_of(items()["quantspec/table4"], Plan()) if text.startswith("Lengths")]
+    assert "32678" in note and "65536" not in note
 
 
 def test_dry_run(plan, capsys, monkeypatch):
