@@ -371,6 +371,24 @@ def test_as_many_sinks_as_query_heads():
     assert found.sinks_of(slice(1, 3)).sinks.tolist() == [-1.0, 2.0]
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_arguments_are_found_among_others_and_alone_in_a_call(spread):
+    """Byte code holds the names of a call's keywords in a tuple, and alone where ``**kwargs`` follow them."""
+
+    class Asking(torch.nn.Module):
+        if spread:
+
+            def forward(self, x, **kwargs):
+                return torch.nn.functional.softmax(x, dim=0, dtype=torch.float32, **kwargs)
+        else:
+
+            def forward(self, x):
+                return torch.nn.functional.softmax(x, dim=0, dtype=torch.float32)
+
+    assert hands_over(Asking, "dim") and hands_over(Asking, "dtype")
+    assert not hands_over(Asking, "_stacklevel")
+
+
 def test_what_no_store_can_serve_is_refused_before_the_first_token(monkeypatch):
     """A model that hands a bias of positions to its attention; the reason names it."""
     llama = zoo.model("llama")
