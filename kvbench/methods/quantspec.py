@@ -126,7 +126,7 @@ class QuantSpec(RecencyMethod):
                 self.draft_method.ready()
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError for unsuitable formats, gamma >= G, or a draft that is unknown or the same as the target."""
+        """Raise ConfigError for unsuitable formats, gamma >= G, or a draft that is unknown or equal to the target."""
         super().check(head_dim, max_length)
         self._check_draft(head_dim, max_length)
 

@@ -115,7 +115,7 @@ def test_a_person_on_the_command_line_is_refused_and_the_hint_is_accepted(capsys
     assert main([*shape, "method=kivi", "quantizer.value.group_size=64"]) == 2
     said = capsys.readouterr().err
     assert "quantizer.value.group_size=64: does not divide the model's head_dim 80" in said
-    assert "hint: quantizer.value.group_size=16" in said
+    assert "hint: set quantizer.value.group_size=16" in said
     for typed in (["quantizer.value.group_size=16"], []):
         assert main([*shape, "method=kivi", *typed, "--cfg", "job"]) == 0
 
