@@ -20,9 +20,9 @@ LETTERS = string.ascii_uppercase
 def score(
     metric: Metric, prediction: str, answers: Sequence[str], *, pattern: str | None = None, options: int = 0
 ) -> dict[str, float]:
-    """Return the scores of a prediction, each in 0..1: ``score``; ``rouge`` and ``gsm8k`` add variants of it.
+    """Return the scores of a prediction by name, each in 0..1.
 
-    With several answers, the one that gives the best score counts.
+    If there are several reference answers, the best score over them counts.
 
     Args:
         metric: ``exact_match`` or ``regex`` (:mod:`kvbench.metrics.text`), ``f1`` of words
@@ -30,8 +30,12 @@ def score(
             letter of an option that is a word of its own), or ``gsm8k`` (strict; flexible as a variant).
         prediction: generated text.
         answers: reference answers, at least one.
-        pattern: regular expression of the metric ``regex``.
-        options: number of options of the question, for ``choice``.
+        pattern: regular expression with one group, required by the metric ``regex``.
+        options: number of options of the question, required by the metric ``choice``.
+
+    Returns:
+        ``score``; for ``rouge`` also the scores of all kinds of ROUGE, and for ``gsm8k`` also ``strict`` and
+        ``flexible``.
     """
     if metric == "exact_match":
         return {"score": exact_match(prediction, answers)}

@@ -18,32 +18,35 @@ _IGNORED = tuple(re.compile(pattern) for pattern in (r",", r"\$", r"(?s).*#### "
 
 
 def strict(response: str) -> str:
-    """Return the number after the first ``#### `` (strict-match), or ``[invalid]``."""
+    """Return the number after the first ``#### `` (the harness's filter strict-match), or ``[invalid]``."""
     match = _STRICT.search(response)
     return match[1].strip() if match else INVALID
 
 
 def gold(answer: str) -> str | None:
-    """Return the number after the last ``####`` of a reference, or None if there is none."""
+    """Return the number after the last ``####`` of a reference answer, or None if there is no such number."""
     match = _GOLD.search(answer)
     return match[1] if match else None
 
 
 def flexible(response: str) -> str:
-    """Return the last match of a loose pattern for numbers (flexible-extract), or ``[invalid]``.
+    """Return the last number in a response (the harness's filter flexible-extract), or ``[invalid]``.
 
-    The pattern also matches a single digit ("7") and keeps a trailing full stop ("7.").
+    The filter's pattern for numbers is loose. It keeps the full stop after a number ("7."), for example.
     """
     numbers = _FLEXIBLE.findall(response)
     return next((part for part in numbers[-1] if part), INVALID).strip() if numbers else INVALID
 
 
 def digits(response: str) -> str:
-    """Return all digits after the last ``####``, or the text ``None`` without a ``####``, as LogQuant's script does.
+    """Return all digits after the last ``####`` of a response, as LogQuant's script does.
 
-    The script's faults are kept: it drops signs and points ("-5" gives "5", "10.50" gives "1050") and collects digits
-    from anything after the answer ("#### 18 in 2 days" gives "182"). Of the gold answers, 14 contain a comma and 2 are
-    negative, so no response can match them.
+    The faults of the script are reproduced. It drops signs and decimal points ("-5" gives "5", "10.50" gives "1050"),
+    and it also collects digits from the text after the answer ("#### 18 in 2 days" gives "182"). 14 reference answers
+    contain a comma and 2 are negative, so no response can match these.
+
+    Returns:
+        The digits; the string ``None`` if the response has no ``####``.
     """
     if "####" not in response:
         return "None"
@@ -51,16 +54,20 @@ def digits(response: str) -> str:
 
 
 def matches(extracted: str, answer: str) -> bool:
-    """Return True if an extracted number equals a GSM8K answer (the whole text of the answer, or just the number).
+    """Return True if an extracted number equals the number of a GSM8K answer.
 
-    From both, commas, dollar signs, everything up to the last ``#### ``, and a final full stop are removed. They are
-    compared as strings, ignoring case, so 18 and 18.0 differ.
+    Commas, dollar signs, everything up to the last ``#### ``, and a final full stop are removed from both. They are
+    then compared as strings, ignoring case, so 18 and 18.0 differ.
+
+    Args:
+        extracted: a number from :func:`strict` or :func:`flexible`.
+        answer: the reference answer with its solution, or only its number.
     """
     return _plain(extracted) == _plain(answer)
 
 
 def score(response: str, answer: str) -> dict[str, float]:
-    """Score one response against a GSM8K answer.
+    """Score one response against a GSM8K answer, as lm-evaluation-harness does.
 
     Returns:
         ``strict`` and ``flexible``, each 0.0 or 1.0, and ``score``, which equals ``strict``.

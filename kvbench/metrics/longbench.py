@@ -43,18 +43,21 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Return the score of one prediction, 0..1: the best over the answers, 0 without answers.
+    """Return the score of one prediction by its data set's metric, in 0..1.
+
+    The score is the best over the reference answers, and 0 if there are none.
 
     Args:
-        dataset: one of LongBench's 21 names, for example ``qasper``, or of LongBench-E's 13 (:data:`EXTENDED`).
+        dataset: name of a LongBench data set, for example ``qasper``, or of a LongBench-E one (:data:`EXTENDED`).
         prediction: generated text.
-        answers: the record's answers.
-        all_classes: the record's classes (trec and lsht).
+        answers: the reference answers in the record.
+        all_classes: the classes in the record, which only ``trec`` and ``lsht`` need.
 
     Raises:
-        KeyError: there is no such data set.
-        KvbenchError: the data set is scored on Chinese words, and jieba is not installed.
-        ValueError: trec or lsht has no classes, or an answer of a retrieval task does not name a paragraph.
+        KeyError: LongBench does not have this data set.
+        KvbenchError: the data set is scored on Chinese words, and the package jieba is not installed.
+        ValueError: a record of ``trec`` or ``lsht`` has no classes, or an answer of a passage retrieval data set does
+            not name a paragraph.
     """
     metric = METRICS[base_name(dataset)]
     text = first_line(dataset, prediction)
@@ -64,9 +67,17 @@ def score(dataset: str, prediction: str, answers: Sequence[str], all_classes: Se
 
 
 def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> float | None:
-    """Return the score with the recursion fault of `rouge` 1.0.1 (:attr:`RougeL.limited`).
+    """Return the ROUGE score that LongBench's official code would give, including a fault of its ROUGE package.
 
-    None for data sets that are not scored by ROUGE.
+    The package `rouge` 1.0.1 exceeds Python's recursion limit on long sentences, and the official code then counts 0.
+
+    Args:
+        dataset: name of the data set.
+        prediction: generated text.
+        answers: the reference answers in the record.
+
+    Returns:
+        The best score over the answers; None if the data set is not scored by ROUGE.
     """
     metric = METRICS[base_name(dataset)]
     if metric not in (_rouge, _rouge_zh):
@@ -77,35 +88,43 @@ def limited_rouge(dataset: str, prediction: str, answers: Sequence[str]) -> floa
 
 
 def mean(scores: Sequence[float]) -> float:
-    """Return a data set's score on LongBench's scale, ``round(100 * mean, 2)``; NaN without scores, as with numpy."""
+    """Return the mean of scores on LongBench's scale of 0 to 100, rounded to two decimal places; NaN without scores."""
     return round(100 * sum(scores) / len(scores), 2) if scores else float("nan")
 
 
 def bucket(length: int) -> str:
-    """Return LongBench-E's bucket for a record's ``length`` field: ``0-4k``, ``4-8k`` or ``8k+``."""
+    """Return the bucket of lengths in which LongBench-E reports a record: ``0-4k``, ``4-8k`` or ``8k+``.
+
+    Args:
+        length: the field ``length`` of the record, in words.
+    """
     return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"
 
 
 def first_line(dataset: str, prediction: str) -> str:
-    """Return the part of a prediction that is scored: for the data sets in :data:`FIRST_LINE`, only its first line.
+    """Return the part of a prediction that LongBench scores.
 
-    Leading line feeds are stripped first, other whitespace is not.
+    For the data sets in :data:`FIRST_LINE`, this is the first line after any leading line feeds, and for the others the
+    whole prediction.
     """
     return prediction.lstrip("\n").split("\n")[0] if base_name(dataset) in FIRST_LINE else prediction
 
 
 def base_name(dataset: str) -> str:
-    """Return the name of a data set without LongBench-E's suffix ``_e``; names outside :data:`EXTENDED` unchanged."""
+    """Return the name of a data set without LongBench-E's suffix ``_e``, if it has one."""
     return dataset.removesuffix("_e") if dataset in EXTENDED else dataset
 
 
 def unanswerable(dataset: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> str | None:
-    """Return why no prediction can score above 0 (or be scored at all) against a record, or None if one can.
+    """Return the reason why every prediction would score 0, or could not be scored, against a faulty record.
 
     Args:
-        dataset: see :func:`score`.
-        answers: the record's answers.
-        all_classes: the record's classes.
+        dataset: name of the data set.
+        answers: the reference answers in the record.
+        all_classes: the classes in the record.
+
+    Returns:
+        A description of the fault, for an error message; None if a prediction can score above 0.
     """
     metric = METRICS[base_name(dataset)]
     if not answers:
@@ -135,7 +154,13 @@ def _unscorable(dataset: str, answers: Sequence[str], all_classes: Sequence[str]
 
 
 def qa_f1(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """Return the F1 score of a prediction's words, ignoring case, punctuation and articles, as in SQuAD."""
+    """Return the F1 score of a prediction's words, ignoring case, punctuation and articles, as in SQuAD.
+
+    Args:
+        prediction: generated text.
+        answer: reference answer.
+        classes: not used.
+    """
     return _f1(_normal(prediction).split(), _normal(answer).split())
 
 

@@ -18,7 +18,15 @@ RECURSION_STEPS = 990
 
 @dataclass(frozen=True)
 class RougeL:
-    """F measure, precision and recall, 0..1, and the largest number of backtracking steps for a pair of sentences."""
+    """ROUGE-L of one text against a reference.
+
+    Args:
+        f: F measure, 0..1.
+        precision: precision, 0..1.
+        recall: recall, 0..1.
+        steps: largest number of backtracking steps that a pair of sentences needs; the package makes one recursive call
+            per step.
+    """
 
     f: float
     precision: float
@@ -27,14 +35,14 @@ class RougeL:
 
     @property
     def limited(self) -> float:
-        """F measure as `rouge` 1.0.1 gives it inside LongBench: 0 if its recursion would have been too deep."""
+        """F measure that LongBench's code would report: 0 if the package `rouge` exceeds Python's recursion limit."""
         return 0.0 if self.steps > RECURSION_STEPS else self.f
 
 
 def rouge_l(prediction: str, reference: str) -> RougeL:
-    """Return the summary-level ROUGE-L of one text against one reference.
+    """Return the summary-level ROUGE-L of a prediction against one reference.
 
-    An empty text, or one that consists of full stops only, scores 0: the package raises there, and LongBench counts 0.
+    An empty text, or one of full stops only, scores 0. The package raises an error for it, which LongBench counts as 0.
     """
     predicted, wanted = _sentences(prediction), _sentences(reference)
     if not predicted or not wanted:

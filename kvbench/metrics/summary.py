@@ -21,10 +21,12 @@ def _scorer() -> Any:
 
 
 def rouge(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """Return the F measure, 0..1, of each of :data:`KINDS`: the best over the references.
+    """Return the F measure, in 0..1, of a summary for each kind of ROUGE in :data:`KINDS`.
+
+    Each is the best over the references.
 
     Raises:
-        ValueError: there are no references.
+        ValueError: `references` is empty.
     """
     if not references:
         raise ValueError("ROUGE needs at least one reference")

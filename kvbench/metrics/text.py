@@ -9,7 +9,10 @@ _SPACES = re.compile(r"\s+")
 
 
 def normalise(text: str) -> str:
-    """Return a text in lower case, with runs of whitespace as one space, and no quotes or punctuation at either end."""
+    """Return a text in the form in which it is compared by :func:`exact_match`.
+
+    The text is in lower case, with single spaces, and without quotes and punctuation at its ends.
+    """
     return _SPACES.sub(" ", text).strip(" \"'`.,;:!?").casefold()
 
 
@@ -26,14 +29,15 @@ def contains(prediction: str, answers: Iterable[str]) -> float:
 
 
 def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
-    """Return 1.0 if the part of the prediction that a pattern extracts equals one of the answers, else 0.0.
+    """Return 1.0 if the text that a pattern extracts from the prediction equals one of the answers, else 0.0.
 
-    Both are compared after :func:`normalise`.
+    Both are compared after :func:`normalise`. If the pattern does not match the prediction, the score is 0.0.
 
     Args:
-        prediction: generated text; without a match it scores 0.
-        answers: reference answers. The pattern is applied to them too; an answer that does not match counts as a whole.
-        pattern: regular expression with one group, which is extracted from the first match.
+        prediction: generated text.
+        answers: reference answers. If the pattern matches an answer, only the extracted part is compared, and otherwise
+            the complete answer.
+        pattern: regular expression with one group, whose content in the first match is extracted.
     """
     expression = re.compile(pattern)
     match = expression.search(prediction)
@@ -47,15 +51,24 @@ def matched(prediction: str, answers: Sequence[str], pattern: str) -> float:
 
 
 def letter(prediction: str, letters: str) -> str | None:
-    """Return the first of `letters` that is a word of its own in the prediction, or None."""
+    """Return the letter with which a prediction answers a multiple-choice question.
+
+    Args:
+        prediction: generated text.
+        letters: the allowed letters, as one string.
+
+    Returns:
+        The first allowed letter that stands alone as a word in the prediction; None if there is none.
+    """
     match = re.search(rf"\b([{letters}])\b", prediction)
     return match[1] if match else None
 
 
 def prefix_share(prediction: str, answer: str) -> float:
-    """Return the share of the answer's words that the prediction reproduces before its first wrong word.
+    """Return the fraction of the answer's words that the prediction reproduces before its first wrong word.
 
-    A graded form of exact match for long copies; 1.0 if the prediction begins with the whole answer.
+    The result is 1.0 if the prediction begins with the complete answer. It gives partial credit where exact match gives
+    none, for tasks that ask for a long literal copy.
     """
     words, wanted = normalise(prediction).split(" "), normalise(answer).split(" ")
     right = 0

@@ -9,10 +9,10 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def recall(prediction: str, values: Sequence[str]) -> float:
-    """Return the share of `values` that the prediction contains as whole words, as RULER scores several values.
+    """Return the fraction of `values` that the prediction contains as whole words, as in RULER.
 
     Raises:
-        ValueError: there are no values.
+        ValueError: `values` is empty.
     """
     if not values:
         raise ValueError("recall needs at least one value")
@@ -20,7 +20,10 @@ def recall(prediction: str, values: Sequence[str]) -> float:
 
 
 def marked_number(text: str, marker: str = "####") -> str | None:
-    """Return the first number after the last `marker`, without thousands separators; None if there is none."""
+    """Return the first number after the last `marker` in a text; None if there is no such number.
+
+    Thousands separators are removed from the number.
+    """
     if marker not in text:
         return None
     match = _NUMBER.search(text.rsplit(marker, 1)[1])
@@ -28,6 +31,6 @@ def marked_number(text: str, marker: str = "####") -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number in a text, without thousands separators; None if there is none."""
+    """Return the last number in a text; None if there is none. Thousands separators are removed from the number."""
     numbers = _NUMBER.findall(text)
     return numbers[-1].replace(",", "") if numbers else None

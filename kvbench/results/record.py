@@ -27,7 +27,15 @@ Status = Literal["ok", "older", "oom", "error", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Bytes of one sequence's cache by part, averaged over samples."""
+    """Size of one sequence's cache in bytes, averaged over samples: in total, and by kind of content.
+
+    Args:
+        total: all parts together.
+        codes: packed codes.
+        scales: scales, minima and zero points of the codes.
+        window: tokens in full precision.
+        index: bookkeeping, such as the positions of tokens.
+    """
 
     total: int | None = key(default=None, minimum=0)
     codes: int | None = key(default=None, minimum=0)
@@ -38,7 +46,14 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class KvBytes:
-    """Bytes of one sequence's keys and values: in use, and reserved (allocated)."""
+    """Size of one sequence's keys and values in bytes.
+
+    Args:
+        used: bytes of the tokens that are held.
+        reserved: bytes of the allocated buffers.
+        fp16_equivalent: bytes of the same tokens at 16 bits per element.
+        ratio: bytes that method=fp16 needs for the same tokens, divided by `used`.
+    """
 
     used: Parts
     reserved: Parts
@@ -50,7 +65,15 @@ class KvBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakBytes:
-    """Largest memory peaks of prefill and decode in bytes, and how they were measured."""
+    """Largest memory peaks of a run in bytes.
+
+    Args:
+        prefill: peak during prefill.
+        decode: peak during decoding.
+        kind: the way of measuring: ``cuda_allocator``, or ``cpu_live_tensors`` for the sizes of live tensors on a CPU.
+        rss: peak of the process's resident memory.
+        n: number of samples with a measured peak.
+    """
 
     prefill: int | None = key(default=None, minimum=0)
     decode: int | None = key(default=None, minimum=0)
@@ -61,7 +84,12 @@ class PeakBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Ttft:
-    """Time to first token in seconds, from the start of prefill; without warm-up samples."""
+    """Time to first token in seconds, from the start of prefill, without warm-up samples.
+
+    Args:
+        median: median over samples.
+        n: number of samples.
+    """
 
     median: float | None = key(default=None, minimum=0)
     n: int = key(default=1, minimum=0)
@@ -69,7 +97,14 @@ class Ttft:
 
 @dataclass(frozen=True, kw_only=True)
 class Tpot:
-    """Time per output token in seconds; the first decode step of each sample is separate."""
+    """Time per output token in seconds, without warm-up samples.
+
+    Args:
+        median: median over decode steps, without the first step of each sample.
+        p99: 99th percentile over the same steps.
+        first_step: median of the samples' first steps.
+        n: number of steps in `median`.
+    """
 
     median: float | None = key(default=None, minimum=0)
     p99: float | None = key(default=None, minimum=0)
@@ -79,7 +114,14 @@ class Tpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Timings on one device."""
+    """Timings of a run's samples on one device.
+
+    Args:
+        ttft_s: time to first token.
+        tpot_s: time per output token.
+        tokens_per_s: rate of decoding.
+        n: number of samples.
+    """
 
     ttft_s: Ttft
     tpot_s: Tpot
@@ -89,7 +131,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The part of the configuration that names a run."""
+    """The options of a run that tables and reports show."""
 
     model: str | None
     method: dict[str, Any]
@@ -111,7 +153,15 @@ class PromptTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """Counts of samples."""
+    """Counts of a run's samples.
+
+    Args:
+        requested: number of samples that the configuration asks for.
+        done: number of samples that are finished.
+        truncated: number of samples whose prompts were cut.
+        left_out: ids of finished samples beyond the present limit, which no figure includes.
+        prompt_tokens: lengths of the prompts.
+    """
 
     requested: int | None = key(minimum=0)
     done: int = key(minimum=0)
@@ -122,7 +172,12 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """The path by which attention read the cache."""
+    """The way in which attention read the cache.
+
+    Args:
+        reads_packed: True if a kernel read packed codes without unpacking the cache first.
+        path: names of the attention paths that ran, joined by ``+``.
+    """
 
     reads_packed: bool | None = None
     path: str | None = None
@@ -130,7 +185,14 @@ class Attention:
 
 @dataclass(frozen=True, kw_only=True)
 class Oom:
-    """Details of how a run ran out of memory."""
+    """Details about a run that ran out of memory.
+
+    Args:
+        bytes_asked: size of the allocation that failed.
+        sample: id of the sample that was running.
+        message: text of the error.
+        code: digests of the code that was running, by part.
+    """
 
     bytes_asked: int | None = key(minimum=0)
     sample: str | None = None
@@ -140,7 +202,14 @@ class Oom:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An error and the sample that raised it (null for an error outside of any sample)."""
+    """An error during a run.
+
+    Args:
+        sample: id of the sample that raised it; None if no sample was running.
+        type: name of the exception's class.
+        message: text of the error.
+        traceback: Python's traceback.
+    """
 
     sample: str | None = None
     type: str = ""
@@ -150,7 +219,22 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Speculation:
-    """Acceptance and speed of a speculative run."""
+    """Acceptance and speed of a run with speculative decoding.
+
+    Args:
+        gamma: number of tokens drafted per round.
+        draft: the cache that the draft reads.
+        draft_weights: the weights that the draft uses.
+        acceptance_rate: number of accepted tokens divided by the number of drafted ones.
+        stderr: standard error of `acceptance_rate`.
+        tokens_per_round: mean number of tokens that a round of drafting and verification produces.
+        rounds: number of rounds.
+        drafted: number of drafted tokens.
+        accepted: number of accepted tokens.
+        tokens: number of tokens that all rounds produced.
+        n: number of samples.
+        speedup: time per token of fp16 divided by this run's.
+    """
 
     gamma: int | None = None
     draft: str | None = None
@@ -168,7 +252,10 @@ class Speculation:
 
 @dataclass(frozen=True, kw_only=True)
 class InterToken:
-    """The line of inter-token time over length: ``slope_s * length + intercept_s`` seconds."""
+    """Line fitted to the time between two tokens: ``slope_s * length + intercept_s`` seconds.
+
+    The length is the number of tokens in the cache.
+    """
 
     slope_s: float = key("seconds per token of length")
     intercept_s: float = key("seconds at length 0")
@@ -177,7 +264,14 @@ class InterToken:
 
 @dataclass(frozen=True, kw_only=True)
 class Untouched:
-    """The reason why a run packed and dropped nothing: a setting that keeps more tokens exact than any sample has."""
+    """The reason why a run's method packed and dropped nothing.
+
+    Args:
+        key: option that keeps so many tokens in full precision.
+        value: value of the option.
+        exact: largest number of tokens that all stay in full precision.
+        longest: number of tokens of the longest sample.
+    """
 
     key: str
     value: Any
@@ -187,7 +281,12 @@ class Untouched:
 
 @dataclass(frozen=True, kw_only=True)
 class Older:
-    """Samples made by older code: how many, and the parts of the code that have changed since."""
+    """Samples of a run that were produced by older code.
+
+    Args:
+        samples: number of these samples.
+        parts: parts of the code that have changed since.
+    """
 
     samples: int = key(minimum=0)
     parts: list[str] = key("parts of the code that have changed since; 'unknown' if the rows do not record it")
@@ -195,7 +294,16 @@ class Older:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The load of the machine while samples were made; load average and clock as [start, end]."""
+    """Load of the machine while the samples were run.
+
+    Args:
+        cpus: number of processors.
+        average: load average at start and end.
+        mhz: mean clock frequency of the processors in MHz, at start and end.
+        own_cpus: mean number of processors that were busy with this process.
+        other_cpus: mean number of processors that were busy with other processes.
+        held_back: fraction of the time for which the container's CPU limit throttled it.
+    """
 
     cpus: int = key(minimum=1)
     average: list[float | None] = key(factory=list, minItems=2, maxItems=2, minimum=0)
@@ -207,7 +315,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
-    """The environment of a run."""
+    """Machine and software versions of a run."""
 
     device: str | None = None
     device_name: str | None = None
@@ -269,10 +377,10 @@ class Metrics:
 
 
 def read(content: Any) -> Metrics:
-    """Return the parsed content of a `metrics.json` of any version as a record.
+    """Convert the parsed content of a `metrics.json` of any version to a record.
 
     Raises:
-        ShapeError: it is not the content of a run's `metrics.json`; the message names the key.
+        ShapeError: `content` is not valid; the message names the key.
     """
     metrics = typed.read(Metrics, content)
     for name, entry in metrics.scores.items():
@@ -291,7 +399,7 @@ def read(content: Any) -> Metrics:
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `content` validated, with all keys in the order of the record, ready to be written.
+    """Check the content of a `metrics.json` before it is written, and return it with its keys in the record's order.
 
     Raises:
         ShapeError: a key is unknown or missing, or a value has the wrong type.
@@ -301,13 +409,21 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(content: Any) -> dict[str, Any]:
-    """Return the content of any version with all keys of this version; raise ShapeError like :func:`read`."""
+    """Add the keys that an older version did not write to the content of a `metrics.json`, and return it.
+
+    Raises:
+        ShapeError: `content` is not valid; the message names the key.
+    """
     complete: dict[str, Any] = typed.plain(read(content), complete=True)
     return complete
 
 
 def problem(content: Any) -> str | None:
-    """Return the first defect of the content of a `metrics.json`, such as ``mean.score is missing``; None if valid."""
+    """Return the first defect of the content of a `metrics.json`, for example ``mean.score is missing``.
+
+    Returns:
+        The defect; None if `content` is valid.
+    """
     try:
         read(content)
     except ShapeError as error:
@@ -316,7 +432,7 @@ def problem(content: Any) -> str | None:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of the `metrics.json` that this version writes."""
+    """Return the JSON schema of the `metrics.json` files that this version of kvbench writes."""
     written = typed.schema(Metrics, "metrics.json of a kvbench run")
     written["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     conditions = (

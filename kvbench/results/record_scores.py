@@ -10,7 +10,13 @@ from kvbench.results.typed import key
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A paired difference to the fp16 run over the same sample ids."""
+    """Mean difference between a run and its fp16 run, paired by sample.
+
+    Args:
+        diff: mean of the differences, method minus fp16.
+        stderr: standard error of `diff`.
+        n: number of samples that both runs have.
+    """
 
     diff: float
     stderr: float | None = key(default=None, minimum=0)
@@ -19,7 +25,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """A mean score with its standard error and its difference to fp16."""
+    """A mean score with its difference to fp16.
+
+    Args:
+        score: the mean; None without scores.
+        stderr: standard error of the mean.
+        n: number of samples.
+        vs_fp16: paired difference to fp16; None without an fp16 run.
+    """
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -29,7 +42,7 @@ class Mean:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Another score of the same samples."""
+    """The mean over samples of another score that the scorer computes, for example ``flexible`` of GSM8K."""
 
     score: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -37,7 +50,14 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Nll:
-    """The mean NLL per answer token, in nats."""
+    """Mean negative log-likelihood (NLL) per token of the reference answers, in nats.
+
+    Args:
+        mean: the mean over samples.
+        stderr: standard error of the mean.
+        n: number of samples.
+        vs_fp16: paired difference to fp16; None without an fp16 run.
+    """
 
     mean: float | None
     stderr: float | None = key(default=None, minimum=0)
@@ -47,7 +67,18 @@ class Nll:
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity:
-    """The perplexity of a text, computed over its spans."""
+    """Perplexity of a text, computed over its spans.
+
+    Args:
+        ppl: the perplexity.
+        stderr: standard error of `ppl`.
+        bits_per_byte: negative log-likelihood in bits per UTF-8 byte of the text.
+        mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
+        prefill: number of tokens at the beginning of each span that form a prompt and are not scored.
+        chunk: number of tokens per forward pass.
+        windows: number of spans.
+        vs_fp16: paired difference to fp16; None without an fp16 run.
+    """
 
     ppl: float = key(exclusiveMinimum=0)
     stderr: float | None = key(default=None, minimum=0)
@@ -61,7 +92,7 @@ class Perplexity:
 
 @dataclass(frozen=True, kw_only=True)
 class PointTpot:
-    """Time per decode step of one point in seconds, without the first step."""
+    """Time per decode step at one point, in seconds, without the first step; ``n`` is the number of steps."""
 
     median: float | None = key(default=None, minimum=0)
     mean: float | None = key(default=None, minimum=0)
@@ -74,7 +105,10 @@ class PointTpot:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Time and memory at one prompt length and batch size; a point that ran out of memory has only some of the keys."""
+    """Time and memory at one prompt length and batch size.
+
+    Times are in seconds and sizes in bytes. A point that ran out of memory has only some of the keys.
+    """
 
     status: Literal["ok", "oom"]
     ttft_s: float | None = key(optional=True, minimum=0)
@@ -121,7 +155,17 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """The points of one prompt length, by batch size."""
+    """The points of one prompt length.
+
+    Args:
+        max_batch: largest batch size that fitted into memory.
+        oom_batch: smallest batch size that did not fit.
+        best_batch: batch size with the highest throughput.
+        tokens_per_s: the highest throughput.
+        max_batch_vs_fp16: `max_batch` divided by that of fp16; None unless both runs ran out of memory.
+        tokens_per_s_vs_fp16: `tokens_per_s` divided by that of fp16.
+        batches: the points by batch size.
+    """
 
     max_batch: int | None = key(default=None, minimum=1)
     oom_batch: int | None = key(default=None, minimum=1)

@@ -26,7 +26,10 @@ MEASURED = "measured"
 
 
 def outputs(row: Mapping[str, Any]) -> Row:
-    """Return a row without its measurements: the outputs, which are equal in a resumed and an uninterrupted run."""
+    """Return a row without its measurements.
+
+    What remains, such as the prediction and the scores, is equal in a resumed and in an uninterrupted run.
+    """
     return {key: value for key, value in row.items() if key != MEASURED}
 
 
@@ -36,7 +39,9 @@ _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(KvbenchError):
-    """A result that could not be written (disk full, quota, I/O error); earlier results stay readable.
+    """Error for a result that could not be written, for example because the disk is full.
+
+    Results that were written before remain readable.
 
     Args:
         path: file that could not be written.
@@ -65,7 +70,7 @@ class DiskError(KvbenchError):
 
 
 class UnreadableError(KvbenchError):
-    """A results file that exists but cannot be read: a folder, a loop of links, no permission, or an I/O error.
+    """Error for a results file that exists but cannot be read, for example because permission is missing.
 
     Args:
         path: file that could not be read.
@@ -84,9 +89,10 @@ class Samples:
     """The content of `samples.jsonl`.
 
     Attributes:
-        rows: sample id -> its last valid row, in the order of the file.
-        damaged: ``(line number, line, problem)`` of each invalid line; its sample has to be done again.
-        torn: True if the last line is incomplete because its writer was killed; it is also in `damaged`.
+        rows: the last valid row of each sample, by sample id, in the order of the file.
+        damaged: line number, content and defect of each invalid line; its sample has to be run again.
+        torn: True if the last line is incomplete, because the process that wrote it was killed. The line is then also
+            in `damaged`.
     """
 
     rows: dict[str, Row] = field(default_factory=dict)
@@ -95,7 +101,10 @@ class Samples:
 
 
 def read(path: Path) -> Samples:
-    """Read `samples.jsonl`; a later row of a sample replaces an earlier one (re-scoring appends). No file: no rows.
+    """Read `samples.jsonl`.
+
+    If a sample has several rows, the last one counts, because scoring again appends a row. If the file does not exist,
+    there are no rows.
 
     Raises:
         UnreadableError: `path` exists but is not a readable file.
@@ -125,7 +134,7 @@ def read(path: Path) -> Samples:
 
 
 def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows and fsync them; if an error occurs, truncate the file to its previous length.
+    """Append rows to a file, and return once they are on disk (fsync).
 
     Raises:
         DiskError: the rows could not be written; the file is unchanged.
@@ -156,8 +165,8 @@ def repair(path: Path, samples: Samples) -> None:
     An incomplete last line must be removed before a row is appended, or the row would become part of it.
 
     Args:
-        path: the file.
-        samples: its content, from :func:`read`.
+        path: path of `samples.jsonl`.
+        samples: content of the file, from :func:`read`.
     """
     aside = path.with_suffix(".damaged")
     with aside.open("ab") as handle:
@@ -166,7 +175,10 @@ def repair(path: Path, samples: Samples) -> None:
 
 
 def encode(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a line of JSON whose last key is its CRC-32, which reveals changed bytes that still parse."""
+    """Return a row as one line of JSON.
+
+    The last key is a checksum (CRC-32), which also detects changes that leave the JSON valid.
+    """
     body = json.dumps({k: v for k, v in row.items() if k != "crc"}, ensure_ascii=False, allow_nan=False)
     crc = zlib.crc32(body.encode("utf-8", "surrogatepass"))
     # a lone surrogate (half an emoji in a prediction) has no UTF-8 encoding: such a row is written with escapes
@@ -177,7 +189,7 @@ def encode(row: Mapping[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> Row:
-    """Return the row in one line of the file.
+    """Return the row in one line of `samples.jsonl`, after checking it.
 
     Raises:
         ValueError: the line is not JSON, a required key is missing, or the checksum is missing or wrong (the line was

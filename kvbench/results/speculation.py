@@ -14,13 +14,17 @@ SETTINGS = ("gamma", "draft", "draft_weights")
 
 
 def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the acceptance rate and related figures of a speculative run; None if nothing was drafted.
+    """Return the acceptance rate and related figures of a run with speculative decoding; None if nothing was drafted.
+
+    Args:
+        rows: the run's rows.
+        method: options of the method.
 
     Returns:
-        :data:`SETTINGS` with their values; ``acceptance_rate``: accepted over drafted tokens, summed over all samples
-        (in the paper, accepted / (gamma * rounds)), and ``stderr``, its standard error with samples as clusters;
-        ``tokens_per_round``; the counts ``rounds``, ``drafted``, ``accepted``, ``tokens``; ``n``: the number of
-        samples; ``speedup``: None, for the caller to fill in (:func:`speedup`).
+        The content of :class:`kvbench.results.record.Speculation`. ``acceptance_rate`` is the number of accepted tokens
+        divided by the number of drafted ones, both summed over all samples (in the paper, accepted / (gamma * rounds)),
+        and ``stderr`` its standard error with samples as clusters. ``speedup`` is None; the caller sets it
+        (:func:`speedup`).
     """
     drafts = [row["speculation"] for row in rows if row.get("speculation") and row["speculation"]["rounds"]]
     if not drafts:
@@ -39,9 +43,17 @@ def speculation(rows: Sequence[Row], method: Mapping[str, Any]) -> dict[str, Any
 
 
 def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None:
-    """Return the standard error of the ratio ``sum(parts) / sum(wholes)``, linearised; None with fewer than two pairs.
+    """Return the standard error of the ratio ``sum(parts) / sum(wholes)``, to first order (linearised).
 
-    Each pair (one sample) is a cluster, because the drafted tokens of one text are not independent.
+    Each pair of a part and a whole belongs to one sample and forms a cluster, because the drafted tokens of one text
+    are not independent.
+
+    Args:
+        parts: the numerator's terms, for example the numbers of accepted tokens of the samples.
+        wholes: the denominator's terms, for example the numbers of drafted tokens of the samples.
+
+    Returns:
+        The standard error; None with fewer than two pairs, or if the denominator is 0.
     """
     n, total = len(parts), sum(wholes)
     if n < 2 or not total:
@@ -52,7 +64,17 @@ def ratio_error(parts: Sequence[float], wholes: Sequence[float]) -> float | None
 
 
 def speedup(metrics: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> float | None:
-    """Return fp16's median TPOT over this run's, on the same device and batch size; None if fp16 has no such figure."""
+    """Return the speed-up of a run over fp16: fp16's median TPOT divided by the run's.
+
+    If both ran on several devices, the result is the mean of the devices' ratios.
+
+    Args:
+        metrics: content of the run's `metrics.json`.
+        baseline: content of the fp16 run's `metrics.json`; None if there is no such run.
+
+    Returns:
+        The ratio; None if fp16 was not timed on the same device with the same batch size.
+    """
     if not baseline or metrics["config"].get("batch_size") != baseline["config"].get("batch_size"):
         return None
     ratios = [

@@ -42,7 +42,7 @@ class RunStore:
     Args:
         results_dir: directory of all runs, for example ``results/runs``.
         run_id: name of this run's directory (:mod:`kvbench.results.identity`).
-        say: called with a line for the user (damage found, waiting for another process).
+        say: function that shows a line to the user, for example about damage or about waiting for another process.
     """
 
     def __init__(self, results_dir: Path | str, run_id: str, say: Say = lambda line: None) -> None:
@@ -52,17 +52,18 @@ class RunStore:
 
     @property
     def samples_path(self) -> Path:
-        """Path of `samples.jsonl`, the file of sample rows."""
+        """Path of `samples.jsonl`, the file with the recorded results of the samples."""
         return self.path / "samples.jsonl"
 
     @contextmanager
     def hold(self, timeout_s: float = -1, *, quiet: bool = False) -> Iterator[None]:
-        """Lock the run for the block; wait, with a message, while another process holds the lock.
+        """Lock the run inside a ``with`` block.
 
-        The operating system releases the lock of a process that is killed.
+        If another process holds the lock, a message is shown and the call waits. If that process is killed, the
+        operating system releases the lock.
 
         Args:
-            timeout_s: longest wait in seconds; negative: no limit.
+            timeout_s: longest wait in seconds; a negative number waits without limit.
             quiet: True to wait without a message.
 
         Raises:
@@ -104,7 +105,15 @@ class RunStore:
             ) from None
 
     def start(self, config: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> None:
-        """Write `config.yaml`, which identifies the run and is therefore its first file. Raises DiskError."""
+        """Write `config.yaml`, the first file of a run, which marks its directory as a run.
+
+        Args:
+            config: the resolved configuration.
+            environment: content of `env.json`, which is then written too; None to leave that file as it is.
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
         text = yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True, width=120)
         atomic.tidy(self.path)
         lines.write_atomically(self.path / "config.yaml", text.encode())
@@ -112,9 +121,9 @@ class RunStore:
             self.write_environment(environment)
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
-        """Write `env.json`, which replaces that of an earlier session.
+        """Write `env.json`, and replace the file of an earlier command for the same run.
 
-        No device is lost, because each row records the device that it ran on.
+        The devices of earlier samples remain known, because each row records its device.
 
         Raises:
             DiskError: the file cannot be written.
@@ -126,15 +135,18 @@ class RunStore:
         return _read_json(self.path / "env.json")
 
     def origin(self) -> dict[str, Any]:
-        """Return the content of `origin.json`: commits and checksums of what came from the hub; empty without it."""
+        """Return the content of `origin.json`; empty if the file does not exist.
+
+        It holds the commits and checksums of the models and data that came from the hub.
+        """
         return _read_json(self.path / "origin.json") or {}
 
     def write_origin(self, origin: Mapping[str, Any]) -> None:
-        """Write `origin.json`, which only runs of a model or data from the hub have. Raises DiskError."""
+        """Write `origin.json`, for a run whose model or data came from the hub. Raises DiskError."""
         lines.write_atomically(self.path / "origin.json", _json(origin))
 
     def config(self) -> dict[str, Any] | None:
-        """Return the configuration that the run was last started with; None if it is missing or cannot be read."""
+        """Return the configuration with which the run was last started; None if `config.yaml` cannot be read."""
         text = _read_text(self.path / "config.yaml")
         try:
             content = yaml.safe_load(text) if text else None
@@ -147,7 +159,10 @@ class RunStore:
         return lines.read(self.samples_path)
 
     def recover(self) -> dict[str, Row]:
-        """Return all valid rows by sample id; report damaged lines and move them to another file (:func:`repair`)."""
+        """Return all valid rows by sample id, and repair `samples.jsonl` if it has damaged lines.
+
+        Damaged lines are reported to the user and moved to another file. Call this only inside :meth:`hold`.
+        """
         samples = self.samples()
         for number, _, problem in samples.damaged:
             self.say(f"{self.samples_path} line {number}: {problem}; the line is ignored and its sample is repeated")
@@ -156,11 +171,15 @@ class RunStore:
         return samples.rows
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows to `samples.jsonl` and fsync them. Raises DiskError."""
+        """Append rows to `samples.jsonl`, and return once they are on disk. Raises DiskError."""
         lines.append(self.samples_path, rows)
 
     def metrics(self) -> dict[str, Any] | None:
-        """Return `metrics.json` with all keys of the record; None if it is missing or invalid (see :meth:`problem`)."""
+        """Return the content of `metrics.json`, with defaults for the keys that an older version did not write.
+
+        Returns:
+            The content; None if the file is missing or invalid (see :meth:`problem`).
+        """
         content = _read_json(self.path / "metrics.json")
         try:
             return record.filled(content)
@@ -168,7 +187,7 @@ class RunStore:
             return None
 
     def problem(self) -> str | None:
-        """Return a message about a defect of `metrics.json`; None if the file is valid or missing."""
+        """Return a message about the defect of an invalid `metrics.json`; None if the file is valid or missing."""
         path = self.path / "metrics.json"
         if path.is_symlink() or path.exists():
             content = _read_json(path)
@@ -178,11 +197,19 @@ class RunStore:
         return None
 
     def deliveries(self) -> dict[str, Any]:
-        """Return the deliveries to loggers: destination -> digest of the metrics that were sent there."""
+        """Return the digests of the metrics that were last sent to loggers, by destination."""
         return _read_json(self.path / _DELIVERED) or {}
 
     def record_delivery(self, destination: str, digest: str) -> None:
-        """Record that the metrics with this digest were sent to `destination`. Raises DiskError."""
+        """Record that metrics were sent to a logger.
+
+        Args:
+            destination: name of the logger's destination.
+            digest: digest of the metrics that were sent.
+
+        Raises:
+            DiskError: the record cannot be written.
+        """
         lines.write_atomically(self.path / _DELIVERED, _json({**self.deliveries(), destination: digest}))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -191,7 +218,7 @@ class RunStore:
 
 
 def find_runs(results_dir: Path | str) -> list[RunStore]:
-    """Return the stores of all runs in a directory, the most recently changed one last."""
+    """Return the stores of all runs in a directory, the most recently changed last; empty if it does not exist."""
     root = Path(results_dir)
     if not root.is_dir():
         return []

@@ -32,23 +32,26 @@ def build(
     code: Code | None = None,
     data: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of `metrics.json` (:mod:`kvbench.results.record`).
+    """Compute the content of a run's `metrics.json` (:mod:`kvbench.results.record`).
 
     Args:
         store: the run.
         config: the resolved configuration.
         status: ``ok``, ``oom``, ``error`` or ``interrupted``.
-        rows: the rows of those requested samples that are done. Rows of warm-up samples count only for the memory peak.
-        left_out: ids of stored rows that were not requested (a smaller limit than before); no figure includes them.
+        rows: the rows of the requested samples that are finished. Rows of warm-up samples count only for the memory
+            peak.
+        left_out: ids of finished samples that are no longer requested, because the limit was reduced; no figure
+            includes them.
         requested: number of requested samples.
         task_version: version of the task.
-        environment: from :mod:`kvbench.results.environment`.
-        device: name of the device whose timings become the top-level figures; None: the one with the most samples.
-        oom: ``{bytes_asked, sample, message, code}`` if memory ran out.
+        environment: the result of :func:`kvbench.results.environment.environment`.
+        device: name of the device whose timings become the top-level figures; None for the device with the most
+            samples.
+        oom: ``{bytes_asked, sample, message, code}`` if memory ran out, else None.
         errors: ``{sample, type, message, traceback}`` of each error.
-        code: digests of the present code (`kvbench.runner.sources`). If older code made some of the samples, the status
-            ``ok`` becomes ``older``.
-        data: ``{identity, notes}`` of the data set: checksums, and the scorers' back ends.
+        code: digests of the current code, by part (`kvbench.runner.sources`). If older code produced some of the
+            samples, the status ``ok`` becomes ``older``. None skips this check.
+        data: ``identity`` and ``notes`` of the data set.
     """
     peak = aggregate.peak_bytes(rows)
     rows = [row for row in rows if not row.get("warm_up")]
@@ -115,7 +118,7 @@ def build(
 
 
 def baseline(store: RunStore) -> RunStore | None:
-    """Return the fp16 run of the same model, data, decoding and seed (first half of the run id); None if absent."""
+    """Return the fp16 run with the same model, data, decoding options and seed; None if there is no such run."""
     for other in _same_setting(store):
         config = other.config()
         if config is not None and is_baseline(config) and other.samples_path.is_file():
@@ -124,10 +127,10 @@ def baseline(store: RunStore) -> RunStore | None:
 
 
 def pair_siblings(store: RunStore) -> int:
-    """Add paired differences to the runs of the same setting that finished before this fp16 run.
+    """Add differences to fp16 to the other runs of the same setting that finished before their fp16 run.
 
-    Runs that another process holds are skipped: they are paired when they finish. Runs whose stored rows are no longer
-    those that their scores were computed from are skipped with a message.
+    Runs on which another process is working are skipped, because that process adds the differences itself. Runs whose
+    rows have changed since their scores were computed are skipped with a message.
 
     Args:
         store: an fp16 run that has finished; nothing is done for other runs.
@@ -194,7 +197,18 @@ def _same_setting(store: RunStore) -> list[RunStore]:
 def older_code(
     counts: Mapping[str, int], parts: Mapping[str, Code], oom: Mapping[str, Any] | None, now: Code
 ) -> dict[str, Any] | None:
-    """Return what older code contributed to a run: its samples (as :func:`older`) and the out-of-memory error."""
+    """Return how much of a run was produced by other code than the current one.
+
+    Args:
+        counts: number of rows by version of the code (:func:`kvbench.results.code.kinds`).
+        parts: digests of the parts of each version.
+        oom: details of an out-of-memory error, whose code is compared too; None without such an error.
+        now: digests of the current code.
+
+    Returns:
+        ``samples``, the number of samples, and ``parts``, the parts of the code that have changed since; None if all is
+        from the current code.
+    """
     rows = older(counts, parts, now)
     names = changed(oom.get("code"), now) if oom else []
     if not names:

@@ -33,13 +33,13 @@ Metrics = Mapping[str, Any]
 
 
 def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | None = None) -> str:
-    """Return the table of a sweep (or of one run) as text for a terminal, with notes below it.
+    """Return the table of a sweep, or of one run, as text for a terminal, with notes below it.
 
     Args:
-        runs: contents of `metrics.json`. If they have a ``run_dir``, the file is read again, because a later fp16 run
-            adds paired differences to earlier runs.
-        width: width in characters; None: that of the terminal (:func:`kvbench.util.table.fit`).
-        color: True or False to force colours on or off; None: colours if standard output is a terminal.
+        runs: contents of the runs' `metrics.json`. If a run has a ``run_dir``, its file is read again, because a later
+            fp16 run adds differences to earlier runs.
+        width: width in characters; None for the width of the terminal (:func:`kvbench.util.table.fit`).
+        color: True or False to force colours on or off; None for colours if standard output is a terminal.
     """
     runs = [reread(run) for run in runs]
     width = table.fit(width)
@@ -50,13 +50,21 @@ def summary(runs: Sequence[Metrics], width: int | None = None, *, color: bool | 
 
 
 def screen(runs: Sequence[Metrics], width: int = table.WIDTH) -> Group:
-    """Return the table with one line per run; if that is too wide, transposed, or else split into several tables."""
+    """Return the table of runs as a terminal shows it.
+
+    The table has one line per run. If that is too wide, it has one column per run, and it is split into several tables
+    if it is still too wide.
+
+    Args:
+        runs: contents of the runs' `metrics.json`.
+        width: width in characters.
+    """
     header, body = grid(runs)
     return table.Grid(header, body, across=True).fitted(width)
 
 
 def markdown(runs: Sequence[Metrics]) -> str:
-    """Return the table as GitHub markdown, with the difference to fp16 in brackets after the score."""
+    """Return the table of runs as GitHub markdown, with the difference to fp16 in parentheses after the score."""
     header, body = grid([reread(run) for run in runs])
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
     for line in body:
@@ -66,7 +74,10 @@ def markdown(runs: Sequence[Metrics]) -> str:
 
 
 def to_csv(runs: Sequence[Metrics]) -> str:
-    """Return CSV with one line per run or point and plain numbers (bytes, seconds), for a spreadsheet or pandas."""
+    """Return the table of runs as CSV with plain numbers in bytes and seconds, for a spreadsheet or pandas.
+
+    It has one line per run, or one per point if the runs measured points.
+    """
     runs = [reread(run) for run in runs]
     lines, chosen = _lines(runs)
     buffer = io.StringIO()
@@ -79,7 +90,10 @@ def to_csv(runs: Sequence[Metrics]) -> str:
 
 
 def grid(runs: Sequence[Metrics]) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and the cells of a table, one line per run, or one per point if the runs measured points."""
+    """Return the headings and the cells of the table of runs.
+
+    It has one line of cells per run, or one per point if the runs measured points.
+    """
     lines, chosen = _lines(runs, TABLE)
     body = [[column.cell(line) for column in chosen if column.cell is not None] for line in lines]
     return [column.name for column in chosen if column.cell is not None], body
@@ -116,7 +130,13 @@ def _points(line: RunLine, fits: Mapping[int, Any], *, repeat_name: bool) -> lis
 
 
 def reread(run: Metrics) -> dict[str, Any]:
-    """Return a run's `metrics.json` with all keys of the record, read again from ``run_dir`` if the run has one."""
+    """Return the current content of a run's `metrics.json`, with defaults for keys that older versions did not write.
+
+    The file is read again if the run has a ``run_dir`` and the file there is valid.
+
+    Args:
+        run: content of the `metrics.json`, possibly with the added key ``run_dir``.
+    """
     if run.get("run_dir"):
         try:
             content = json.loads((Path(run["run_dir"]) / "metrics.json").read_text(encoding="utf-8"))

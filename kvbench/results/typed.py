@@ -20,7 +20,7 @@ _SCALARS[float] = ("number", "number")
 
 
 class ShapeError(ValueError):
-    """JSON content that does not fit the dataclass; the message names the key."""
+    """Error for JSON content that does not match a dataclass; the message names the key."""
 
 
 def key(
@@ -31,15 +31,15 @@ def key(
     optional: bool = False,
     **limits: Any,
 ) -> Any:
-    """Return a dataclass field with a description and limits of its values.
+    """Return a dataclass field with a description and limits of its values, for the JSON schema.
 
     Args:
-        about: description in the schema.
-        default: default for content without the key.
-        factory: function that returns this default.
-        optional: True to omit the key in JSON if its value is None.
-        **limits: keywords of JSON schema (``minimum``, ``pattern``); ``keys`` is a pattern for the keys of a dict. They
-            are part of the schema only; :func:`read` does not check them.
+        about: description of the key in the schema.
+        default: value for content without the key.
+        factory: function that returns the value for content without the key, for lists and dicts.
+        optional: True to omit the key from JSON if its value is None.
+        **limits: keywords of JSON schema, for example ``minimum`` or ``pattern``, and ``keys``, a pattern for the keys
+            of a dict. Only the schema contains them; :func:`read` does not check them.
     """
     metadata = {"about": about, "optional": optional, "limits": limits}
     if optional and default is dataclasses.MISSING and factory is dataclasses.MISSING:
@@ -50,12 +50,12 @@ def key(
 
 
 def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False) -> Tree:
-    """Build and return a tree from parsed JSON; missing keys get their defaults.
+    """Convert parsed JSON to a dataclass with nested dataclasses; missing keys get their defaults.
 
     Args:
-        cls: the tree's dataclass.
-        content: parsed JSON.
-        where: dotted key of the content in the whole, for messages.
+        cls: the outermost dataclass.
+        content: the parsed JSON.
+        where: for messages, the dotted key under which `content` was found in a larger document; empty for a document.
         strict: True to raise an error for unknown keys, which are otherwise ignored.
 
     Raises:
@@ -65,11 +65,11 @@ def read(cls: type[Tree], content: Any, where: str = "", *, strict: bool = False
 
 
 def plain(tree: Any, *, complete: bool = False) -> Any:
-    """Return a tree as plain data for JSON.
+    """Convert a dataclass with nested dataclasses to plain data for JSON.
 
     Args:
-        tree: a dataclass tree.
-        complete: True to include optional keys that are None.
+        tree: the outermost dataclass.
+        complete: True to include optional keys whose value is None.
     """
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         content = {}
@@ -86,7 +86,12 @@ def plain(tree: Any, *, complete: bool = False) -> Any:
 
 
 def schema(cls: type, title: str) -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of what :func:`plain` returns for a tree of type `cls`."""
+    """Return the JSON schema (2020-12) of the JSON to which :func:`plain` converts a dataclass.
+
+    Args:
+        cls: the outermost dataclass.
+        title: title of the schema.
+    """
     definitions: dict[str, Any] = {}
     root = _object(cls, definitions)
     return {

@@ -14,16 +14,16 @@ REACH = 16
 
 @dataclass(frozen=True)
 class Chunked:
-    """One prompt, cut into chunks.
+    """One prompt whose context is cut into chunks.
 
     Args:
-        first: token at which the first chunk begins (0 is the row's first real token).
-        size: tokens of a chunk.
-        texts: text of each full chunk, in order; the context's last ``len mod size`` tokens belong to none.
-        query: what to search for.
-        query_source: origin of the query: ``input``, ``template`` (the prompt's own text after the context),
-            ``last_chunk`` (the end of the context, a chunk long) or ``last_64_tokens`` (no context border is known: the
-            context is everything before them).
+        first: index of the first chunk's first token in the prompt, not counting padding.
+        size: number of tokens per chunk.
+        texts: text of each chunk, in order. Tokens at the end of the context that do not fill a chunk are left out.
+        query: text to search for.
+        query_source: origin of the query. ``input`` is the question that the sample gives, ``template`` the prompt's
+            text after the context, and ``last_chunk`` the last `size` tokens of the context. ``last_64_tokens`` is the
+            end of a prompt without a known context; everything before it then counts as the context.
     """
 
     first: int
@@ -34,7 +34,7 @@ class Chunked:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Half-open token ranges of the chunks."""
+        """Half-open token ranges of the chunks in the prompt."""
         return [(self.first + i * self.size, self.first + (i + 1) * self.size) for i in range(len(self.texts))]
 
 
@@ -47,22 +47,19 @@ def cut(
     otherwise: str | None = None,
     whole_words: bool = False,
 ) -> Chunked:
-    """Cut a prompt's context into chunks of `size` model tokens (Cocktail, sec. III-B).
+    """Cut a prompt's context into chunks of `size` tokens, and choose the query (Cocktail, sec. III-B).
 
     Args:
         ids: the prompt's token ids, without padding.
-        decode: token ids to text.
-        size: tokens of a chunk.
-        context: half-open token range of the context, or None.
-        query: the question's text; may be empty.
-        otherwise: what to search for if `query` is empty and the context is known. ``template``: the prompt's text
-            after the context. ``last_chunk``: the last `size` tokens of the context, for prompts without a question
-            after it, such as code to complete. None: ``template``.
-        whole_words: if True, a word that a chunk boundary splits appears in full in the text of both chunks
-            (:func:`text_in_words`). This affects only the text that is searched, not which tokens belong to a chunk.
-
-    Returns:
-        The chunks with their texts, the query, and where the query came from.
+        decode: function that converts token ids to text.
+        size: number of tokens per chunk.
+        context: half-open token range of the context; None if it is unknown.
+        query: text of the question; may be empty.
+        otherwise: text to search for if `query` is empty and the context is known. ``template`` or None is the prompt's
+            text after the context. ``last_chunk`` is the last `size` tokens of the context, for prompts that have no
+            question after it, such as code to complete.
+        whole_words: if True, a word that a chunk boundary splits appears in full in the texts of both chunks. The
+            tokens of the chunks stay the same.
     """
     if context is None:
         border = max(0, len(ids) - LAST_TOKENS)
@@ -88,16 +85,16 @@ def cut(
 def text_in_words(
     ids: Sequence[int], decode: Callable[[Sequence[int]], str], span: tuple[int, int], context: tuple[int, int]
 ) -> str:
-    """Return the text of the tokens `span`, with the rest of the words that its ends cut.
+    """Return the text of a chunk, with its first and last word completed from the tokens around the chunk.
 
-    A word is what stands between white space. Where its end is not found within :data:`REACH` tokens of the context
-    (text without spaces), or the tokens do not decode alone (half a character), that end stays as it is.
+    Words are separated by whitespace. A word is not completed if no whitespace is found within :data:`REACH` tokens
+    beyond the chunk, or if a character is split between tokens.
 
     Args:
         ids: the prompt's token ids.
-        decode: token ids to text.
+        decode: function that converts token ids to text.
         span: half-open token range of the chunk.
-        context: half-open token range beyond which nothing is taken.
+        context: half-open token range of the context; words are completed only from tokens in it.
     """
     start, stop = span
     begin, end = max(context[0], start - REACH), min(context[1], stop + REACH)

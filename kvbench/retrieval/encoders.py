@@ -53,7 +53,7 @@ PROBE_SECONDS = 1.5
 
 
 class Encoder(ABC):
-    """Scorer of texts against a query."""
+    """Base class of the functions that score how similar texts are to a query."""
 
     #: seconds that the searches so far would have taken in addition, had no vector been stored, less those that only
     #: the first search of a process takes (loading of weights)
@@ -65,21 +65,21 @@ class Encoder(ABC):
 
     @abstractmethod
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return one number for each text; larger means more similar."""
+        """Return one number per text, in order; a larger number means more similar to the query."""
 
     @abstractmethod
     def ready(self) -> None:
-        """Raise ModelError if weights, key or package are unavailable; load nothing."""
+        """Raise ModelError if the encoder's weights, API key or package are unavailable. Nothing is loaded."""
 
 
 class BM25(Encoder):
-    """BM25 in Lucene's variant over lower-cased words (bm25s); the raw score.
+    """Keyword search by BM25 in Lucene's variant, computed by the package bm25s over lower-cased words.
 
-    A word is a run of letters, digits and underscores, a single one too (keys in retrieval tasks are often spelled in
-    them); where a script writes words without spaces, each character is one, as in Lucene's standard analyzer. English
-    stop words are left out, as in bm25s and Lucene's English analyzer: with the "is", "the" and "of" of a question,
-    prose about nothing would rank before the records of a list. Of the letters alone, "a" is a stop word: where it is
-    a key, it is not found.
+    A word is a run of letters, digits and underscores, including single ones, because keys in retrieval tasks often
+    contain them. In scripts without spaces between words, each character is a word, as in Lucene's standard analyzer.
+    English stop words are left out, as in bm25s and Lucene's English analyzer. Otherwise the "is", "the" and "of" of a
+    question would rank any prose above the records of a list. A key that is the single letter "a" is therefore not
+    found.
     """
 
     whole_words = True
@@ -92,7 +92,7 @@ class BM25(Encoder):
             raise ModelError(NO_BM25S)
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return BM25 scores; 0 for a text without a word of the query."""
+        """Return the BM25 score of each text, in order; 0 for a text that contains no word of the query."""
         # bm25s imports jax where it is installed, and jax would take three quarters of the GPU's memory
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         try:
@@ -110,11 +110,13 @@ class BM25(Encoder):
 
 
 class Embedding(Encoder):
-    """Cosine similarity of embeddings (Cocktail, eq. 1), each text encoded once and stored.
+    """Base class of the encoders that compare embedding vectors by their cosine (Cocktail, eq. 1).
+
+    Each text is encoded once, and its vector is stored.
 
     Args:
-        name: identifier of the vectors in the store.
-        store: vectors by (name, text).
+        name: name of the encoder, under which its vectors are stored.
+        store: store of the vectors.
     """
 
     batch = 64
@@ -124,23 +126,24 @@ class Embedding(Encoder):
 
     @abstractmethod
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the vectors of texts."""
+        """Return the embedding vector of each text, in order. Raises ModelError if that fails."""
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """Return the query and the texts in the form that the encoder expects."""
+        """Return the strings to encode: the query first, then the texts, with any instructions of the encoder."""
         return [query, *texts]
 
     def load(self) -> None:
-        """Load what :meth:`embed` needs, unless it is loaded; raise ModelError if that fails."""
+        """Load the weights if they are not loaded yet, or check the API key. Raises ModelError if that fails."""
 
     def machine(self) -> str:
-        """Return the name of the machine that computes vectors; times are recorded per machine."""
+        """Return a description of the machine that computes vectors, under which their times are stored."""
         return machine()
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """Return the cosine of the query's and each text's vector, in double precision.
+        """Return the cosine between the vector of the query and that of each text, in order, in double precision.
 
-        A text with a stored vector is encoded again if its encoding time on this machine is unknown.
+        Texts without a stored vector are encoded. A text whose encoding time on this machine is unknown is encoded too,
+        in order to time it, but its stored vector is used.
         """
         wanted = self.prepare(query, texts)
         by_text = self.store.get(self.name, wanted)
@@ -169,12 +172,14 @@ class Embedding(Encoder):
 
 
 class SentenceTransformer(Embedding):
-    """Encoder from any sentence-transformers model; plain checkpoints get mean pooling, as Contriever needs.
+    """Encoder that uses a sentence-transformers model.
+
+    Checkpoints without a pooling layer get mean pooling, which Contriever needs.
 
     Args:
-        name: name of the encoder in rows and in the store.
-        path: folder or hub id of the checkpoint.
-        store: embeddings computed before.
+        name: name of the encoder, under which its vectors are stored.
+        path: folder of the checkpoint, or its repository on the hub.
+        store: store of the vectors.
     """
 
     def __init__(self, name: str, path: str, store: EmbeddingStore) -> None:
@@ -183,13 +188,13 @@ class SentenceTransformer(Embedding):
         self._model: Any = None
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """Return the texts, for LLM-Embedder with its instructions in front."""
+        """Return the query, then the texts; for LLM-Embedder, each begins with the instruction that it expects."""
         if self.name != "llm_embedder":
             return super().prepare(query, texts)
         return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]
 
     def ready(self) -> None:
-        """Raise ModelError if there are neither weights on disk, nor a hub that answers, nor stored vectors."""
+        """Raise ModelError if weights are not on this machine, the hub does not answer, and no vectors are stored."""
         from huggingface_hub import try_to_load_from_cache
 
         if os.path.isdir(self.path) or isinstance(try_to_load_from_cache(self.path, "config.json"), str):
@@ -198,24 +203,25 @@ class SentenceTransformer(Embedding):
             raise cannot_load(self.name, self.path, "it is neither a folder nor in the hub's cache")
 
     def load(self) -> None:
-        """Load the weights, once."""
+        """Load the weights if they are not loaded yet. Raises ModelError if they are unavailable."""
         if self._model is None:
             self._model = load_sentence_transformer(self.path if "/" in self.name else self.name, self.path)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return the vectors, fp32."""
+        """Return the embedding vector of each text, in order, in fp32. Raises ModelError without the weights."""
         self.load()
         vectors = self._model.encode(list(texts), batch_size=self.batch, show_progress_bar=False)
         return [[float(x) for x in vector] for vector in vectors]
 
 
 class OpenAI(Embedding):
-    """OpenAI-compatible embeddings endpoint (``text-embedding-ada-002`` unless ``OPENAI_EMBEDDING_MODEL`` is set).
+    """Encoder that asks an OpenAI-compatible embeddings endpoint.
 
-    ``OPENAI_API_KEY`` and, for other servers, ``OPENAI_BASE_URL`` come from the environment; the key is never logged.
+    Environment variables configure it: ``OPENAI_API_KEY``, which is never logged, ``OPENAI_BASE_URL`` for another
+    server, and ``OPENAI_EMBEDDING_MODEL`` for another model than ``text-embedding-ada-002``.
 
     Args:
-        store: embeddings computed before.
+        store: store of the vectors.
     """
 
     def __init__(self, store: EmbeddingStore) -> None:
@@ -224,17 +230,17 @@ class OpenAI(Embedding):
         super().__init__(f"openai/{self.model}" + ("" if base == OPENAI_URL else f" {base}"), store)
 
     def load(self) -> None:
-        """Raise ModelError unless the environment has a key."""
+        """Raise ModelError unless ``OPENAI_API_KEY`` is set; there is nothing to load."""
         if not os.environ.get("OPENAI_API_KEY"):
             raise ModelError(NO_KEY)
 
     def ready(self) -> None:
-        """Raise ModelError if there are neither a key nor stored vectors."""
+        """Raise ModelError if ``OPENAI_API_KEY`` is not set and no vectors are stored."""
         if not os.environ.get("OPENAI_API_KEY") and not len(self.store):
             raise ModelError(NO_KEY)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """Return vectors from the endpoint."""
+        """Return the embedding vector of each text, in order. Raises ModelError without a key or an answer."""
         import httpx
 
         key = os.environ.get("OPENAI_API_KEY")
@@ -258,14 +264,14 @@ class OpenAI(Embedding):
 
 
 def openai_endpoint() -> tuple[str, str]:
-    """Return model and base URL of ``encoder=openai``, from the environment."""
+    """Return the name of the model and the base URL that ``encoder=openai`` uses, from environment variables."""
     model = os.environ.get("OPENAI_EMBEDDING_MODEL") or OPENAI_MODEL
     return model, (os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
 
 
 @lru_cache(maxsize=1)
 def machine() -> str:
-    """Return processor, number of threads and GPU: all that determines an encoder's speed."""
+    """Return a description of this machine that determines an encoder's speed: processor, threads and GPU."""
     import torch
 
     from kvbench.profiling.device import device_name
@@ -276,10 +282,14 @@ def machine() -> str:
 
 
 def load_sentence_transformer(name: str, path: str) -> Any:
-    """Load the model from disk or the hub's cache, or from the hub if it answers.
+    """Load a sentence-transformers model from a folder, the hub's cache or the hub.
+
+    Args:
+        name: name of the encoder, for messages.
+        path: folder of the checkpoint, or its repository on the hub.
 
     Raises:
-        ModelError: the model is unavailable; the message names the overrides that help.
+        ModelError: the package is not installed, or the model is unavailable.
     """
     try:
         import sentence_transformers
@@ -304,7 +314,13 @@ def load_sentence_transformer(name: str, path: str) -> Any:
 
 
 def cannot_load(name: str, path: str, reason: str) -> ModelError:
-    """Return the error for missing weights, with the overrides that help."""
+    """Return the ModelError for weights that are unavailable, with a hint that names other encoders.
+
+    Args:
+        name: name of the encoder.
+        path: folder or repository of its checkpoint.
+        reason: reason why the weights cannot be loaded.
+    """
     return ModelError(
         f"the encoder '{name}' ({path}) cannot be loaded ({reason}). Either its weights are not on this machine, "
         "or the hub cannot be reached.\n  hint: set method.encoder=bm25, which needs no weights, or "
@@ -314,7 +330,10 @@ def cannot_load(name: str, path: str, reason: str) -> ModelError:
 
 
 def hub_answers() -> bool:
-    """Return True if the hub's host accepts a connection at once (the client would retry for a minute)."""
+    """Return True if the hub's host accepts a connection within :data:`PROBE_SECONDS`.
+
+    The check saves a minute of retries by the hub's client.
+    """
     from urllib.parse import urlparse
 
     from huggingface_hub import constants
@@ -339,10 +358,13 @@ def hub_answers() -> bool:
 
 @lru_cache(maxsize=8)
 def encoder(name: str) -> Encoder:
-    """Return the encoder of that name (:data:`NAMED`, or a sentence-transformers id or folder), one per process.
+    """Return the encoder for a value of ``method.encoder``; a process has one encoder per name.
+
+    Args:
+        name: one of :data:`NAMED`, or a sentence-transformers model as a repository on the hub or a folder.
 
     Raises:
-        ConfigError: `name` is neither known nor a model's id or folder.
+        ConfigError: `name` is none of these.
     """
     if name == "bm25":
         return BM25()
@@ -354,7 +376,11 @@ def encoder(name: str) -> Encoder:
 
 
 def stored_name(name: str) -> str:
-    """Return the name under which vectors are stored; for a folder it depends on the files, which training changes."""
+    """Return the name under which an encoder's vectors are stored.
+
+    For a folder, the name includes a digest of the sizes and times of its files, so that a model that has been trained
+    further does not use old vectors.
+    """
     if name in NAMED or not os.path.isdir(name):
         return name
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
@@ -363,14 +389,14 @@ def stored_name(name: str) -> str:
 
 
 def packages(name: str) -> tuple[Package, ...]:
-    """Return the packages that the encoder of that name needs."""
+    """Return the Python packages that an encoder needs."""
     module = {"bm25": "bm25s", "openai": "httpx"}.get(name, "sentence_transformers")
     hint = "pip install 'kvbench[retrieval]'" if name == "bm25" else f"pip install {module.replace('_', '-')}"
     return (Package(module, "method.encoder", name, f"run {hint}, or choose another method.encoder"),)
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError for a name that is neither known, nor a hub id (``org/model``), nor a folder."""
+    """Raise ConfigError unless a name is one of :data:`NAMED`, a repository on the hub (``ORG/MODEL``), or a folder."""
     hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,95}", name, flags=re.ASCII)
     if name not in NAMED and not hub_id and not (name and exists(name, "method.encoder") and os.path.isdir(name)):
         raise ConfigError(
@@ -382,6 +408,6 @@ def check_name(name: str) -> None:
 
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the cosine similarity in double precision; 0 if a vector is zero."""
+    """Return the cosine similarity of two vectors in double precision; 0 if one of them is zero."""
     norm = math.sqrt(math.fsum(x * x for x in a)) * math.sqrt(math.fsum(x * x for x in b))
     return math.fsum(x * y for x, y in zip(a, b, strict=True)) / norm if norm else 0.0

@@ -15,23 +15,34 @@ LOW, MIDDLE, FULL = 2, 4, 16
 
 @dataclass(frozen=True)
 class Widths:
-    """Bits of each chunk, and the thresholds that decided them (None if shares did)."""
+    """Bit widths of a context's chunks.
+
+    Args:
+        bits: bits per element of each chunk, 2, 4 or 16 (full precision).
+        t_low: chunks with a score below this threshold got 2 bits; None if the widths were chosen by rank.
+        t_high: chunks with a score above this threshold got 16 bits; None if the widths were chosen by rank.
+    """
 
     bits: tuple[int, ...]
     t_low: float | None
     t_high: float | None
 
     def count(self, bits: int) -> int:
-        """Return the number of chunks of one width."""
+        """Return the number of chunks with a bit width of `bits`."""
         return self.bits.count(bits)
 
 
 def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
-    """Choose widths by the thresholds of eq. 2 and 3, in double precision.
+    """Choose bit widths by comparing scores with two thresholds (Cocktail, eq. 2 and 3).
 
-    ``T_low = s_min + (s_max - s_min) alpha``, ``T_high = s_max - (s_max - s_min) beta``; a chunk strictly below T_low
-    is INT2, strictly above T_high FP16, else INT4. So equal scores (or a single chunk) are all INT4, and beta = 0
-    leaves no FP16 chunk.
+    The thresholds are ``T_low = s_min + (s_max - s_min) alpha`` and ``T_high = s_max - (s_max - s_min) beta``. A chunk
+    gets 2 bits if its score is below T_low, 16 bits if it is above T_high, and 4 bits otherwise. Chunks with equal
+    scores, or a single chunk, thus get 4 bits, and with beta = 0 no chunk gets 16 bits.
+
+    Args:
+        scores: similarity of each chunk to the query.
+        alpha: fraction of the range of scores below which chunks get 2 bits.
+        beta: fraction of the range of scores, counted from the top, above which chunks get 16 bits.
     """
     if not scores:
         return Widths((), None, None)
@@ -41,9 +52,14 @@ def by_threshold(scores: Sequence[float], alpha: float, beta: float) -> Widths:
 
 
 def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
-    """Choose widths by rank: shares of FP16, INT4 and INT2 chunks (any scale), the most similar chunks first.
+    """Choose bit widths by rank, so that the cache has the same size for any scores.
 
-    Ties go to the earlier chunk; counts are rounded and INT2 takes the rest, so that bytes are equal for equal shares.
+    The most similar chunks get 16 bits, the next ones 4 bits and the rest 2 bits. Of equal scores, the earlier chunk
+    ranks higher.
+
+    Args:
+        scores: similarity of each chunk to the query.
+        shares: proportions of the chunks with 16, 4 and 2 bits; their sum may be any positive number.
     """
     total, n = sum(shares), len(scores)
     full = round(n * shares[0] / total)
@@ -56,7 +72,12 @@ def by_rank(scores: Sequence[float], shares: Sequence[float]) -> Widths:
 
 
 def shuffled(widths: Widths, seed: str) -> Widths:
-    """Return as many chunks of each width, drawn at random (the paper's ablation without module I)."""
+    """Return the same bit widths in random order, which is the paper's ablation without the search (module I).
+
+    Args:
+        widths: bit widths from a search.
+        seed: seed of the random order.
+    """
     bits = list(widths.bits)
     random.Random(seed).shuffle(bits)
     return Widths(tuple(bits), widths.t_low, widths.t_high)

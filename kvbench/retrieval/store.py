@@ -17,10 +17,12 @@ from pathlib import Path
 
 
 class EmbeddingStore:
-    """SQLite file of vectors, safe for several processes; without a usable folder, a store in memory.
+    """Store of embedding vectors in an SQLite file, which several processes may use at the same time.
+
+    If the file cannot be used, the vectors are stored in memory.
 
     Args:
-        path: the file, or None for memory.
+        path: the file; None to store vectors in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -48,14 +50,25 @@ class EmbeddingStore:
 
     @classmethod
     def default(cls) -> EmbeddingStore:
-        """Open the store in ``KVBENCH_CACHE`` (else in the user's cache folder)."""
+        """Open the store in the folder that the environment variable ``KVBENCH_CACHE`` names.
+
+        Without the variable, the store is in the user's cache folder.
+        """
         root = os.environ.get("KVBENCH_CACHE") or os.path.join(
             os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kvbench"
         )
         return cls(Path(root) / "embeddings.sqlite")
 
     def get(self, name: str, texts: Sequence[str]) -> dict[str, list[float]]:
-        """Return the stored vectors (fp32) of these texts; damaged ones are left out, and so encoded again."""
+        """Return the stored vectors of texts, in fp32.
+
+        Args:
+            name: name of the encoder.
+            texts: the encoded texts.
+
+        Returns:
+            Vectors by text, without those that are missing or damaged.
+        """
         vectors = {}
         for text in set(texts):
             try:
@@ -76,7 +89,16 @@ class EmbeddingStore:
             return 0
 
     def costs(self, name: str, texts: Sequence[str], machine: str) -> dict[str, float]:
-        """Return the seconds that encoding each of these texts took on `machine`, for those encoded there."""
+        """Return the time that encoding took for each of several texts.
+
+        Args:
+            name: name of the encoder.
+            texts: the encoded texts.
+            machine: description of the machine.
+
+        Returns:
+            Seconds by text, without texts that were never timed on this machine.
+        """
         seconds = {}
         for text in set(texts):
             try:
@@ -90,13 +112,13 @@ class EmbeddingStore:
         return seconds
 
     def put(self, name: str, vectors: Mapping[str, Sequence[float]], machine: str, seconds: float) -> None:
-        """Store vectors.
+        """Store vectors and the time that their encoding took, divided equally among the texts.
 
         Args:
             name: name of the encoder.
             vectors: vectors by text.
-            machine: machine that encoded them.
-            seconds: time that encoding all of them took.
+            machine: description of the machine that encoded the texts.
+            seconds: time that encoding all texts took, in seconds.
         """
         rows = [(_key(name, text), array.array("f", vector).tobytes()) for text, vector in vectors.items()]
         seconds_each = seconds / max(len(rows), 1)

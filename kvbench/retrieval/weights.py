@@ -15,14 +15,14 @@ _SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 
 
 def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: None) -> Path:
-    """Download what is missing of an encoder into the hub's cache and return the folder of the snapshot.
+    """Download the missing files of an encoder into the hub's cache, and return the encoder's folder there.
 
     Args:
         hub_id: the repository, ``OWNER/NAME``.
-        announce: called with the files and their sizes before they are downloaded.
+        announce: function that is called with the files and their sizes before a download.
 
     Raises:
-        HubError: the encoder is unavailable (:mod:`kvbench.hub.transfer`).
+        HubError: the hub cannot be reached, or does not provide the encoder.
     """
     repository = Repository(hub_id)
     files = plan(repository, wanted, "config.json")
@@ -32,7 +32,11 @@ def fetch_weights(hub_id: str, announce: Callable[[Plan], None] = lambda files: 
 
 
 def wanted(files: Sequence[str]) -> list[str]:
-    """Return which files of a repository sentence-transformers needs: one copy of the weights, and all small files."""
+    """Return the files that sentence-transformers needs: one copy of the weights, and all small files.
+
+    Args:
+        files: paths of all files of the repository.
+    """
     top = [name for name in files if "/" not in name]
     weights = [name for name in top if name.endswith(".safetensors")] or [n for n in top if n.endswith(".bin")]
     folders = [name for name in files if re.match(r"\d+_[^/]*/", name)]  # pooling and other layers behind the model
