@@ -27,11 +27,11 @@ class Text:
     """A prompt to analyse.
 
     Args:
-        id: the sample's id.
-        ids: token ids.
-        context: half-open range of the context's tokens (Cocktail searches it), or None.
-        query: the question's text.
-        query_source: what replaces an empty query (:class:`kvbench.cache.Prompts`).
+        id: id of the sample.
+        ids: token ids of the prompt.
+        context: half-open token range of the context, which Cocktail searches; None if the prompt has no context.
+        query: text of the question; may be empty.
+        query_source: text that replaces an empty query, for example ``last_chunk`` (:class:`kvbench.cache.Prompts`).
     """
 
     id: str
@@ -42,10 +42,16 @@ class Text:
 
 
 def texts(samples: Iterable[Sample], loaded: LoadedModel, model: ModelConfig, steps: int) -> list[Text]:
-    """Return the prompts of samples as a run would encode them, with room for `steps` new tokens.
+    """Encode the prompts of samples as a run would.
+
+    Args:
+        samples: the samples.
+        loaded: the model.
+        model: configuration of the model.
+        steps: number of new tokens for which a prompt leaves room.
 
     Raises:
-        DataError: a prompt is too long and its task forbids cutting it.
+        DataError: a prompt is too long, and its task does not allow it to be cut.
     """
     room = prompt_limit(None, loaded.max_length, steps)
     encoded = []
@@ -64,23 +70,27 @@ def analyse(
     report: Callable[[str], None] | None = None,
     outcome: Outcome | None = None,
 ) -> Outcome:
-    """Let a model answer prompts with exact attention, and compare each method's attention with it at every step.
+    """Compare the attention of methods with exact attention while a model answers prompts.
 
-    The model decodes greedily until it ends its answer, or ``options.steps`` tokens have been fed to it. All methods
-    run at once, so their caches are in memory together.
+    The model itself decodes greedily with exact attention until it ends its answer, or for ``options.steps`` steps. All
+    methods are compared at the same time, so all their caches must fit into memory together.
 
     Args:
         loaded: the model.
-        prompts: each is processed by itself.
-        methods: methods by the name of their setting; checked against the model already (``Method.check``). A method
-            that speculates is analysed without its draft (``Method.alone``).
-        options: what is observed; None: the defaults.
-        report: called after each prompt with its id.
-        outcome: an outcome of the same model, methods and options to go on with: prompts that it has are left out.
+        prompts: the prompts, which are processed one at a time.
+        methods: methods by the name of their setting; each must have passed ``Method.check``. A method with
+            speculative decoding is analysed without its draft.
+        options: options of the analysis; None for the defaults.
+        report: function that is called after each prompt with the id of its sample.
+        outcome: an earlier outcome with the same model, methods and options, to which prompts are added. Prompts that
+            it already has are skipped. None starts a new one.
+
+    Returns:
+        The outcome; `outcome` itself if it was given.
 
     Raises:
-        ConfigError: there is no prompt, or the model's heads are spread over several processes.
-        NonFiniteError: attention is NaN, because the model's keys, queries or values are.
+        ConfigError: `prompts` is empty, or the model's heads are split over several processes.
+        NonFiniteError: attention is NaN or infinite, because the model's queries, keys or values are.
     """
     options = options or Options()
     if not prompts:
@@ -110,7 +120,17 @@ def analyse(
 def observed(
     loaded: LoadedModel, text: Text, methods: Mapping[str, Method], options: Options
 ) -> tuple[Observation, dict[str, tuple[int, int]]]:
-    """Return the observation of one prompt, and for each method its cache's bytes and the equivalent in fp16."""
+    """Analyse one prompt.
+
+    Args:
+        loaded: the model.
+        text: the prompt.
+        methods: methods by the name of their setting.
+        options: options of the analysis.
+
+    Returns:
+        The observation, and by method the bytes that its cache uses and the bytes of the same tokens in fp16.
+    """
     model, device = loaded.model, loaded.device
     ids = torch.tensor([text.ids], device=device)
     length = len(text.ids) + options.steps
@@ -139,10 +159,16 @@ def observed(
 
 
 def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[str, tuple[int, int]]) -> None:
-    """Add an observation to the outcome.
+    """Average the observation of one prompt over its decode steps, and add it to an outcome in place.
+
+    Args:
+        outcome: the outcome to change.
+        text: the prompt.
+        observation: the observation from :func:`observed`.
+        bills: for each method, the bytes of its cache and of the same tokens in fp16.
 
     Raises:
-        NonFiniteError: attention is NaN.
+        NonFiniteError: attention is NaN or infinite.
     """
     steps = len(observation.steps)
     exact = {name: _mean(observation.steps, name) for name in ("mass", "spikes", "visible")}

@@ -17,16 +17,16 @@ else:
 
 @dataclass(frozen=True)
 class Bins:
-    """The bins of all sums.
+    """Division of tokens into bins, over which attention and errors are summed.
 
-    The first :attr:`sinks` bins hold one token each: those at the beginning of the text, which attract attention
-    wherever the query is (Xiao et al., StreamingLLM, sec. 3.1; LogQuant, sec. 3.1, excludes the first two). The others
-    hold the remaining tokens by distance: 0 (the query's own token), 1, 2-3, 4-7, 8-15, ..., so that the newest 128
-    tokens fill whole bins.
+    The first :attr:`sinks` tokens of a text have a bin each, because they attract attention from any query (Xiao et
+    al., StreamingLLM, sec. 3.1; LogQuant, sec. 3.1, excludes the first two). All other tokens are divided by their
+    distance to the query: 0 (the query's own token), 1, 2-3, 4-7, 8-15 and so on. The newest 128 tokens, for example,
+    fill complete bins.
 
     Args:
-        sinks: number of first tokens with a bin of their own.
-        doublings: number of bins behind the one of distance 0; the last one has no upper end.
+        sinks: number of tokens at the beginning of a text that have a bin each.
+        doublings: number of bins for distances above 0; the last one has no upper limit.
     """
 
     sinks: int = 2
@@ -39,7 +39,7 @@ class Bins:
 
     @property
     def edges(self) -> list[int]:
-        """The smallest distance of each bin behind the sinks: 0, 1, 2, 4, 8, ..."""
+        """The smallest distance of each bin after those of the sinks: 0, 1, 2, 4, 8, ..."""
         return [0, *(1 << power for power in range(self.doublings))]
 
     def names(self) -> list[str]:
@@ -49,10 +49,10 @@ class Bins:
         return [*(f"token {i}" for i in range(self.sinks)), *spans, f"{edges[-1]}-"]
 
     def newest(self, count: int) -> slice:
-        """Return the bins of the newest `count` tokens, the query's own included.
+        """Return the indices of the bins that hold the newest `count` tokens, including the query's own token.
 
         Raises:
-            ValueError: no bin ends there.
+            ValueError: `count` tokens do not fill complete bins.
         """
         if count not in self.edges[1:]:
             raise ValueError(
@@ -62,11 +62,15 @@ class Bins:
         return slice(self.sinks, self.sinks + self.edges.index(count))
 
     def one_hot(self, columns: Tensor, queries: Tensor) -> Tensor:
-        """Return the bin of each token as seen from each query, one-hot in fp32, ``[h, q, b, K]``.
+        """Return the bin of each token for each query, one-hot in fp32.
 
         Args:
-            columns: positions of tokens, ``[h, b]``; h is the number of KV heads, or 1 if all hold the same tokens.
-            queries: positions of the queries, ``[q]``. Tokens behind a query count as distance 0: mask them.
+            columns: positions of b tokens, ``[h, b]``; h is the number of KV heads, or 1 if all heads hold the same
+                tokens.
+            queries: positions of the queries, ``[q]``.
+
+        Returns:
+            ``[h, q, b, K]`` for K bins. Tokens later than a query count as distance 0, so the caller must mask them.
         """
         distance = (queries[:, None] - columns[:, None, :]).clamp(min=0)
         edges = torch.tensor(self.edges[1:], device=columns.device)

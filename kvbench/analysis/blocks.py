@@ -22,13 +22,13 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """Some tokens of a layer.
+    """Keys and values of b tokens of a layer, for H KV heads.
 
     Args:
-        keys: ``[H, b, D]`` in fp32, after RoPE.
-        values: ``[H, b, Dv]`` in fp32.
-        columns: position of each token, ``[H, b]``, or ``[1, b]`` if all heads hold the same.
-        full: True if the keys are held in full precision.
+        keys: keys after RoPE, ``[H, b, D]`` in fp32.
+        values: values, ``[H, b, Dv]`` in fp32.
+        columns: position of each token, ``[H, b]``, or ``[1, b]`` if all heads hold the same tokens.
+        full: True if the cache holds these keys in full precision, not packed.
     """
 
     keys: Tensor
@@ -39,11 +39,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Exact:
-    """Exact keys and values of one layer.
+    """Exact keys and values of n consecutive tokens of one layer.
 
     Args:
-        keys, values: ``[H, n, D]`` after RoPE and ``[H, n, Dv]``, in the model's dtype.
-        first: position of the first of them; the others follow without a gap.
+        keys: keys after RoPE, ``[H, n, D]`` in the model's dtype.
+        values: values, ``[H, n, Dv]`` in the model's dtype.
+        first: position of the first of the tokens.
     """
 
     keys: Tensor
@@ -51,7 +52,7 @@ class Exact:
     first: int = 0
 
     def blocks(self, size: int = BLOCK) -> Iterator[Block]:
-        """Yield the tokens in order, `size` at a time."""
+        """Yield the keys and values in order of position, in blocks of `size` tokens; the last may be smaller."""
         count = self.keys.shape[1]
         for start in range(0, count, size):
             stop = min(start + size, count)
@@ -59,10 +60,14 @@ class Exact:
             yield Block(self.keys[:, start:stop].float(), self.values[:, start:stop].float(), columns, True)
 
     def at(self, columns: Tensor) -> Tensor:
-        """Return the exact keys of the tokens at `columns` ``[h, b]``, fp32 ``[H, b, D]``; ``h`` is H or 1.
+        """Return the exact keys of given tokens.
 
-        For tokens that are no longer held (a sliding window has passed them) the returned key is arbitrary: the caller
-        must mask them.
+        Args:
+            columns: positions of b tokens, ``[H, b]``, or ``[1, b]`` for the same tokens in all heads.
+
+        Returns:
+            ``[H, b, D]`` in fp32. The key of a token before :attr:`first`, which the model's sliding window no longer
+            covers, is arbitrary, so the caller must mask it.
         """
         index = (columns - self.first).clamp(min=0)
         if len(index) == 1:
@@ -71,14 +76,21 @@ class Exact:
 
     @classmethod
     def of(cls, layer: KVLayer) -> Exact:
-        """Return what a layer of method fp16 holds of its only row."""
+        """Return the keys and values in a layer of an fp16 cache with one sequence."""
         keys, values = (store.only_full(ROW) for store in layer.stores())
         assert keys is not None and values is not None
         return cls(keys[0], values[0], layer.first(0))
 
 
 def columns_held(layer: KVLayer) -> Tensor:
-    """Return the position of the token in each slot of a layer's only row, ``[1, n]`` or ``[H, n]``."""
+    """Return the position of the token in each of a layer's n slots.
+
+    Args:
+        layer: a layer of a cache with one sequence.
+
+    Returns:
+        ``[H, n]``, or ``[1, n]`` if all heads hold the same tokens.
+    """
     columns = layer.method.columns(layer, 0)
     if columns is None:
         columns = torch.arange(layer.first(0), layer.seen)
@@ -86,11 +98,14 @@ def columns_held(layer: KVLayer) -> Tensor:
 
 
 def held(layer: KVLayer, size: int = BLOCK) -> Iterator[Block]:
-    """Yield the tokens that a layer holds of its only row, decoded as attention reads them, in slot order.
+    """Yield the keys and values that a layer of a cache holds, decoded as attention reads them.
 
     Args:
-        layer: a layer with one row.
-        size: largest number of tokens of a block. A block is also cut where keys or values change their format.
+        layer: a layer of a cache with one sequence.
+        size: largest number of tokens per block.
+
+    Yields:
+        Blocks in the order of the slots. All keys of a block have the same format, and all values too.
     """
     keys, values = layer.stores()
     columns, slots, upper = columns_held(layer), keys.length(ROW), layer.progress.upper
@@ -116,13 +131,14 @@ def _full(layer: KVLayer) -> list[tuple[int, bool]]:
 
 @dataclass(frozen=True)
 class Queries:
-    """Queries of one layer.
+    """Queries of q tokens in one layer.
 
     Args:
-        vectors: ``[H, q, g, D]`` in fp32, already scaled; query head ``h * g + i`` belongs to KV head h.
-        columns: their positions, ``[q]``.
-        window: number of tokens that a query sees, its own included (a sliding window); None: all.
-        logits: the model's softcap and sinks.
+        vectors: queries ``[H, q, g, D]`` in fp32, already multiplied by the scaling factor. There are H KV heads with g
+            query heads each; query head ``h * g + i`` belongs to KV head h.
+        columns: positions of the q tokens, ``[q]``.
+        window: number of tokens that a query sees, including its own, if the layer has a sliding window; else None.
+        logits: the model's softcap and sink logits.
     """
 
     vectors: Tensor
@@ -134,15 +150,15 @@ class Queries:
     def of(
         cls, query: Tensor, heads: int, scaling: float, first: int, window: int | None, logits: Logits = PLAIN
     ) -> Queries:
-        """Return the queries of a model's call.
+        """Convert the queries with which a model calls attention.
 
         Args:
-            query: ``[1, Hq, q, D]``.
+            query: queries ``[1, Hq, q, D]`` after RoPE.
             heads: number of KV heads, H.
-            scaling: factor on the scores.
-            first: position of the first query.
-            window: the layer's sliding window, or None.
-            logits: the model's softcap and sinks.
+            scaling: factor by which scores are multiplied.
+            first: position of the first query; the others follow without a gap.
+            window: length of the layer's sliding window in tokens; None without one.
+            logits: the model's softcap and sink logits.
         """
         vectors = (query[0].float() * scaling).unflatten(0, (heads, -1)).transpose(1, 2)
         columns = torch.arange(first, first + query.shape[2], device=query.device)
@@ -153,11 +169,14 @@ class Queries:
         return Queries(self.vectors[:, part], self.columns[part], self.window, self.logits)
 
     def scores(self, keys: Tensor, columns: Tensor) -> Tensor:
-        """Return the scores of the queries for some tokens, ``[H, q, g, b]``; -inf where a query does not see a token.
+        """Return the attention scores before the softmax of the queries for b tokens.
 
         Args:
-            keys: ``[H, b, D]`` in fp32.
-            columns: positions of the tokens, ``[H or 1, b]``.
+            keys: keys of the tokens, ``[H, b, D]`` in fp32.
+            columns: positions of the tokens, ``[H, b]``, or ``[1, b]`` if all heads hold the same tokens.
+
+        Returns:
+            ``[H, q, g, b]``; -inf where a query does not see a token.
         """
         heads, count, group, channels = self.vectors.shape
         flat = self.vectors.reshape(heads, count * group, channels)
@@ -167,7 +186,14 @@ class Queries:
         return scores.masked_fill_(hidden[:, :, None], float("-inf"))
 
     def log_total(self, blocks: Iterator[Block]) -> Tensor:
-        """Return the logarithm of the softmax's denominator, ``[H, q, g]``, from one pass over all blocks."""
+        """Return the logarithm of the softmax's denominator of each query.
+
+        Args:
+            blocks: all tokens over which the softmax runs, in blocks. Each block is read once.
+
+        Returns:
+            ``[H, q, g]``, including the model's sink logits if it has any.
+        """
         heads, count, group, _ = self.vectors.shape
         top = self.vectors.new_full((heads, count, group), -1e30)  # finite, so that a block of hidden tokens adds 0
         total = torch.zeros_like(top)

@@ -30,7 +30,7 @@ GROUPS = ("model", "dataset", "runtime")
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the argument parser of ``python -m kvbench.analysis``."""
     top = argparse.ArgumentParser(
         prog="python -m kvbench.analysis",
         description=(
@@ -54,10 +54,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status; print errors to standard error.
+    """Run ``python -m kvbench.analysis``, and return the exit status; errors are printed to standard error.
 
     Args:
-        argv: the arguments; None: those of the process.
+        argv: the command-line arguments; None for the arguments of this process.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser().parse_args(given)
@@ -72,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
-    """Analyse, write the files if a folder is named, and return the table.
+    """Run the analysis, write its files if ``--out`` names a folder, and return the table as markdown.
 
     Args:
-        arguments: what :func:`parser` returned.
-        given: the command line, to record it.
+        arguments: the parsed arguments (:func:`parser`).
+        given: the command-line arguments as typed, which are recorded in the files.
 
     Raises:
         KvbenchError: an argument is invalid, or the model or the data are unavailable.
@@ -124,13 +124,13 @@ def run(arguments: argparse.Namespace, given: Sequence[str] = ()) -> str:
 
 
 def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the groups `model`, `dataset` and `runtime` as plain data.
+    """Convert command-line overrides to the configuration groups `model`, `dataset` and `runtime`, as plain data.
 
     Args:
-        words: ``model=NAME``, ``dataset=NAME`` and ``GROUP.KEY=VALUE``.
+        words: the overrides ``model=NAME``, ``dataset=NAME`` and ``GROUP.KEY=VALUE``.
 
     Raises:
-        ConfigError: a word has another form, or there is no such model or data set.
+        ConfigError: an override has another form, or the model or data set does not exist.
     """
     chosen: dict[str, Any] = {"model": "tiny", "dataset": "mini"}
     changes: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
@@ -161,14 +161,14 @@ def grouped(words: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def samples(task: Task, tokenizer: Any) -> list[Sample]:
-    """Return the samples of a task that generates answers to prompts.
+    """Return the samples of a data set, without warm-up samples.
 
     Args:
-        task: the data set.
-        tokenizer: the model's tokenizer, for tasks whose samples are made of tokens.
+        task: the data set; its samples must ask for generated answers.
+        tokenizer: the model's tokenizer, for data sets that build samples from tokens.
 
     Raises:
-        ConfigError: the task does not generate answers (perplexity, for example).
+        ConfigError: a sample asks for something else than a generated answer, as in the perplexity data sets.
     """
     if task.needs_tokenizer:
         task.bind(tokenizer)

@@ -37,18 +37,23 @@ SUMS = ("exact", "mass", "l1", "kl", "coverage")
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of some queries of one layer, by bin of tokens.
+    """Errors of attention over a cache, for the queries of one layer.
+
+    Below, p is the probability that exact attention gives to a token, and q the probability that attention over the
+    cache gives to it. Arrays other than `output` are ``[Hq, q, K]`` for Hq query heads, q queries and K bins of tokens.
 
     Args:
-        mass: probability q in each bin, ``[Hq, q, K]``.
-        l1: L1 error, ``[Hq, q, K]``.
-        kl: terms of the KL divergence, ``[Hq, q, K]``; only their sum over bins is never negative.
-        lost: probability p of dropped tokens, ``[Hq, q, K]``.
-        coverage: probability p of tokens whose keys are in full precision, ``[Hq, q, K]``.
-        full: number of these tokens, ``[Hq, q, K]``.
-        output: relative error of the outputs, ``[Hq, q]``.
-        parts: error of the part of the outputs from each bin, divided by the norm of the whole exact output,
-            ``[Hq, q, K]``.
+        mass: sum of the probabilities q in each bin.
+        l1: L1 error, the sum of |p - q| in each bin.
+        kl: each bin's contribution to the KL divergence of q from p, in nats. A single contribution may be negative,
+            but their sum is not.
+        lost: sum of p over the tokens that the cache has dropped.
+        coverage: sum of p over the tokens whose keys the cache holds in full precision.
+        full: number of the tokens in `coverage`.
+        output: distance between the head's output and the exact output, divided by the norm of the exact output,
+            ``[Hq, q]``.
+        parts: the same distance for the contribution of each bin to the output, divided by the norm of the complete
+            exact output.
     """
 
     mass: Tensor
@@ -62,12 +67,15 @@ class Errors:
 
 
 def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
-    """Return the attention outputs of a block by bin, ``[H, q, g, K, Dv]``.
+    """Return the contribution of each bin of tokens to the attention outputs, for a block of b tokens.
 
     Args:
-        weights: probabilities, ``[H, q, g, b]``.
-        member: bins of the tokens, one-hot, ``[h, q, b, K]``.
-        values: ``[H, b, Dv]``.
+        weights: attention probabilities of the tokens, ``[H, q, g, b]``.
+        member: bin of each token, one-hot, ``[h, q, b, K]`` with h = H or 1 (:meth:`Bins.one_hot`).
+        values: values of the tokens, ``[H, b, Dv]``.
+
+    Returns:
+        ``[H, q, g, K, Dv]``; the sum over K is the block's contribution to the outputs.
     """
     heads, count, group, tokens = weights.shape
     by_bin = weights[..., None, :] * member.transpose(-1, -2)[:, :, None]
@@ -76,14 +84,17 @@ def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
 
 
 def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins, block: int = BLOCK) -> Tensor:
-    """Return the outputs of exact attention by bin, ``[H, q, g, K, Dv]``.
+    """Return the contribution of each bin of tokens to the outputs of exact attention.
 
     Args:
         queries: the queries.
-        exact: exact keys and values.
-        log_total: as in :class:`kvbench.analysis.exact.Profile`.
-        bins: bins of tokens.
-        block: tokens of a block.
+        exact: the exact keys and values.
+        log_total: logarithms of the softmax's denominators, ``[H, q, g]`` (:meth:`Queries.log_total`).
+        bins: the bins of tokens.
+        block: number of tokens that are processed at a time.
+
+    Returns:
+        ``[H, q, g, K, Dv]``; the sum over K is the attention output.
     """
     total = torch.zeros((), device=log_total.device)
     for part in exact.blocks(block):
@@ -103,17 +114,17 @@ def compare(
     reference: Tensor,
     block: int = BLOCK,
 ) -> Errors:
-    """Compare attention over what `layer` holds with exact attention.
+    """Compare attention over the keys and values in a cache with exact attention, for the same queries of one layer.
 
     Args:
-        queries: the newest tokens' queries; their own keys and values are in the layer.
-        exact: exact keys and values.
-        layer: a layer of the cache.
-        bins: bins of tokens.
-        log_total: denominators from :func:`kvbench.analysis.exact.profile` of the same queries.
-        mass: exact probability in each bin, from there too.
-        reference: from :func:`exact_outputs`.
-        block: tokens of a block.
+        queries: queries of the newest tokens, whose keys and values are already in the cache.
+        exact: the exact keys and values.
+        layer: the cache's layer.
+        bins: the bins of tokens.
+        log_total: logarithms of the denominators of exact attention, from :func:`kvbench.analysis.exact.profile`.
+        mass: probability that exact attention gives to each bin, from the same function.
+        reference: outputs of exact attention by bin, from :func:`exact_outputs`.
+        block: largest number of tokens that are processed at a time.
     """
     denominators = queries.log_total(held(layer, block))
     heads, count, group = denominators.shape

@@ -20,18 +20,19 @@ SPIKE = 10.0
 
 @dataclass(frozen=True)
 class Profile:
-    """Exact attention of some queries of one layer.
+    """Distribution of exact attention over tokens, for the queries of one layer.
 
-    LogQuant's Figure 1 shows spikes, "high attention scores", without a threshold; here a spike has more than
-    :data:`SPIKE` times the mean probability, that is ``SPIKE / n`` where a query sees n tokens.
+    A spike is a token whose probability is more than :data:`SPIKE` times the mean, that is, above ``SPIKE / n`` for a
+    query that sees n tokens. LogQuant's Figure 1 shows such "high attention scores" without giving a threshold.
 
     Args:
-        mass: probability in each bin, ``[Hq, q, K]``; the sum over bins is 1 (less with a model's own sink logits).
+        mass: probability in each of K bins, ``[Hq, q, K]``. The sum over bins is 1, or less if the model has sink
+            logits.
         spikes: number of spikes in each bin, ``[Hq, q, K]``.
-        visible: number of tokens that the query sees in each bin, ``[q, K]``.
-        highest: the highest probability of each position over all heads and queries, ``[n]``; empty unless requested.
-        mean: the mean probability of each position over all heads and queries, ``[n]``; empty unless requested.
-        log_total: logarithm of the denominators, ``[H, q, g]``.
+        visible: number of tokens in each bin that the query sees, ``[q, K]``.
+        highest: highest probability of each position over all heads and queries, ``[n]``; empty unless requested.
+        mean: mean probability of each position over all heads and queries, ``[n]``; empty unless requested.
+        log_total: logarithm of each query's softmax denominator, ``[H, q, g]``.
     """
 
     mass: Tensor
@@ -43,22 +44,22 @@ class Profile:
 
 
 def heads_first(x: Tensor) -> Tensor:
-    """Return ``[H, q, g, ...]`` as ``[Hq, q, ...]``."""
+    """Reshape ``[H, q, g, ...]`` to ``[Hq, q, ...]``, where the ``Hq = H * g`` query heads are in the model's order."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
 def profile(
     queries: Queries, exact: Exact, bins: Bins, *, positions: int = 0, block: int = BLOCK, spike: float = SPIKE
 ) -> Profile:
-    """Return the exact attention of `queries`.
+    """Return how exact attention is distributed over tokens.
 
     Args:
-        queries: the queries.
-        exact: exact keys and values, the queries' own included.
-        bins: bins of tokens.
-        positions: length of ``highest`` and ``mean``; 0 leaves them empty.
-        block: tokens of a block.
-        spike: see :data:`SPIKE`.
+        queries: the queries of one layer.
+        exact: the exact keys and values, including those of the queries' own tokens.
+        bins: the bins of tokens.
+        positions: number of positions for which ``highest`` and ``mean`` are computed; 0 leaves them empty.
+        block: number of keys that are processed at a time.
+        spike: a token is a spike if its probability is more than this many times the mean.
     """
     log_total = queries.log_total(exact.blocks(block))
     heads, count, group = log_total.shape

@@ -38,13 +38,13 @@ class Options:
     """Options of an analysis.
 
     Args:
-        steps: largest number of decode steps; fewer where the model ends its answer.
-        prompt_queries: last queries of the prompt whose exact attention is profiled; None: all of them.
-        positions: keep the highest and the mean exact probability of each position at each step (n numbers a step).
-        spike: a spike has more than this many times the mean probability (:data:`kvbench.analysis.exact.SPIKE`).
-        bins: bins of tokens.
-        block: keys of a block.
-        queries: queries of a block of the prompt.
+        steps: largest number of decode steps; there are fewer if the model ends its answer.
+        prompt_queries: number of tokens at the end of the prompt whose exact attention is recorded; None for all.
+        positions: True to record the highest and the mean exact probability of every position at every decode step.
+        spike: a token counts as a spike if its probability is more than this many times the mean.
+        bins: the bins of tokens.
+        block: number of keys that are processed at a time.
+        queries: number of the prompt's queries that are processed at a time.
     """
 
     steps: int = 16
@@ -57,19 +57,20 @@ class Options:
 
 
 class Observation:
-    """What one text shows: exact attention, and the errors of each candidate.
+    """Recorder of a model's exact attention on one prompt, and of the errors of other caches on the same prompt.
 
     Args:
-        candidates: fresh caches, by name; each of one row.
-        options: what is observed.
+        candidates: the caches to compare with exact attention, by name of the method; each is empty and has one row.
+        options: options of the analysis.
 
     Attributes:
-        steps: for each decode step and layer the exact attention.
-        highest, mean: for each step the probability of each position, over all layers and heads, ``[n]``; empty unless
-            requested.
-        errors: for each candidate, decode step and layer its errors.
-        prompt: for each layer the exact attention of the prompt's queries: sums over them of mass and spikes
-            ``[2, Hq, K]``, their visible tokens ``[K]``, and their number; empty unless requested.
+        steps: exact attention of each decode step and layer.
+        highest: highest probability of each position over all layers and heads, ``[n]`` for each decode step; empty
+            unless requested.
+        mean: mean probability of each position, in the same form.
+        errors: errors by name of the candidate, for each decode step and layer.
+        prompt: exact attention of the prompt's last tokens, for each layer: the sums over queries of mass and spikes
+            ``[2, Hq, K]``, the sums of visible tokens ``[K]``, and the number of queries; empty unless requested.
     """
 
     def __init__(self, candidates: dict[str, KVCache], options: Options) -> None:
@@ -81,7 +82,10 @@ class Observation:
         self.prompt: list[tuple[Tensor, Tensor, int]] = []
 
     def attach(self, model: PreTrainedModel) -> None:
-        """Switch `model`, which already runs kvbench's attention, to this observation."""
+        """Make a model call :meth:`attention` of this object in every layer.
+
+        The model must already use kvbench's attention.
+        """
         AttentionInterface.register(NAME, self.attention)
         AttentionMaskInterface.register(NAME, mask)
         model.set_attn_implementation(NAME)
@@ -96,19 +100,24 @@ class Observation:
         scaling: float | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """Compute exact attention for the model, ``[1, q, Hq, Dv]``, and observe.
+        """Compute exact attention for a layer of the model, and record it with the errors of the candidates.
+
+        The model calls this as its attention function.
 
         Args:
             module: the model's attention module.
-            query: ``[1, Hq, q, D]``, after RoPE.
-            key: the exact cache's handle.
-            value: the same.
-            attention_mask: as for :func:`kvbench.attention.register.attention`.
-            scaling: factor on the scores; None: 1/sqrt(D).
-            kwargs: other arguments of the attention interface.
+            query: queries ``[1, Hq, q, D]`` after RoPE.
+            key: handle that the exact cache returned in place of the keys.
+            value: handle that the exact cache returned in place of the values.
+            attention_mask: mask as for :func:`kvbench.attention.register.attention`.
+            scaling: factor by which scores are multiplied; None for 1/sqrt(D).
+            kwargs: other arguments of transformers' attention interface.
+
+        Returns:
+            The attention outputs ``[1, q, Hq, Dv]``, and None in place of the attention weights.
 
         Raises:
-            CacheError: a batch of several rows, or a step of several tokens.
+            CacheError: the batch has several rows or padding, or several tokens arrive in one decode step.
         """
         assert isinstance(key, Handle)
         before, layer = pre_rope.take(module), key.layer

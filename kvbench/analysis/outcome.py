@@ -22,7 +22,7 @@ ROWS, ARRAYS, ABOUT = "rows.jsonl", "arrays.npz", "about.json"
 
 @dataclass(frozen=True)
 class Shape:
-    """Layers and query heads of the analysed model."""
+    """Numbers of layers and of query heads per layer of the analysed model."""
 
     layers: int
     heads: int
@@ -30,21 +30,25 @@ class Shape:
 
 @dataclass
 class Outcome:
-    """Rows and arrays of all prompts.
+    """Result of an analysis over all prompts.
+
+    Arrays are averaged over decode steps and have the shape ``[N, L, Hq, K]`` for N prompts, L layers, Hq query heads
+    and K bins of tokens, unless stated otherwise.
 
     Args:
-        model: the model's name.
-        shape: its layers and heads.
-        bins: bins of tokens, K of them.
+        model: name of the model.
+        shape: numbers of layers and query heads.
+        bins: the bins of tokens.
         settings: names of the methods.
 
     Attributes:
-        rows: one per prompt and method (:meth:`row`).
-        prompts: for each prompt its ``id``, ``prompt_tokens`` and ``steps``.
-        exact: arrays of exact attention, each ``[N, L, Hq, K]`` for N prompts, averaged over decode steps: ``mass``,
-            ``spikes`` and, ``[N, L, K]``, ``visible``; with ``prompt_`` in front those of the prompt's own queries.
-        errors: for each method the arrays :data:`ERRORS`, ``[N, L, Hq, K]``.
-        positions: ``highest`` and ``mean`` for each prompt's id, ``[steps, n]``; 0 for tokens that came later.
+        rows: figures of one prompt and one method each (:meth:`row`), with the prompt's id and the method's name.
+        prompts: ``id``, ``prompt_tokens`` and ``steps`` (number of decode steps) of each prompt.
+        exact: arrays of exact attention by name: ``mass``, ``spikes`` and ``visible`` (``[N, L, K]``). Names that begin
+            with ``prompt_`` are for the prompt's queries instead of the decode steps.
+        errors: by method, the arrays that :data:`ERRORS` names; ``output`` is ``[N, L, Hq]``.
+        positions: ``highest`` and ``mean``, each with an array ``[steps, n]`` by the prompt's id: the probability of
+            each position at each step; 0 for tokens that did not exist yet.
     """
 
     model: str
@@ -67,7 +71,17 @@ class Outcome:
         bills: Mapping[str, tuple[int, int]],
         positions: Mapping[str, Sequence[np.ndarray]],
     ) -> None:
-        """Add one prompt: its id, its length, its number of decode steps, and its arrays averaged over these."""
+        """Add the results of one prompt.
+
+        Args:
+            name: id of the prompt.
+            prompt_tokens: length of the prompt in tokens.
+            steps: number of decode steps.
+            exact: arrays of exact attention by name, without the dimension N.
+            errors: by method, the arrays that :data:`ERRORS` names, without the dimension N.
+            bills: by method, the bytes that its cache uses and the bytes of the same tokens in fp16.
+            positions: ``highest`` and ``mean``, each with one array ``[n]`` per decode step; empty unless requested.
+        """
         self.prompts.append({"id": name, "prompt_tokens": prompt_tokens, "steps": steps})
         for part, array in exact.items():
             self.exact[part] = _stacked(self.exact.get(part), array)
@@ -84,12 +98,16 @@ class Outcome:
             self.positions.setdefault(part, {})[name] = np.stack(padded)
 
     def row(self, parts: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """Return the figures of one prompt and method (:mod:`kvbench.analysis.compare` defines them).
+        """Return the figures of one prompt and one method, which :mod:`kvbench.analysis.compare` defines.
 
-        ``l1`` is summed over layers and heads, and ``l1_share`` is its share of the largest possible sum, 2 for each.
-        The others are means over layers and heads: ``kl``, ``lost`` (probability of dropped tokens), ``output_error``;
-        ``coverage`` without the first tokens (:attr:`Bins.sinks`), as in LogQuant's Figure 4, ``full_tokens``, the
-        number of tokens that it covers, and ``coverage_per_token``, their quotient.
+        Args:
+            parts: the method's arrays for the prompt, named by :data:`ERRORS`.
+
+        Returns:
+            ``l1`` is summed over layers and heads. ``l1_share`` is ``l1`` divided by its largest possible value, 2 per
+            layer and head. The other figures are means over layers and heads: ``kl``; ``lost``, the probability of
+            dropped tokens; ``output_error``; ``coverage``, without the first :attr:`Bins.sinks` tokens as in LogQuant's
+            Figure 4; ``full_tokens``, the number of tokens in ``coverage``; and ``coverage_per_token``, their quotient.
         """
         heads = self.shape.layers * self.shape.heads
         behind = slice(self.bins.sinks, None)
@@ -108,17 +126,22 @@ class Outcome:
         }
 
     def figures(self, setting: str, name: str) -> np.ndarray:
-        """Return one figure of a method for all prompts, in their order, ``[N]``."""
+        """Return one figure of a method for all N prompts, ``[N]`` in the order of the prompts.
+
+        Args:
+            setting: name of the method.
+            name: name of the figure (:meth:`row`), or ``kv_bytes`` or ``fp16_bytes``.
+        """
         return np.array([row[name] for row in self.rows if row["setting"] == setting])
 
     def save(self, folder: Path, about: Mapping[str, Any] | None = None) -> None:
-        """Write ``rows.jsonl``, ``arrays.npz`` and ``about.json`` to `folder`.
+        """Write ``rows.jsonl``, ``arrays.npz`` and ``about.json`` to a folder.
 
-        Arrays are named ``exact/mass``, ``SETTING/l1``, ``positions/highest/ID`` and so on.
+        The names of arrays are like ``exact/mass``, ``errors/SETTING/l1`` and ``positions/highest/ID``.
 
         Args:
-            folder: made if it does not exist.
-            about: what else to record (command, device, versions).
+            folder: the folder, which is created if it does not exist.
+            about: additional facts to record in ``about.json``, such as the command, the device and versions.
         """
         folder.mkdir(parents=True, exist_ok=True)
         arrays = {f"exact/{part}": array for part, array in self.exact.items()}
@@ -144,11 +167,11 @@ class Outcome:
 
     @classmethod
     def load(cls, folder: Path, *, arrays: bool = True) -> Outcome:
-        """Read what :meth:`save` wrote.
+        """Read an outcome that :meth:`save` wrote.
 
         Args:
-            folder: the folder.
-            arrays: False reads the rows only.
+            folder: the folder with the files.
+            arrays: False leaves out the arrays, and reads only the rows and facts.
 
         Raises:
             DataError: a file is missing.

@@ -26,7 +26,7 @@ SIGNIFICANT = 2.0
 
 
 def mean(numbers: np.ndarray) -> tuple[float, float]:
-    """Return the mean of some numbers and its standard error, NaN for fewer than two.
+    """Return the mean of numbers and its standard error; the error is NaN for fewer than two numbers.
 
     Args:
         numbers: one number per prompt, ``[N]``.
@@ -36,10 +36,10 @@ def mean(numbers: np.ndarray) -> tuple[float, float]:
 
 
 def markdown(outcome: Outcome) -> str:
-    """Return the table as GitHub markdown: means over prompts, each with its standard error.
+    """Return the table of an analysis as GitHub markdown, with means over prompts and their standard errors.
 
     Args:
-        outcome: the analysis.
+        outcome: the result of the analysis.
     """
     header = ["", *FIGURES.values(), "KV bytes"]
     lines = ["| " + " | ".join(header) + " |", "|" + "|".join([":--"] + ["--:"] * (len(header) - 1)) + "|"]
@@ -51,14 +51,17 @@ def markdown(outcome: Outcome) -> str:
 
 
 def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[str, str, float]]:
-    """Return for each pair of methods the largest paired difference in any figure, in its own standard errors.
+    """Return how clearly an analysis distinguishes each pair of methods.
 
-    Pairs without any difference give 0. With at least two prompts, a pair is told apart if the number exceeds
-    :data:`SIGNIFICANT`.
+    Each figure is compared prompt by prompt: the mean difference is divided by its standard error. A pair is
+    distinguished if the largest quotient over the figures exceeds :data:`SIGNIFICANT`, which takes two prompts or more.
 
     Args:
-        outcome: the analysis.
-        names: figures that are compared.
+        outcome: the result of the analysis.
+        names: figures that are compared (:meth:`Outcome.row`).
+
+    Returns:
+        For each pair of methods: both names, and the largest quotient; 0 if the pair does not differ in any figure.
     """
     pairs = []
     for first, second in combinations(outcome.settings, 2):
@@ -71,10 +74,10 @@ def told_apart(outcome: Outcome, names: Sequence[str] = ERRORS) -> list[tuple[st
 
 
 def findings(outcome: Outcome) -> str:
-    """Return a sentence that says how many pairs of methods are told apart, and names the others.
+    """Return a text that states how many pairs of methods the analysis distinguishes, and names the other pairs.
 
     Args:
-        outcome: the analysis.
+        outcome: the result of the analysis.
     """
     pairs = told_apart(outcome)
     alike = [f"{a} and {b}" for a, b, score in pairs if not score > SIGNIFICANT]
@@ -87,11 +90,11 @@ def findings(outcome: Outcome) -> str:
 
 
 def page(outcome: Outcome, command: str) -> str:
-    """Return the content of ``table.md``: the command, the table, and how many methods are told apart.
+    """Return the content of ``table.md``: the command, the table of methods, and the text of :func:`findings`.
 
     Args:
-        outcome: the analysis.
-        command: the command line that made it.
+        outcome: the result of the analysis.
+        command: the command line that ran the analysis.
     """
     return f"`{command}`\n\n{markdown(outcome)}\n\n{findings(outcome)}\n"
 
