@@ -213,3 +213,13 @@ def test_attention_to_tokens_that_were_taken_back_is_forgotten():
         assert torch.equal(scores[0, ..., 0], received[row, :, 0, :left, : 5 + left].sum(-2))
     segment.append(slice(0, 1), tokens(1)[:1])
     assert not segment.commit(slice(0, 1))[:, :, -1].any()
+
+
+def test_blocks_of_several_groups_leave_at_the_front_with_their_parameters():
+    segment = PackedSegment(**SHAPE, quantizer=WindowedQuantizer(4, 85), side="key")  # groups of 43 and 42
+    x = torch.randn(SHAPE["batch"], SHAPE["heads"], 4 * 85, SHAPE["channels"])
+    x = (x * torch.arange(1, 9).repeat_interleave(torch.tensor([43, 42] * 4))[:, None]).to(SHAPE["dtype"])
+    segment.append(ALL, x)
+    whole = segment.read(ALL, 0, 340, SHAPE["dtype"])
+    segment.drop_front(ALL, 170)
+    assert torch.equal(segment.read(ALL, 0, 170, SHAPE["dtype"]), whole[:, :, 170:])
