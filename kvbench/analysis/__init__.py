@@ -1,5 +1,5 @@
 """Attention analysis: how methods change a model's attention, compared with exact keys and values, without labels.
 
-:mod:`~kvbench.analysis.exact` and :mod:`~kvbench.analysis.compare` define the figures, :mod:`~kvbench.analysis.observe`
-takes them while the model decodes, :func:`kvbench.analysis.analyse.analyse` runs samples.
+:mod:`~kvbench.analysis.exact` and :mod:`~kvbench.analysis.compare` define the figures. While the model decodes,
+:mod:`~kvbench.analysis.observe` computes them. :func:`kvbench.analysis.analyse.analyse` analyses a list of prompts.
 """

@@ -1,4 +1,4 @@
-"""Keys and values a block of tokens at a time: the exact ones, or those that a layer of a cache holds."""
+"""Iteration over keys and values in blocks of tokens, either the exact ones or those that a layer of a cache holds."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Queries:
             columns: positions of the tokens, ``[H, b]``, or ``[1, b]`` if all heads hold the same tokens.
 
         Returns:
-            ``[H, q, g, b]``; -inf where a query does not see a token.
+            ``[H, q, g, b]`` for H KV heads with g query heads each; -inf where a query does not see a token.
         """
         heads, count, group, channels = self.vectors.shape
         flat = self.vectors.reshape(heads, count * group, channels)
@@ -192,7 +192,7 @@ class Queries:
             blocks: all tokens over which the softmax runs, in blocks. Each block is read once.
 
         Returns:
-            ``[H, q, g]``, including the model's sink logits if it has any.
+            ``[H, q, g]`` for H KV heads with g query heads each. The model's sink logits, if it has any, are included.
         """
         heads, count, group, _ = self.vectors.shape
         top = self.vectors.new_full((heads, count, group), -1e30)  # finite, so that a block of hidden tokens adds 0

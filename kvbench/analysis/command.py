@@ -168,7 +168,7 @@ def samples(task: Task, tokenizer: Any) -> list[Sample]:
         tokenizer: the model's tokenizer, for data sets that build samples from tokens.
 
     Raises:
-        ConfigError: a sample asks for something else than a generated answer, as in the perplexity data sets.
+        ConfigError: a sample asks for something other than a generated answer, as in the perplexity data sets.
     """
     if task.needs_tokenizer:
         task.bind(tokenizer)

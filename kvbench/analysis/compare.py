@@ -75,7 +75,8 @@ def outputs(weights: Tensor, member: Tensor, values: Tensor) -> Tensor:
         values: values of the tokens, ``[H, b, Dv]``.
 
     Returns:
-        ``[H, q, g, K, Dv]``; the sum over K is the block's contribution to the outputs.
+        ``[H, q, g, K, Dv]`` for H KV heads with g query heads each, q queries and K bins. The sum over K is the block's
+        contribution to the outputs.
     """
     heads, count, group, tokens = weights.shape
     by_bin = weights[..., None, :] * member.transpose(-1, -2)[:, :, None]
@@ -94,7 +95,8 @@ def exact_outputs(queries: Queries, exact: Exact, log_total: Tensor, bins: Bins,
         block: number of tokens that are processed at a time.
 
     Returns:
-        ``[H, q, g, K, Dv]``; the sum over K is the attention output.
+        ``[H, q, g, K, Dv]`` for H KV heads with g query heads each, q queries and K bins. The sum over K is the
+        attention output.
     """
     total = torch.zeros((), device=log_total.device)
     for part in exact.blocks(block):
@@ -114,7 +116,7 @@ def compare(
     reference: Tensor,
     block: int = BLOCK,
 ) -> Errors:
-    """Compare attention over the keys and values in a cache with exact attention, for the same queries of one layer.
+    """Return the errors of attention over the keys and values in a cache, compared with exact attention, in one layer.
 
     Args:
         queries: queries of the newest tokens, whose keys and values are already in the cache.

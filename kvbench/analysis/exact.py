@@ -1,7 +1,7 @@
-"""The attention of a model to exact keys: its mass and its spikes by distance, and its highest value at each position.
+"""Exact attention of a model: its distribution and spikes by distance, and the highest probability of each position.
 
-Everything is computed from blocks of queries and keys in two passes: the first finds the denominators of the softmax
-(online softmax), the second the probabilities of one block after the other. No tensor grows with queries times keys.
+All figures are computed from blocks of queries and keys in two passes. The first pass computes the denominators of the
+softmax (online softmax), the second the probabilities, block by block. No tensor is as large as queries times keys.
 """
 
 from __future__ import annotations

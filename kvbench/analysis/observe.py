@@ -1,9 +1,10 @@
-"""Observation of a model: it decodes with exact keys and values, and caches of any methods are given the same ones.
+"""Observation of a model that decodes with exact keys and values, while the caches of methods receive the same ones.
 
-The model runs on an fp16 cache, so its hidden states, queries, keys and values are exact in every layer, whatever the
-methods do: an error is a layer's own, not what earlier layers passed on. In each layer, the cache of every method
-receives the same keys and values as the exact one, places, packs and drops them by its own rule, and is compared with
-exact attention for the query of each decode step. As all methods see the same queries, their differences are paired.
+The model runs on an fp16 cache, so its hidden states, queries, keys and values are exact in every layer. The error
+measured in a layer therefore arises in this layer, and is not passed on from earlier ones. In each layer, the cache of
+every method receives the exact keys and values, and packs and drops tokens by the method's rule. At each decode step,
+attention over this cache is compared with exact attention for the same query. Because all methods see the same queries,
+their differences are paired.
 """
 
 from __future__ import annotations

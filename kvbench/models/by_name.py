@@ -1,8 +1,8 @@
-"""Models by name: the `model` group for a preset, a repository on the hub, or a folder with a checkpoint.
+"""Models by name: the configuration group `model` for a preset, a repository on the hub, or a folder.
 
-Repositories and folders need no YAML: context length, dtype, chat template and kind of attention are read from the
-checkpoint's files, and rows have the checkpoint's name. The presets in ``conf/model`` are for the models of the papers,
-whose prompt limits and chat wrappers are not part of a checkpoint.
+Repositories and folders need no YAML file, because context length, dtype, chat template and kind of attention are read
+from the checkpoint's files. Results then show the checkpoint's name. The presets in ``conf/model`` are for the models
+of the papers, whose prompt limits and chat wrappers are not part of a checkpoint.
 """
 
 from __future__ import annotations

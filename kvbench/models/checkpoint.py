@@ -188,7 +188,13 @@ def check_files(folder: Path) -> None:
 
 
 def check_ends(generation: Mapping[str, Any], numbers: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile if an end-of-sequence token in ``generation_config.json`` is outside the vocabulary."""
+    """Raise DamagedFile if an end-of-sequence token in ``generation_config.json`` is outside the vocabulary.
+
+    Args:
+        generation: content of ``generation_config.json``.
+        numbers: content of ``config.json``.
+        file: path of ``generation_config.json``, for the message.
+    """
     ends, vocabulary = generation.get("eos_token_id"), numbers.get("vocab_size")
     for token in ends if isinstance(ends, list) else [ends]:
         if token is None:

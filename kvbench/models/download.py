@@ -19,8 +19,8 @@ SMALL = ("*.json", "*.model", "*.jinja", "*.txt", "*.py")
 def wanted(files: Sequence[str]) -> list[str]:
     """Return the files that are needed to load a model: one copy of the weights, and all small files.
 
-    Weights in safetensors take precedence over pickled ones (``*.bin``). Files in subfolders and files named
-    ``consolidated*`` are left out, because they hold copies of the weights for other libraries.
+    Weights in safetensors take precedence over pickled ones (``*.bin``). Files in subfolders, and the second copy of
+    the weights in files named ``consolidated*``, are left out, because only other libraries read them.
 
     Args:
         files: paths of all files of the repository.

@@ -35,7 +35,8 @@ class Source:
         """Return the keys or values ``[B, H, q, D]`` that an output of the submodule contains.
 
         Args:
-            out: output of the submodule, ``[B, q, C]`` or ``[B, q, H, D]`` (B rows, q tokens, H KV heads).
+            out: output of the submodule, ``[B, q, C]`` or ``[B, q, H, D]`` (B rows, q tokens, C output channels, H KV
+                heads).
             channels: D, the number of channels per head.
         """
         if out.ndim == 4:

@@ -131,7 +131,18 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The options of a run that tables and reports show."""
+    """The options of a run that tables and reports show.
+
+    Args:
+        model: name of the model.
+        method: options of the method.
+        quantizer: name of the quantizer.
+        formats: packed formats of keys and values; empty if nothing is packed.
+        dataset: name of the data set.
+        decoding: options of decoding.
+        seed: seed of the run.
+        batch_size: number of prompts that are processed together.
+    """
 
     model: str | None
     method: dict[str, Any]
@@ -409,7 +420,7 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(content: Any) -> dict[str, Any]:
-    """Add the keys that an older version did not write to the content of a `metrics.json`, and return it.
+    """Return the content of a `metrics.json` with defaults for the keys that older versions did not write.
 
     Raises:
         ShapeError: `content` is not valid; the message names the key.

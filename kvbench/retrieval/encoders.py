@@ -1,7 +1,7 @@
-"""Encoders that score a context's chunks against a query.
+"""Encoders, which score the similarity of a context's chunks to a query.
 
-Each gives one number per chunk; larger means more similar. No encoder is replaced silently: one whose weights or key
-are missing stops the run with the override that helps.
+An encoder returns one number per chunk; a larger number means more similar. If the weights or the API key of an encoder
+are missing, the run stops with an error that names overrides. No other encoder is used in its place.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class SentenceTransformer(Embedding):
         self._model: Any = None
 
     def prepare(self, query: str, texts: Sequence[str]) -> list[str]:
-        """Return the query, then the texts; for LLM-Embedder, each begins with the instruction that it expects."""
+        """Return the query, then the texts; for LLM-Embedder, an instruction is put before each."""
         if self.name != "llm_embedder":
             return super().prepare(query, texts)
         return [LLM_EMBEDDER["query"] + query, *(LLM_EMBEDDER["text"] + text for text in texts)]

@@ -1,4 +1,4 @@
-"""Chunk-level quantization search: bit widths from similarity scores.
+"""Chunk-level quantization search: the choice of each chunk's bit width from its similarity score.
 
 Source: Cocktail (Tao et al., DATE 2025), sec. III-B, eq. 1-3.
 """

@@ -1,7 +1,7 @@
-"""Store of embeddings by (encoder, text), so that a sweep over thresholds encodes each text once.
+"""Store of embedding vectors by encoder and text, so that a sweep over thresholds encodes each text only once.
 
-With each vector the store records how long its encoding took on this machine, so that a search that finds the vector
-here is charged as if it had encoded the text.
+The store also records how long the encoding of each text took on each machine. A search that uses a stored vector adds
+this time to its own, so that its reported time is that of a search without the store.
 """
 
 from __future__ import annotations

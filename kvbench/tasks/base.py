@@ -213,7 +213,7 @@ class Task:
         return ()
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
+        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
         return iter(())
 
     def bind(self, tokenizer: Any) -> None:

@@ -98,7 +98,7 @@ def is_file(path: Path, what: str) -> bool | None:
     """Return True if `path` is a file, False if it is a folder, and None if it does not exist.
 
     Args:
-        path: the path to look at.
+        path: the path to check.
         what: text with which an error message begins.
 
     Raises:

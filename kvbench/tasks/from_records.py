@@ -258,7 +258,7 @@ class Records(Task):
         return references
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
+        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
         return ((self.source, split) for split in self._splits)
 
     # -- samples -----------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class GSM8K(Records):
 
     @cached_property
     def entries(self) -> dict[str, list[Entry]]:
-        """Records of the test and train splits, read on first use.
+        """Records of the test and train splits, by split, as prompts without examples, read on first use.
 
         Raises:
             DataError: a split cannot be read, or has too few records for the examples.
@@ -197,7 +197,7 @@ class GSM8K(Records):
 def logquant_prompt(train: Sequence[Record], question: str) -> str:
     """Return the user's turn that LogQuant's script sends, with five fixed examples.
 
-    It has the spaces at the beginnings of lines that the indentation of the script's source leaves in the text.
+    Most lines begin with spaces, because the script's text includes the indentation of its source code.
 
     Args:
         train: records of the train split, from which the examples are taken.

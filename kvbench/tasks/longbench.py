@@ -145,7 +145,7 @@ class LongBench(Task):
         return {name: data.fingerprint(records, tuple(FIELDS)) for name, records in self.records.items()}
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch, each as its source on the hub and the task name that replaces ``{task}`` in it."""
+        """Yield the files to download, as pairs of the source on the hub and the task that replaces ``{task}``."""
         return ((self.source, name) for name in self.names)
 
     def samples(self) -> Iterator[Sample]:

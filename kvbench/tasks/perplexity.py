@@ -118,7 +118,7 @@ class Perplexity(TokenTask):
         return data.fingerprint(({"text": text} for text in self.documents), ("text",))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
+        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
         return iter(() if self.source.hub_id is None else ((self.source, "test"),))
 
     def samples(self) -> Iterator[Sample]:

@@ -110,7 +110,7 @@ class Summaries(TokenTask):
         return data.fingerprint(({"text": t, "answers": a} for t, a in self.records), ("text", "answers"))
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to fetch, each as its source on the hub and the name that replaces ``{task}`` in the path."""
+        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
         yield self.source, self.split
         if self.kind == "multi_lexsum":
             yield self.source, "sources"
