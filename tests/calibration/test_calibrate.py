@@ -191,7 +191,7 @@ def test_the_command_names_what_is_wrong(arguments, message, tmp_path, monkeypat
 def test_a_text_that_is_too_short_and_widths_that_are_none():
     with pytest.raises(
         DataError,
-        match=r"has 100 tokens; 2 sequences of 64 need 128\.\n  hint: provide more text, or use --sequences 1$",
+        match=r"has 100 tokens; 2 sequences of 64 tokens need 128\.\n  hint: provide more text, or use --sequences 1$",
     ):
         library.cut(range(100), 2, 64)
     with pytest.raises(DataError, match="--sequences 1 --length 100"):
