@@ -81,7 +81,7 @@ def test_a_context_in_which_nothing_would_be_packed_is_refused() -> None:
 def test_a_window_that_never_fills(key: str) -> None:
     method = load_method("hf_quantized", **{key: 300})
     method.check_reach(301)
-    with pytest.raises(ConfigError, match=f"method.{key}=300: no generated token would be packed"):
+    with pytest.raises(ConfigError, match=f"method.{key}=300: is so large that no generated token would be packed"):
         method.check_reach(300)
 
 
