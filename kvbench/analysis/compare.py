@@ -1,8 +1,8 @@
-"""The attention of a model to what a cache holds, compared with its attention to the exact keys and values.
+"""Comparison of attention over the keys and values in a cache with attention over the exact keys and values.
 
-p is the probability that exact attention gives a token, q the one that attention over the cache gives it, for the same
-query. Packed keys and values count as they are decoded when attention reads them; a token that the cache has dropped
-has q = 0.
+For the same query, p is the probability that exact attention gives to a token, and q the probability that attention
+over the cache gives to it. Packed keys and values are decoded as attention reads them. A token that the cache has
+dropped has q = 0.
 
 - **L1 error**: the sum of |p - q| over all tokens, 0 to 2. A dropped token contributes p. LogQuant's Table 4 reports an
   "L1 error with original attention" without saying what is summed or averaged. Its largest entry, 1,612.56, is below

@@ -1,4 +1,4 @@
-"""Tables of an analysis: one line per method with standard errors, and which methods it tells apart."""
+"""Tables of an analysis: one line per method with standard errors, and the methods that the analysis distinguishes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reading and checking of a checkpoint's files without torch.
 
-Only small files and headers are read, so that an error about a damaged checkpoint names the file and comes before any
-weights are loaded. Sources: the safetensors format (eight bytes of length, a JSON header, the data), and the files that
-``save_pretrained`` of transformers writes.
+Only small files and headers are read. A damaged checkpoint is therefore reported before any weights are loaded, and the
+error names the file. Sources: the safetensors format (eight bytes of length, a JSON header, the data), and the files
+that ``save_pretrained`` of transformers writes.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 class DamagedFile(ModelError):
-    """A file of a checkpoint that cannot be read or contains impossible values.
+    """Error for a file of a checkpoint that cannot be read or contains impossible values.
 
     Args:
         file: path of the file.
-        problem: predicate of the message, after "it".
+        problem: what is wrong with the file, as a verb phrase, for example ``is a folder, not a file``.
         hint: advice at the end of the message.
     """
 

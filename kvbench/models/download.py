@@ -1,4 +1,4 @@
-"""Download of a model's weights and tokenizer from the hub, and the files that this takes."""
+"""Download of a model's weights and tokenizer from the hub, and the choice of the files that are needed."""
 
 from __future__ import annotations
 

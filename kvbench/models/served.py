@@ -1,4 +1,4 @@
-"""A check whether kvbench supports a model, from its transformers configuration."""
+"""A check that kvbench supports a model, based on the model's transformers configuration."""
 
 from __future__ import annotations
 

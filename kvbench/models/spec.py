@@ -1,4 +1,4 @@
-"""The schema of the `model` group: the location of the weights, and the architecture. Does not import torch."""
+"""The schema of the configuration group `model`: location of the weights, and architecture. Does not import torch."""
 
 from __future__ import annotations
 

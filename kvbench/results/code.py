@@ -1,4 +1,4 @@
-"""Code versions of rows: digests of the code that made a row, by part, and the parts that have changed since."""
+"""Versions of the code that produced rows: digests by part of the code, and the parts that have changed since."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The run id: a hash of everything that determines the outputs, and of nothing else.
 
-An id has two halves, ``<setting>-<method>``. The first covers model, data, decoding, seed and generation version, the
-second the method with its quantizer. Runs whose samples can be compared therefore share the first half, and the fp16
-run that a method is paired with is found by its directory's name.
+An id consists of two hashes, ``<setting>-<method>``. The first covers model, data, decoding, seed and generation
+version, the second the method with its quantizer. Runs whose samples can be compared therefore have the same first
+hash, by which the fp16 run for a comparison is found among the directories of runs.
 """
 
 from __future__ import annotations

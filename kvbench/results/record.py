@@ -1,4 +1,4 @@
-"""The content of `metrics.json` as one dataclass tree.
+"""The content of `metrics.json` as nested dataclasses.
 
 Keys that an older version did not write get defaults when read, so that every run can be shown. To add a key, add a
 field here, then run ``python -m kvbench.results.record``, which writes `metrics.schema.json` next to this file.
@@ -349,7 +349,40 @@ class Env:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The content of `metrics.json`."""
+    """The content of `metrics.json`: figures and facts about one run.
+
+    Args:
+        schema_version: version of the file's format.
+        run_id: id of the run; None if the run could not start.
+        status: ``ok``; ``older`` if all samples are finished, but older code produced some of them; ``oom`` if memory
+            ran out; ``error``; or ``interrupted``.
+        label: names of method and quantizer, for tables.
+        config: the options that tables show.
+        data: identity and notes of the data set.
+        code: number of samples by digest of the code that produced them.
+        sources: digests of the parts of the code, by the digest of the code.
+        older: samples that were produced by older code; None if there are none.
+        samples: counts of samples.
+        scores: scores by ``task`` or ``task@length``.
+        mean: unweighted mean over the entries of `scores`.
+        baseline: id of the fp16 run to which differences refer; None without one.
+        baseline_differs: parts of the code that differ between this run and the fp16 run.
+        kv_bytes: size of one sequence's keys and values.
+        peak_bytes: memory peaks.
+        ttft_s: time to first token on the device of the last command, or on the device with the most samples if that
+            device has none.
+        tpot_s: time per output token on the same device.
+        tokens_per_s: rate of decoding on the same device.
+        timings: timings by name of the device.
+        attention: the way in which attention read the cache.
+        speculation: figures of speculative decoding; None without it.
+        oom: details if memory ran out, else None.
+        errors: errors of samples and of the run.
+        error: message of the last error; None without errors.
+        env: machine and software versions.
+        untouched: reason why the method packed and dropped nothing; None if it did.
+        inter_token: lines of inter-token time over length, by batch size.
+    """
 
     schema_version: int = SCHEMA_VERSION
     run_id: str | None = key(pattern="^[0-9a-f]{10}-[0-9a-f]{10}$")

@@ -1,4 +1,4 @@
-"""`samples.jsonl`: one line per sample, appended and fsynced; damaged and incomplete lines are skipped when read."""
+"""`samples.jsonl`, a file with one line per sample. Reading skips lines that are damaged or incomplete."""
 
 from __future__ import annotations
 

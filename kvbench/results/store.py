@@ -1,6 +1,6 @@
 """A run's directory: `config.yaml`, `env.json`, `origin.json`, `samples.jsonl`, `metrics.json`.
 
-One process at a time locks it.
+A process that writes to the directory locks it first.
 """
 
 from __future__ import annotations

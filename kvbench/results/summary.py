@@ -1,4 +1,4 @@
-"""The content of `metrics.json`, computed from the rows of a run and of the fp16 run that it is paired with."""
+"""The content of `metrics.json`, computed from the rows of a run and of the fp16 run with which it is compared."""
 
 from __future__ import annotations
 

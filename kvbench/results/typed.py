@@ -1,4 +1,4 @@
-"""Nested dataclasses (trees) as JSON: reading with defaults, writing, and their JSON schema.
+"""Conversion of nested dataclasses from and to JSON, and their JSON schema.
 
 Fields are declared with the standard library's ``field(...)``, or with :func:`key` if they have limits.
 """

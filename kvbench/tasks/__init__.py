@@ -1,4 +1,4 @@
-"""Data sets: they turn records into prompts and score the answers, and know nothing of models and caches."""
+"""Data sets, which turn records into prompts and score the answers. They do not depend on models or caches."""
 
 from kvbench.tasks.base import PromptRules, Sample, Task
 from kvbench.tasks.load import load

@@ -1,4 +1,4 @@
-"""Base classes of data sets: a task yields samples for the runner and scores the answers; most of it has defaults."""
+"""Base classes of data sets. A data set (task) yields samples for the runner and scores the answers."""
 
 from __future__ import annotations
 
@@ -213,7 +213,10 @@ class Task:
         return ()
 
     def files(self) -> Iterator[tuple[HubSource, str]]:
-        """Yield the files to download, as pairs of a source on the hub and the name that replaces ``{task}`` in it."""
+        """Yield the files to download from the hub.
+
+        Each is a pair of a source and the name that replaces ``{task}`` in the source's `file`.
+        """
         return iter(())
 
     def bind(self, tokenizer: Any) -> None:

@@ -1,7 +1,7 @@
 """Prompts with an exact number of tokens: generated English sentences, then a question about one of them.
 
-A cache's memory and time do not depend on a prompt's content, but a method may use it (Cocktail cuts the context into
-chunks and searches them). So the prompts consist of words, and the rows of a batch differ.
+The memory and time of most caches do not depend on the content of a prompt, but a method may use the content, as
+Cocktail does when it searches the context. The prompts therefore consist of words, and those of a batch differ.
 """
 
 from __future__ import annotations

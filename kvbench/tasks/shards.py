@@ -1,4 +1,4 @@
-"""Shards of a split: files named ``STEM-00000-of-00002.parquet``, as the hub stores what is large.
+"""Shards of a split: files named ``STEM-00000-of-00002.parquet``, into which the hub divides large data sets.
 
 Some uploads add a digest: ``test-00000-of-00001-29a571947c0b5ccc.parquet``.
 """

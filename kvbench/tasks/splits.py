@@ -1,7 +1,7 @@
 """The files of a split, as the package `datasets` resolves them from a repository's README and file names.
 
-`datasets` is shown a folder of empty files with the repository's names, so that it applies its rules without its own
-network access, whose retries take half a minute; the files themselves are downloaded and verified by `kvbench.hub`.
+The package is given a folder of empty files with the names of the repository's files. It then applies its rules without
+using the network, where its retries would take half a minute. The files themselves are downloaded by `kvbench.hub`.
 """
 
 from __future__ import annotations

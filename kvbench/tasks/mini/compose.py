@@ -1,8 +1,8 @@
-"""Texts of a given length made from drafts: records within filler, with a wrapper around both, and all spans.
+"""Composition of prompts of a given length: records between filler, with instructions around both.
 
-A text is composed of pieces that are tokenized separately. Every piece but the first begins with whitespace, and none
-ends with it, so the tokens of the pieces are those of the whole text: a byte-level pre-tokenizer never joins a
-non-space character with a space after it.
+A text is composed of pieces that are tokenized separately. Every piece except the first begins with whitespace, and
+none ends with it. A byte-level pre-tokenizer never joins a non-space character with a space after it, so the tokens of
+all pieces together are those of the complete text.
 """
 
 from __future__ import annotations

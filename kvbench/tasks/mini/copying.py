@@ -24,13 +24,17 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
 
 
 def copy(setting: Setting) -> Draft:
-    """Return a draft that asks for a literal copy of one of four marked passages of 20 words (about 32 tokens)."""
+    """Return the draft of a sample that asks for a literal copy of one of four marked passages.
+
+    A passage has 20 words (about 32 tokens).
+    """
     return _marked(setting, setting.count(4, 100), setting.size(20, 6, 30))
 
 
 def copy_long(setting: Setting) -> Draft:
-    """Return a draft that asks for a literal copy of one of four marked passages of 60 words (about 96 tokens).
+    """Return the draft of a sample that asks for a literal copy of one of four marked passages.
 
+    A passage has 60 words (about 96 tokens).
     Samples of fewer than 1,200 tokens have fewer passages.
     """
     return _marked(setting, setting.count(4, 300), setting.size(60, 30, 70))
@@ -44,7 +48,7 @@ def _item(rng: Rng) -> str:
 
 
 def repeat(setting: Setting) -> Draft:
-    """Return a draft that gives the first four items of one of four strings and asks for the rest.
+    """Return the draft of a sample that gives the first four items of one of four strings and asks for the rest.
 
     A string has 20 random items (about 48 tokens), each a number, a word or a made-up word, so it cannot be guessed.
     """
@@ -61,7 +65,7 @@ def repeat(setting: Setting) -> Draft:
 
 
 def code_line(setting: Setting) -> Draft:
-    """Return a draft that gives the beginning of a line of code in the context and asks for the rest of the line.
+    """Return the draft of a sample that quotes the beginning of a line of code in the context and asks for its rest.
 
     No other line of the context has this beginning.
     """

@@ -12,8 +12,9 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def variable_tracking(setting: Setting) -> Draft:
-    """Return a draft with four chains ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``, modelled on RULER.
+    """Return the draft of a sample that asks for the value of a variable in one of four chains of assignments.
 
+    A chain is ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``, as in RULER.
     The answer writes out one whole chain.
     """
     rng, n, hops = setting.rng, setting.count(4, 120, least=2), setting.size(2, 1, 3)
@@ -40,7 +41,7 @@ def variable_tracking(setting: Setting) -> Draft:
 
 
 def two_hop(setting: Setting) -> Draft:
-    """Return a draft that asks where the brother of somebody lives, which takes two of the 24 records to answer.
+    """Return the draft of a sample that asks where somebody's brother lives, which only two of 24 records together say.
 
     One record is ``The brother of A is B.`` and another ``B lives in P.``. The answer is ``B lives in P``.
     """
@@ -68,7 +69,7 @@ def _shot(rng: Rng, kind: int) -> str:
 
 
 def few_shot(setting: Setting) -> Draft:
-    """Return a draft that shows 24 labelled sentences and asks for the label of another sentence.
+    """Return the draft of a sample that shows 24 labelled sentences and asks for the label of another sentence.
 
     There are four made-up labels, for sentences about an animal, a food, a tool or a person.
     """
@@ -155,7 +156,7 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
 
 
 def arithmetic(setting: Setting) -> Draft:
-    """Return a draft that shows six solved word problems and asks for the solution of another.
+    """Return the draft of a sample that shows six solved word problems and asks for the solution of another.
 
     The solved problems are at the end of the context, after all filler.
     """

@@ -39,7 +39,7 @@ def find(record: str, index: int, value: str) -> tuple[int, int, int]:
 
 
 def passkey(setting: Setting) -> Draft:
-    """Return a draft that asks for a five-digit number, which one record states twice.
+    """Return the draft of a sample that asks for a five-digit number, which one record states twice.
 
     Source: Mohtashami and Jaggi 2023, "Landmark Attention".
     """
@@ -51,7 +51,10 @@ def passkey(setting: Setting) -> Draft:
 
 
 def needle(setting: Setting) -> Draft:
-    """Return a draft that asks for the seven-digit value of one of 16 needles, as in RULER (Hsieh et al. 2024)."""
+    """Return the draft of a sample that asks for the seven-digit value of one of 16 needles.
+
+    Source: RULER (Hsieh et al. 2024).
+    """
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.digits(rng, 7))
@@ -64,7 +67,7 @@ def needle(setting: Setting) -> Draft:
 
 
 def needle_words(setting: Setting) -> Draft:
-    """Return a draft that asks for the value of one of 16 needles, where a value is two words instead of digits."""
+    """Return the draft of a sample that asks for the value of one of 16 needles, where a value is two words."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.pair(rng))
@@ -86,7 +89,7 @@ def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
 
 
 def key_value(setting: Setting) -> Draft:
-    """Return a draft that asks for the value of a key in 64 lines like ``rusty-lantern: 482193``.
+    """Return the draft of a sample that asks for the value of a key in 64 lines like ``rusty-lantern: 482193``.
 
     Samples of fewer than 2,560 tokens have fewer lines.
     """
@@ -95,7 +98,7 @@ def key_value(setting: Setting) -> Draft:
 
 
 def key_value_hex(setting: Setting) -> Draft:
-    """Return a draft that asks for the value of a key in 64 lines like ``a3f91c: 93bd04e1a77c``.
+    """Return the draft of a sample that asks for the value of a key in 64 lines like ``a3f91c: 93bd04e1a77c``.
 
     The keys look alike, and the answers are long. Samples of fewer than 3,584 tokens have fewer lines.
     """
@@ -108,14 +111,14 @@ def key_value_hex(setting: Setting) -> Draft:
 
 
 def several(setting: Setting) -> Draft:
-    """Return a draft like that of :func:`key_value_hex`, but with eight questions about the same context."""
+    """Return the draft of a sample as from :func:`key_value_hex`, but with eight questions about the same context."""
     if not setting.vary:
         setting.questions = 8
     return key_value_hex(setting)
 
 
 def multi_value(setting: Setting) -> Draft:
-    """Return a draft that asks for all values of one key; three of its 12 needles have this key.
+    """Return the draft of a sample that asks for all values of one key; three of its 12 needles have this key.
 
     The question states the number of values.
     """
@@ -139,7 +142,7 @@ def multi_value(setting: Setting) -> Draft:
 
 
 def facts(setting: Setting) -> Draft:
-    """Return a draft that asks for one of four facts about one of 12 made-up people."""
+    """Return the draft of a sample that asks for one of four facts about one of 12 made-up people."""
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []
     pool: list[Question] = []
@@ -160,7 +163,7 @@ def facts(setting: Setting) -> Draft:
 
 
 def passage(setting: Setting) -> Draft:
-    """Return a draft that asks for the number of the passage, one of 20, that ends with a given sentence.
+    """Return the draft of a sample that asks which of 20 numbered passages ends with a given sentence.
 
     The number follows its passage. A small model does not learn the opposite order, in which it would have to look back
     from the sentence to the number.
