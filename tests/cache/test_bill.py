@@ -20,4 +20,5 @@ def test_padding_counts_nowhere(name):
     assert [bill.fp16_equivalent for bill in rows] == [2 * 2 * 2 * 64 * 2 * count for count in (20, 50)]
     assert cache.bill().fp16_equivalent == sum(bill.fp16_equivalent for bill in rows)
     assert [bill.used.window for bill in rows] == [2 * 2 * 2 * 64 * 4 * count for count in (20, 50)]
+    assert [bill.ratio for bill in rows] == [1.0, 1.0]  # nothing is packed yet, and the model's dtype is fp32
     method.detach(model)

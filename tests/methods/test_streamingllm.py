@@ -92,3 +92,9 @@ def test_positions_matter_and_sinks_stay_visible_to_a_sliding_window():
 def test_rotating_needs_the_models_rotation():
     with pytest.raises(CacheError, match="position=cache needs the model's rotary embedding"):
         feed(new_layer(load_method("streamingllm")), *random_kv(8))
+
+
+@pytest.mark.parametrize(("position", "counts"), [("original", [8, 14, 15, 15]), ("cache", [8, 11, 11, 11])])
+def test_sinks_beside_a_sliding_window_are_held_only_where_positions_stay(position, counts):
+    method = load_method("streamingllm", budget=20, sinks=4, position=position)
+    assert [method.held(n, 12) for n in (8, 14, 40, 100)] == counts
