@@ -39,7 +39,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Exact:
-    """Exact keys and values of n consecutive tokens of one layer.
+    """Exact keys and values of n consecutive tokens of one layer, for H KV heads.
 
     Args:
         keys: keys after RoPE, ``[H, n, D]`` in the model's dtype.

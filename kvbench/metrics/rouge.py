@@ -35,7 +35,7 @@ class RougeL:
 
     @property
     def limited(self) -> float:
-        """F measure that LongBench's code would report: 0 if the package `rouge` exceeds Python's recursion limit."""
+        """F measure that LongBench's code would report; 0 if the package `rouge` would exceed the recursion limit."""
         return 0.0 if self.steps > RECURSION_STEPS else self.f
 
 

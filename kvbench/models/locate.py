@@ -171,8 +171,8 @@ class Description(NamedTuple):
 def fetch_description(hub_id: str, revision: str | None) -> Description:
     """Fetch the small files that contain a model's context length and chat template into the hub's cache.
 
-    The run id depends on these values. If they were first known when the weights are downloaded, the first start of a
-    run would have a different id from later ones.
+    The run id depends on these values. If they became known only with the weights, the first start of a run would have
+    a different id from later ones.
 
     Args:
         hub_id: name of the repository.

@@ -103,7 +103,7 @@ class ModelConfig:
         trust_remote_code: True to run Python code that comes with the checkpoint.
         architecture: sizes for random weights, and for checks before loading; None to read them from the checkpoint.
         licence: licence of the weights.
-        gated: explanation how to get access to a gated model; None if the model is not gated.
+        gated: instructions for getting access to a gated model; None if the model is not gated.
         requires: extra package that the checkpoint's format needs; None if it needs none.
         note: anything else that a user should know.
         preset: name of the preset with the same architecture, if another checkpoint is loaded in its place

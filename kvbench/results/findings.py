@@ -14,7 +14,7 @@ MOST = 8
 
 
 def findings(names: Sequence[str], runs: Sequence[Metrics]) -> list[str]:
-    """Return a sentence for each run that is compared with fp16, largest loss first.
+    """Return one sentence for each run that is compared with fp16, in the order of the loss, largest first.
 
     If there are more than :data:`MOST` such runs, the list is empty.
 

@@ -56,7 +56,7 @@ class ProseFiller:
         self._prose, self._encode = prose, encode
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of `sentences` sentences each, with at most `budget` tokens in total."""
+        """Return paragraphs of `sentences` sentences each. All paragraphs together have at most `budget` tokens."""
         paragraphs: list[list[Piece]] = []
         count = 0
         while budget > 64:
@@ -99,7 +99,7 @@ class CodeFiller:
         return f"{code.name(self._rng).upper()} = {names.digits(self._rng, 3)}"
 
     def paragraphs(self, budget: int, sentences: int) -> list[list[Piece]]:
-        """Return paragraphs of one function or one constant each, with at most `budget` tokens in total.
+        """Return paragraphs of one function or one constant each. All together have at most `budget` tokens.
 
         The argument `sentences` has no effect.
         """
