@@ -30,16 +30,18 @@ def calibrate(
     text_sha256: str = "",
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> file.Calibration:
-    """Compute thresholds and codebooks of every layer.
+    """Compute KVQuant's thresholds and codebooks for every layer of a model.
 
     Args:
         model: causal language model.
-        sequences: token ids ``[S, L]`` (authors: 16 of 2048 tokens of WikiText-2's training text).
+        sequences: token ids of S sequences, ``[S, L]`` (the authors use 16 sequences of 2048 tokens of WikiText-2's
+            training text).
         name: name of the model, for messages.
-        bits: widths of the codebooks.
-        outliers: share of the elements that stay exact.
-        fisher: weight errors by squared gradients; else all equally.
-        first_tokens: tokens at the start of each sequence that codebooks leave out, as they will be kept exact.
+        bits: bits per code of each codebook to compute.
+        outliers: share of the elements that KVQuant stores in full precision.
+        fisher: True: weight quantization errors by squared gradients; False: weight all errors equally.
+        first_tokens: number of tokens at the start of each sequence that do not enter the codebooks, because KVQuant
+            will keep them in full precision.
         text_sha256: SHA-256 of the calibration text, stored in the file.
         tell: called with the number of passes done and the total.
 
@@ -100,7 +102,13 @@ def _named(layer: int, side: str, fit: SideFit) -> dict[str, Tensor]:
 
 
 def cut(ids: Sequence[int], count: int, length: int, name: str = "the text") -> Tensor:
-    """Cut `count` sequences of `length` tokens, evenly spread and without overlap, from a text: ``[count, length]``.
+    """Take sequences from a text, evenly spread and without overlap, and return them as ``[count, length]``.
+
+    Args:
+        ids: token ids of the text.
+        count: number of sequences.
+        length: tokens per sequence.
+        name: name of the text, for messages.
 
     Raises:
         DataError: the text is too short.

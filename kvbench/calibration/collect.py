@@ -20,13 +20,16 @@ from kvbench.models.projections import Source, attentions, head_dim, key_source,
 
 @dataclass
 class Collected:
-    """One side of a layer: activations and squared gradients, fp32 ``[tokens, C]`` on the CPU, one per sequence."""
+    """Keys or values of a layer, with squared gradients: fp32 tensors ``[tokens, C]`` on the CPU, one per sequence."""
 
     activations: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
 
     def joined(self) -> tuple[Tensor, Tensor | None]:
-        """Return activations and weights, each of all tokens in one tensor; None for weights not asked for."""
+        """Return the keys or values of all sequences in one tensor, and their squared gradients in another.
+
+        The latter is None if gradients were not collected.
+        """
         return torch.cat(self.activations), torch.cat(self.weights) if self.weights else None
 
 
@@ -38,14 +41,17 @@ def collect(
     fisher: bool,
     tell: Callable[[], None] = lambda: None,
 ) -> dict[int, tuple[Collected, Collected]]:
-    """Collect keys and values of some layers.
+    """Run a model on sequences and collect the keys and values of some layers.
 
     Args:
         model: causal language model.
         sequences: token ids ``[S, L]``.
-        layers: numbers of the layers.
-        fisher: collect gradients too, with a backward pass for each sequence.
+        layers: indices of the layers.
+        fisher: True: also collect squared gradients, with a backward pass for each sequence.
         tell: called after each sequence.
+
+    Returns:
+        For each layer, by index, its keys and its values.
 
     Raises:
         ModelError: keys before RoPE cannot be read, or an activation or gradient is NaN or Inf.

@@ -36,7 +36,7 @@ SAME = 0.01
 
 @dataclass
 class Calibration:
-    """Thresholds and codebooks of one model.
+    """KVQuant's thresholds and codebooks for one model, as read from a calibration file.
 
     Args:
         info: provenance: ``model``, ``bits`` ("2,3,4"), ``outliers``, ``layers``, ``kv_heads``, ``head_dim``,
@@ -51,17 +51,17 @@ class Calibration:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Widths of the codebooks."""
+        """Bits per code of each codebook."""
         return tuple(int(width) for width in self.info["bits"].split(","))
 
     @property
     def outliers(self) -> float:
-        """Share of elements outside of the thresholds."""
+        """Share of the elements that are outliers, that is, outside the thresholds."""
         return float(self.info["outliers"])
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Layers, KV heads and channels of a head."""
+        """Numbers of layers, of KV heads, and of channels per head."""
         return int(self.info["layers"]), int(self.info["kv_heads"]), int(self.info["head_dim"])
 
     def thresholds(self, layer: int) -> Tensor:
@@ -69,15 +69,29 @@ class Calibration:
         return self.tensors[f"layers.{layer}.key.thresholds"]
 
     def levels(self, layer: int, side: str, bits: int) -> Tensor:
-        """Return the codebook, fp32 ``[2**bits]``."""
+        """Return the codebook (the levels) of the keys or values of a layer, fp32 ``[2**bits]``.
+
+        Args:
+            layer: index of the layer.
+            side: ``key`` or ``value``.
+            bits: bits per code.
+        """
         return self.tensors[f"layers.{layer}.{side}.levels.{bits}"]
 
     def norm(self, layer: int, side: str, bits: int) -> Tensor:
-        """Return Q-Norm's scale and offset, fp32 ``[2]``."""
+        """Return the scale and the offset of Q-Norm, fp32 ``[2]``, for the keys or values of a layer.
+
+        Applied to the levels, they preserve mean and standard deviation.
+
+        Args:
+            layer: index of the layer.
+            side: ``key`` or ``value``.
+            bits: bits per code.
+        """
         return self.tensors[f"layers.{layer}.{side}.norm.{bits}"]
 
     def expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and shape of every tensor of the layers."""
+        """Yield name and shape of every tensor that the file must contain for the layers of the model."""
         layers, heads, channels = self.shape
         for layer in range(layers):
             yield f"layers.{layer}.key.thresholds", (2, heads * channels)
@@ -87,7 +101,7 @@ class Calibration:
                     yield f"layers.{layer}.{side}.norm.{width}", (2,)
 
     def check_format(self, bits: int, outliers: float) -> None:
-        """Raise ConfigError unless the file has codebooks of `bits` for this share of outliers."""
+        """Raise ConfigError unless the file has codebooks with this number of bits and this share of outliers."""
         if bits not in self.bits:
             raise ConfigError(
                 "method.bits",
@@ -122,7 +136,7 @@ class Calibration:
             raise ConfigError(KEY, str(self.path), f"{problem}, which has the same shape but different weights")
 
     def matches(self, numbers: Mapping[str, Tensor]) -> bool:
-        """Return True if a sample of weights (:func:`probe`) is from the model that the file was made with."""
+        """Return True if a sample of weights (:func:`probe`) comes from the model with which the file was made."""
         for name in ("probe.keys", "probe.embedding"):
             recorded, actual = self.tensors.get(name), numbers.get(name)
             if recorded is not None and actual is not None:
@@ -132,7 +146,10 @@ class Calibration:
 
 
 def probe(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return a sample of the model's weights: of the embedding, and of key projections that have weights."""
+    """Return a small sample of the model's weights, by name, by which the model can be recognised.
+
+    The weights are taken from the embedding and from the key projections.
+    """
     from kvbench.models.projections import attentions, key_source
 
     where = placement(model)
@@ -221,9 +238,9 @@ def _load(path: Path, changed: int, size: int) -> Calibration:
 
 
 def in_folders(folders: Iterable[Path]) -> Iterator[Calibration]:
-    """Yield the calibration files of some folders, ordered by name.
+    """Yield the calibration files in some folders, ordered by name.
 
-    Other files are skipped; damaged ones too, with a warning, since nobody asked for them by name.
+    Other files are skipped. Damaged calibration files are skipped with a warning.
     """
     for folder in folders:
         for path in sorted(folder.glob("*.safetensors")):
@@ -248,7 +265,13 @@ def _passed_over(what: str) -> None:
 
 
 def command(model: str, bits: int, outliers: float) -> str:
-    """Return the command that makes such a file."""
+    """Return the command line that makes a calibration file, for hints.
+
+    Args:
+        model: name of the model.
+        bits: bits per code.
+        outliers: share of outliers.
+    """
     return f"python -m kvbench.calibrate --model {model} --text FILE --bits {bits} --outliers {outliers!r}"
 
 

@@ -19,7 +19,7 @@ from kvbench.quantizers.nuq import ELEMENTS, tail
 
 @dataclass
 class Codebook:
-    """Levels of one width.
+    """The levels for one number of bits per code.
 
     Args:
         levels: fp32 ``[2**bits]``, ascending.
@@ -32,7 +32,10 @@ class Codebook:
 
 @dataclass
 class SideFit:
-    """One side of a layer: ``thresholds`` fp16 ``[2, C]`` (keys) or None, and a codebook for each width."""
+    """What was fitted to the keys or the values of a layer.
+
+    These are ``thresholds``, fp16 ``[2, C]`` for keys and None for values, and a codebook for each number of bits.
+    """
 
     thresholds: Tensor | None
     codebooks: dict[int, Codebook]
@@ -41,14 +44,15 @@ class SideFit:
 def fit_keys(
     x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
 ) -> SideFit:
-    """Fit thresholds of each channel, and codebooks over all channels.
+    """Fit KVQuant's thresholds to each channel of the keys of a layer, and codebooks to all channels together.
 
     Args:
-        x: keys before RoPE, fp32 ``[N, C]``.
-        weights: of the keys' errors, ``[N, C]``; None: 1.
-        bits: widths.
-        share: of outliers, half of them on each side; 0: the thresholds are the extremes.
-        skip: tokens (bool ``[N]``) that the codebooks leave out.
+        x: keys of N tokens before RoPE, fp32 ``[N, C]``.
+        weights: weight of the quantization error of each element, ``[N, C]``; None: all weigh the same.
+        bits: bits per code of each codebook to fit.
+        share: share of outliers, half of them above and half below the other elements; 0: no outliers, so the
+            thresholds are the extremes.
+        skip: True for tokens that do not enter the codebooks, bool ``[N]``; None: all tokens enter.
     """
     upper, lower = quantiles(x, tail(share), 0), quantiles(x, 1 - tail(share), 0)
     books = _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip)
@@ -58,13 +62,16 @@ def fit_keys(
 def fit_values(
     x: Tensor, weights: Tensor | None, bits: Sequence[int], share: float, skip: Tensor | None = None
 ) -> SideFit:
-    """Fit codebooks to values ``[N, C]``, each token normalised by its own percentiles; arguments: :func:`fit_keys`."""
+    """Fit KVQuant's codebooks to the values of a layer, after normalising each token by its own percentiles.
+
+    Arguments are those of :func:`fit_keys`, with values ``[N, C]`` in place of keys.
+    """
     upper, lower = (quantiles(x, q, 1).unsqueeze(1) for q in (tail(share), 1 - tail(share)))
     return SideFit(None, _codebooks(x, (upper - lower) / 2, (upper + lower) / 2, weights, bits, skip))
 
 
 def quantiles(x: Tensor, q: float, dim: int) -> Tensor:
-    """Return quantile `q` of ``x`` ``[N, C]`` along `dim`, computed piece by piece."""
+    """Return the quantile `q` (from 0 to 1) of ``x`` ``[N, C]`` along dimension `dim`, computed in parts."""
     rows = x.t() if dim == 0 else x
     step = max(ELEMENTS // rows.shape[1], 1)
     return torch.cat([torch.quantile(rows[i : i + step], q, dim=1) for i in range(0, len(rows), step)])

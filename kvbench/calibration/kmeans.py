@@ -24,7 +24,11 @@ CONVERGED = 1e-7
 
 @dataclass
 class Histogram:
-    """Sums over the values of each bin, float64 ``[BINS]``: weights, weight times value, weight times value squared."""
+    """A weighted histogram of values in [-1, 1].
+
+    For each bin it has three sums over the values in that bin, float64 ``[BINS]``: of the weights, of weight times
+    value, and of weight times value squared.
+    """
 
     weight: Tensor
     first: Tensor
@@ -32,11 +36,16 @@ class Histogram:
 
     @classmethod
     def empty(cls) -> Histogram:
-        """Return a histogram of no values."""
+        """Return a histogram without values."""
         return cls(*(torch.zeros(BINS, dtype=torch.float64) for _ in range(3)))
 
     def add(self, values: Tensor, weights: Tensor | None = None) -> None:
-        """Count ``values`` (any shape, in [-1, 1]) with ``weights`` of the same shape, or 1 each."""
+        """Add values to the histogram.
+
+        Args:
+            values: numbers in [-1, 1], any shape.
+            weights: weight of each value, in the same shape; None: 1 each.
+        """
         x = values.reshape(-1).double().cpu()
         w = torch.ones_like(x) if weights is None else weights.reshape(-1).double().cpu()
         index = ((x + 1) * (BINS / 2)).long().clamp_(0, BINS - 1)
@@ -49,18 +58,23 @@ class Histogram:
         return float(self.weight.sum())
 
     def moments(self) -> tuple[float, float]:
-        """Return the mean and standard deviation."""
+        """Return the weighted mean and the weighted standard deviation of all values."""
         mean = float(self.first.sum()) / self.total
         return mean, max(float(self.second.sum()) / self.total - mean * mean, 0.0) ** 0.5
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the running sums, each with a leading 0: ``[BINS + 1]``."""
+        """Return the cumulative sums of the three quantities over the bins, ``[BINS + 1]`` each, beginning with 0."""
         zero = torch.zeros(1, dtype=torch.float64)
         return tuple(torch.cat([zero, part.cumsum(0)]) for part in (self.weight, self.first, self.second))  # type: ignore[return-value]
 
 
 def levels(histogram: Histogram, count: int) -> Tensor:
-    """Return a codebook of `count` ascending levels, fp32; the last one repeats if there are fewer distinct values."""
+    """Return a codebook for the values of a histogram, fitted by weighted k-means: ascending levels, fp32.
+
+    Args:
+        histogram: the values.
+        count: number of levels. If there are fewer distinct values, the last level is repeated.
+    """
     occupied = histogram.weight > 0
     if int(occupied.sum()) <= count:
         means = (histogram.first[occupied] / histogram.weight[occupied]).float()
@@ -80,7 +94,7 @@ def levels(histogram: Histogram, count: int) -> Tensor:
 
 
 def distortion(histogram: Histogram, codebook: Tensor) -> float:
-    """Return the weighted mean squared error of rounding to the nearest level."""
+    """Return the weighted mean squared error of rounding the values of a histogram to the nearest level."""
     ordered = codebook.double().sort().values
     centres = (torch.arange(BINS, dtype=torch.float64) + 0.5) * (2 / BINS) - 1
     nearest = ordered[torch.searchsorted((ordered[1:] + ordered[:-1]) / 2, centres)]

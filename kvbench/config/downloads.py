@@ -26,12 +26,12 @@ _BYTES = 2
 
 @dataclass(frozen=True)
 class Download:
-    """What a model or data set takes from the hub.
+    """A download from the hub that a model or a data set needs.
 
     Args:
-        what: the model or the file, as messages name it.
-        bytes: bytes still to download, 0 if all is on this machine; None if unknown.
-        basis: where the number is from, or why there is none.
+        what: name of the model or of the file, for messages.
+        bytes: number of bytes still to download, 0 if everything is on this machine; None if unknown.
+        basis: source of this number, or the reason why it is unknown.
     """
 
     what: str
@@ -45,9 +45,9 @@ class Download:
 
 
 def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
-    """Return what models and data sets take from the hub, each repository's file once.
+    """Return the downloads from the hub that models and data sets need, without duplicates.
 
-    What is local, generated or random takes nothing and is left out.
+    Local models and data, generated data and random weights need no download and are left out.
 
     Args:
         models: values of ``model=``: presets, repositories or folders.
@@ -64,7 +64,7 @@ def downloads(models: Iterable[str], datasets: Iterable[str]) -> list[Download]:
 
 
 def model_download(model: ModelConfig) -> Download | None:
-    """Return what a model takes from the hub; None if it has random weights or is in a folder."""
+    """Return the download that a model needs; None if it has random weights or is in a local folder."""
     if model.weights == "random" or model.folder() is not None or model.hub_id is None:
         return None
     what = f"model {model.name} ({model.hub_id}{', gated' if model.gated else ''})"
@@ -81,11 +81,11 @@ def model_download(model: ModelConfig) -> Download | None:
 
 
 def data_downloads(task: Task, group: dict[str, Any]) -> Iterator[Download]:
-    """Yield what each file of a data set takes from the hub.
+    """Yield the download that each file of a data set needs.
 
     Args:
         task: the data set.
-        group: its configuration, for its name and path.
+        group: configuration of the data set, from which ``name`` and ``path`` are used.
     """
     for source, part in () if group.get("path") is not None else task.files():
         if source.hub_id is None:

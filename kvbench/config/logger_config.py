@@ -21,7 +21,7 @@ class NoLogger:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvLogger:
-    """A CSV file, `path`, with one row per run."""
+    """Settings of the logger ``csv``, which writes one row per run to the CSV file `path`."""
 
     name: Literal["csv"]
     path: str = "results/runs.csv"
@@ -46,11 +46,11 @@ class CsvLogger:
 
 @dataclass(frozen=True, kw_only=True)
 class WandbLogger:
-    """Weights & Biases.
+    """Settings of the logger ``wandb``, which sends results to Weights & Biases.
 
     Args:
         project, entity, group, tags: passed to ``wandb.init``.
-        mode: ``auto`` is online if an API key is configured, else offline.
+        mode: ``online``, ``offline``, ``disabled``, or ``auto``: online if an API key is configured, else offline.
         dir: folder in which wandb creates its own folder.
     """
 

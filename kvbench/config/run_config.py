@@ -35,9 +35,9 @@ class DecodingConfig:
 
     Args:
         max_new_tokens: longest answer in tokens, for every task; None: each task's own limit.
-        temperature: 0 decodes greedily; above 0, tokens are sampled with ``runtime.seed``.
-        top_p: nucleus sampling draws from the most likely tokens that make up this share of the probability; 1.0 draws
-            from all tokens.
+        temperature: 0: greedy decoding; above 0: tokens are drawn, with random numbers seeded by ``runtime.seed``.
+        top_p: draw only from the most probable tokens whose total probability reaches this share (nucleus sampling);
+            1.0: draw from all tokens.
         stop: strings that end an answer, in addition to the task's own.
     """
 
@@ -47,7 +47,7 @@ class DecodingConfig:
     stop: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise ConfigError for values that have no effect, and for empty stop strings."""
+        """Raise ConfigError if a value has no effect or a stop string is empty."""
         if 0.0 < self.temperature < COLDEST:
             raise ConfigError(
                 "decoding.temperature",
@@ -81,7 +81,8 @@ class RuntimeConfig:
         mlp_chunk: tokens of a long prompt that feed-forward layers and RoPE process at a time, which bounds their
             memory. ``auto`` is 8192 for prompts of more than 16384 tokens; None processes all tokens at once. Results
             differ at most by rounding.
-        prefill_rows: prompts of a batch per prefill call: ``auto`` (about 16k tokens' worth), a number, or None (all).
+        prefill_rows: prompts per prefill call: ``auto`` (as many as have about 16k tokens together), a number, or None
+            (all prompts of the batch).
         memory_limit_gb: memory in GiB that the process may use on each device; None: no limit.
         device_map: ``auto`` spreads the model's layers evenly over all GPUs; None uses one device.
         tensor_parallel: ``auto`` splits every layer over the processes that torchrun started, each with its own heads
@@ -93,10 +94,11 @@ class RuntimeConfig:
         kernels: implementation of decode attention on a GPU: ``auto`` (the fastest that supports the case), ``cuda``,
             ``triton`` or ``reference`` (plain torch).
         graphs: whether decode steps are replayed as CUDA graphs: ``auto`` (if a step can be captured and the answer is
-            long enough to repay the capture), ``always`` (whenever a step can be captured) or ``never``. The row
-            records which it was.
-        compile: in captured steps, pass everything around attention (norms, RoPE, activations) to torch.compile.
-        results_dir: folder in which each run gets a folder of its own.
+            long enough to repay the capture), ``always`` (whenever a step can be captured) or ``never``. Each row
+            records whether graphs were used.
+        compile: True: in captured steps, compile everything around attention (norms, RoPE, activations) with
+            torch.compile.
+        results_dir: folder in which each run has its own folder.
     """
 
     device: str = "auto"
@@ -170,12 +172,12 @@ class RuntimeConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A whole configuration as typed data.
+    """A complete configuration as typed and checked data.
 
     Args:
-        method: the method as an instance of its own dataclass, with its quantizer.
+        method: the method, an instance of the dataclass that the configuration names, with its quantizer.
         dataset: the group `dataset` as plain data.
-        task: the same group as a checked task.
+        task: the data set as an object, made from the same group.
     """
 
     model: ModelConfig

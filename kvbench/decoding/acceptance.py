@@ -16,8 +16,8 @@ def accept_greedy(drafts: Tensor, choices: Tensor, limits: Tensor) -> tuple[Tens
     """Accept the longest prefix of the drafts that equals the target's own choices.
 
     Args:
-        drafts: ``[B, gamma]``.
-        choices: the target's tokens after the confirmed text and after each draft, ``[B, gamma + 1]``.
+        drafts: drafted tokens of each row, ``[B, gamma]``.
+        choices: tokens that the target would choose after the confirmed text and after each draft, ``[B, gamma + 1]``.
         limits: largest number of drafts that each row may accept, ``[B]``.
 
     Returns:
@@ -33,10 +33,10 @@ def accept_sampled(
     """Accept drafts such that the resulting tokens follow the target's distribution.
 
     Args:
-        drafts: ``[B, gamma]``, draft i drawn from ``draft_probs[:, i]``.
-        draft_probs: q, ``[B, gamma, V]``.
-        target_probs: p, ``[B, gamma + 1, V]``.
-        uniforms: numbers in [0, 1), ``[B, gamma]``.
+        drafts: drafted tokens of each row, ``[B, gamma]``; draft i was drawn from ``draft_probs[:, i]``.
+        draft_probs: the draft's distributions q, ``[B, gamma, V]``.
+        target_probs: the target's distributions p after the confirmed text and after each draft, ``[B, gamma + 1, V]``.
+        uniforms: uniform random numbers in [0, 1) that decide about acceptance, ``[B, gamma]``.
         limits: largest number of drafts that each row may accept, ``[B]``; after that many, the next token is drawn
             from p itself.
 
@@ -61,5 +61,10 @@ def accept_sampled(
 
 
 def leading(good: Tensor, limits: Tensor) -> Tensor:
-    """Return how many of ``good`` ``[B, gamma]`` are True before the first False, at most ``limits`` ``[B]``."""
+    """Return for each row how many drafts are good before the first bad one, at most the row's limit, ``[B]``.
+
+    Args:
+        good: True for each draft that may be accepted, ``[B, gamma]``.
+        limits: largest result for each row, ``[B]``.
+    """
     return torch.minimum(good.long().cumprod(1).sum(1), limits)

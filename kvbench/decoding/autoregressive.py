@@ -40,21 +40,22 @@ class Observer(Protocol):
 
 @dataclass
 class Generation:
-    """The output of a batch.
+    """The generated tokens of a batch, with times.
 
     Args:
         tokens: new tokens of each row, without the end-of-sequence token.
-        text: their text, cut at a stop string; empty without a tokenizer.
+        text: text of the new tokens of each row, cut at a stop string; empty without a tokenizer.
         finish: why each row ended: ``eos``, ``stop`` or ``length``.
         ttft_s: seconds from the start of the prefill to the first token.
-        step_s: seconds of each decode step after the first token, or of each round of speculation. Results report the
-            first one separately, as it may include compilation and allocation.
+        step_s: seconds of each decode step after the first token, or of each round of speculation. The first entry may
+            include compilation and allocation, so results report it separately.
         prompt_tokens: number of prompt tokens of each row, without padding.
-        answer_nll: for each row the negative log-likelihood of its reference answer in nats, and the answer's tokens.
+        answer_nll: for each row the negative log-likelihood of its reference answer in nats, and the number of tokens
+            of this answer; empty without reference answers.
         rounds: rounds of speculation; empty without speculation.
-        stepping: how steps were run: ``graph``, ``graph, compiled``, ``graph (not compiled: REASON)``, ``eager`` or
-            ``eager (REASON)``.
-        capture_s: seconds spent on warm-ups and on capturing graphs; not included in any other figure.
+        stepping: how decode steps were run: ``graph``, ``graph, compiled``, ``graph (not compiled: REASON)``, ``eager``
+            or ``eager (REASON)``.
+        capture_s: seconds spent on warm-ups and on capturing CUDA graphs; not included in any other figure.
     """
 
     tokens: list[list[int]]
@@ -101,27 +102,28 @@ def generate(
         max_new_tokens: limit for every row, at least 1.
         sampling: how tokens are chosen; None: greedily.
         eos_token_ids: tokens that end a row.
-        stop: strings that end a row; needs `tokenizer`.
-        say_something: never choose one of `eos_token_ids` as the first token (like ``min_length`` in transformers).
-        tokenizer: the model's tokenizer, which decodes tokens to find stop strings; None if there are none.
+        stop: strings that end a row; they require `tokenizer`.
+        say_something: True: never choose one of `eos_token_ids` as the first token (like ``min_length`` in
+            transformers).
+        tokenizer: the model's tokenizer, which decodes the new tokens. None: no texts are returned, and there must be
+            no stop strings.
         prefill_chunk: prompt tokens per forward pass; None: all at once. It does not affect the result.
         pad_token_id: token fed to rows that have ended while others continue.
-        answer_ids: reference answers; their negative log-likelihood after the prompt is computed on a copy of the
-            cache.
-        observer: called at the beginning of each phase.
-        speculate: True: decode speculatively if the cache's method does (``Method.speculation``); False: never; or the
-            settings to use. With these, any method's cache can be the target, and a cache of any other method the
-            draft's (:meth:`kvbench.cache.KVCache.lead`).
-        graphs: capture a decode step and replay it: ``auto`` (if possible and worth its time), ``always`` (if possible)
-            or ``never``.
-        compile: run everything around attention in captured steps through ``torch.compile``.
-        prefill_rows: number of prompts in one forward pass (:func:`kvbench.decoding.passes.groups`).
+        answer_ids: token ids of each row's reference answer. Their negative log-likelihood after the prompt is computed
+            on a copy of the cache. None: it is not computed.
+        observer: called at the beginning of each phase; None: no observer.
+        speculate: True: decode speculatively if the method of the cache specifies it (``Method.speculation``); False:
+            never; a :class:`Speculation`: decode with these settings, whatever the method. The draft then reads the
+            target's cache or one that this cache leads (:meth:`kvbench.cache.KVCache.lead`).
+        graphs: whether to capture a decode step as a CUDA graph and replay it: ``auto`` (if possible and if there are
+            enough steps), ``always`` (if possible) or ``never``.
+        compile: True: compile everything around attention in captured steps with ``torch.compile``.
+        prefill_rows: number of prompts per forward pass; ``auto``: as many as are efficient; None: all.
 
     Raises:
-        CacheError: the model did not use the given cache.
-        NonFiniteError: the prompt's logits are NaN or Inf (:func:`kvbench.decoding.passes.prefill`), or the method
-            packed NaN or Inf.
-        ValueError: stop strings without a tokenizer, or max_new_tokens < 1.
+        CacheError: the cache was used before, or the model did not use it.
+        NonFiniteError: the logits after a prompt are NaN or Inf, or the method packed NaN or Inf.
+        ValueError: there are stop strings but no tokenizer, or `max_new_tokens` is below 1.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens}: must be at least 1")
@@ -192,7 +194,7 @@ def continued(
     graphs: captured_decoding.Graphs = "never",
     compile: bool = False,
 ) -> dict[str, Any]:
-    """Continue from the first new token until every row has ended: with captured steps if possible, else eagerly.
+    """Decode from the first new token until every row has ended, with captured steps if possible, else eagerly.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -200,17 +202,19 @@ def continued(
         token: first new token of each row, ``[B]``; not cached yet.
         mask: attention mask ``[B, T]`` of the columns that are cached; None: no padding.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
-        stopping: collects the tokens and says which rows have ended.
+        stopping: collects the tokens and decides which rows have ended.
         sampling: how tokens are chosen.
-        generators: source of random numbers of each row.
+        generators: random generator of each row.
         max_new_tokens: limit for every row, the first token included.
         pad_token_id: token fed to rows that have ended.
         speculation: decode speculatively with these settings; None: one token per step.
-        graphs: whether to capture a decode step and replay it, as for :func:`generate`.
-        compile: whether to compile everything around attention in captured steps.
+        graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``, as for
+            :func:`generate`.
+        compile: True: compile everything around attention in captured steps.
 
     Returns:
-        ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`; the tokens are in `stopping`.
+        The fields ``step_s``, ``rounds``, ``stepping`` and ``capture_s`` of a :class:`Generation`. The tokens are in
+        `stopping`.
     """
     rounds: list[speculative.Round] = []
     rest = (stopping, sampling, generators, max_new_tokens, pad_token_id)
@@ -249,7 +253,7 @@ def capture(
     steps: int,
     compile: bool = False,
 ) -> captured_decoding.Captured:
-    """Return a captured decode step, ready for its first replay.
+    """Capture a decode step as a CUDA graph, and return it ready for its first replay.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -257,9 +261,9 @@ def capture(
         token: first new token of each row, ``[B]``; not cached yet.
         lengths: number of cached tokens of each row, without padding, ``[B]``.
         sampling: how tokens are chosen.
-        generators: source of random numbers of each row.
-        steps: number of steps for which to draw random numbers.
-        compile: whether to compile everything around attention.
+        generators: random generator of each row.
+        steps: number of steps for which to draw random numbers in advance.
+        compile: True: compile everything around attention.
 
     Raises:
         NotCaptured: the step cannot be captured; cache and generators are left as they were.
@@ -288,7 +292,7 @@ def decode(
     max_new_tokens: int,
     pad_token_id: int = 0,
 ) -> list[float]:
-    """Continue from the first new token with eager steps until every row has ended; the tokens are in `stopping`.
+    """Decode from the first new token with eager steps until every row has ended; `stopping` collects the tokens.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -334,6 +338,6 @@ def _without(logits: Tensor, tokens: Sequence[int]) -> Tensor:
 
 
 def tell(observer: Observer | None, phase: str) -> None:
-    """Inform `observer`, if there is one, that `phase` begins."""
+    """Tell `observer` that a phase begins; do nothing if there is no observer."""
     if observer is not None:
         observer.phase(phase)

@@ -28,14 +28,15 @@ LIMIT = 64
 
 @contextmanager
 def around(model: Any, on: bool, rows: int) -> Iterator[None]:
-    """Compile the decoder layers of `model` inside the context, if `on`.
+    """Compile the decoder layers of `model` for passes inside the context.
 
-    Results are rounded at the same points as in the stock forward pass, but products may be summed in another order.
+    Results are rounded at the same points as in the stock forward pass, but sums may be computed in another order.
 
     Args:
         model: causal language model.
-        on: False: change nothing.
-        rows: number of tokens of a step, over the whole batch; 1 replaces linear layers by matrix-vector products.
+        on: True to compile; False to change nothing.
+        rows: number of tokens in a pass, over the whole batch. If it is 1, linear layers use a kernel for
+            matrix-vector products.
     """
     layers = decoder_layers(model) if on else []
     if not layers:
@@ -64,9 +65,9 @@ def decoder_layers(model: Any) -> Sequence[nn.Module]:
 
 
 class Product:
-    """A product that the first of several linear layers computes and of which each returns a slice.
+    """Input and output of a product that several linear layers share: the first computes it, each returns a slice.
 
-    It holds the input and the output between the calls of the first and the last of these layers.
+    Both are kept from the call of the first of these layers until the call of the last.
     """
 
     # a class, as torch 2.11 compiles a list that several functions share as if each had its own
@@ -76,7 +77,7 @@ class Product:
 
 
 def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
-    """Replace the linear layers of a decoder layer by matrix-vector products.
+    """Make the linear layers of a decoder layer use the kernel for matrix-vector products.
 
     Args:
         layer: decoder layer whose linear layers are replaced.
@@ -92,7 +93,11 @@ def products(layer: nn.Module, undo: list[Callable[[], None]]) -> None:
 
 
 def plain(module: Any) -> bool:
-    """Return True for a plain linear layer: not a subclass, forward pass not replaced, weight not distributed."""
+    """Return True if a module is an ordinary linear layer.
+
+    It must not be a subclass of ``nn.Linear``, its forward pass must not have been replaced, and its weight and bias
+    must be ordinary tensors (not distributed over processes).
+    """
     return (
         type(module) is nn.Linear
         and "forward" not in module.__dict__
@@ -102,11 +107,12 @@ def plain(module: Any) -> bool:
 
 
 def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]) -> None:
-    """Replace linear layers of `module` that read the same input by slices of one product.
+    """Compute linear layers that read the same input as one product, of which each layer returns a slice.
 
-    Their weights become views of one buffer. The first layer called computes the product, and the others return their
-    slices of it, so nothing may modify their input in between. Nothing is done unless all of them are plain, have the
-    same input size, dtype and device, all or none a bias, and the module calls them in the order of `names`.
+    The weights of the layers become views of one buffer. The first layer called computes the product, and the others
+    return their slices of it, so nothing may modify their input in between. Nothing is changed unless all layers are
+    plain (:func:`plain`), they have the same input size, dtype and device, either all or none of them have a bias, and
+    the module calls them in the order of `names`.
 
     Args:
         module: module that holds the linear layers.
@@ -129,15 +135,15 @@ def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]
 
 
 def order_of_calls(module: nn.Module, names: Sequence[str]) -> list[str]:
-    """Return those of `names` that occur in the code of a module's forward method, in order of first occurrence."""
+    """Return which of `names` occur in the code of a module's forward method, in order of their first occurrence."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return [] if code is None else [name for name in code.co_names if name in names]
 
 
 def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
-    """Return the joint weight ``[sum of out_features, in_features]`` of which the weights of `linears` are views.
+    """Return one weight ``[sum of out_features, in_features]`` that contains the weights of all `linears`.
 
-    They are moved into it at the first call; later calls return the same memory.
+    The first call copies the weights into a new buffer and makes them views of it. Later calls return the same buffer.
     """
     weights = [linear.weight for linear in linears]
     size, width = sum(len(w) for w in weights), weights[0].shape[1]
@@ -158,14 +164,16 @@ def whole_weight(linears: Sequence[nn.Linear]) -> Tensor:
 
 
 def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: Product) -> Callable[[Tensor], Tensor]:
-    """Return a forward function that returns the outputs ``first .. last - 1`` of a product.
+    """Return a forward function for one of several linear layers that share a product.
+
+    The function returns the outputs ``first`` to ``last - 1`` of the product.
 
     Args:
-        whole: weight of the whole product.
-        bias: bias of the whole product; None: it has none.
-        first: first output of the slice.
-        last: one past the last output of the slice.
-        product: holds the output from the first slice to the last; shared by all slices of one product.
+        whole: joint weight of all these layers.
+        bias: joint bias of all these layers; None: they have no bias.
+        first: index of the first output to return.
+        last: one past the index of the last output to return.
+        product: input and output of the product, shared by the functions of all these layers.
     """
 
     # passed as defaults, so that layers differ in arguments of the compiled code and not in the code
@@ -190,7 +198,7 @@ def sliced(whole: Tensor, bias: Tensor | None, first: int, last: int, product: P
 
 
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
-    """Replace the forward pass of a module; return a function that restores the previous one."""
+    """Replace the forward function of a module, and return a function that restores the previous one."""
     had = module.__dict__.get("forward")
     module.forward = forward  # type: ignore[assignment]
 

@@ -35,7 +35,7 @@ def custom_generate(
     report: list[Generation] | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Generate with kvbench's loops, called by transformers' ``generate``.
+    """Generate with kvbench's decoding loops; to be passed to transformers' ``generate`` as ``custom_generate``.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -44,17 +44,18 @@ def custom_generate(
             that are used.
         logits_processor: the processors that ``generate`` passes; only checked, to refuse unsupported ones.
         seed: seed of the random numbers with ``do_sample``.
-        report: a list to which the :class:`Generation`, with rounds and times, is appended.
-        **model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which decides whether and how decoding
-            is speculative; ``attention_mask`` ``[B, T]``; others are ignored. They are not parameters of their own
-            because transformers would then treat them as meant for this function only.
+        report: a list to which the :class:`Generation` is appended, which has times and rounds of speculation; None:
+            it is discarded.
+        **model_kwargs: ``past_key_values``: a fresh cache of a kvbench method, which also decides whether decoding is
+            speculative; ``attention_mask`` ``[B, T]``; ``stopping_criteria``. Others are ignored. They are not separate
+            parameters because transformers would then not pass them to its own code.
 
     Returns:
         Prompts and new tokens ``[B, T + n]``, padded on the right with the pad token.
 
     Raises:
-        ModelError: no kvbench cache, several beams, or a logits processor or stopping criterion that kvbench's loops
-            do not support.
+        ModelError: ``past_key_values`` is not a kvbench cache, there are several beams, or kvbench's loops do not
+            support a logits processor or a stopping criterion.
     """
     cache = model_kwargs.get("past_key_values")
     if not isinstance(cache, KVCache):
@@ -100,12 +101,12 @@ def custom_generate(
 
 
 def with_prompts(input_ids: Tensor, generation: Generation, ends: list[int], pad: int) -> Tensor:
-    """Return prompts and new tokens as ``generate`` does, ``[B, T + n]``.
+    """Return prompts followed by new tokens, ``[B, T + n]``, in the form that transformers' ``generate`` returns.
 
     Args:
         input_ids: prompts ``[B, T]``.
         generation: the new tokens of each row.
-        ends: end-of-sequence tokens; the first is appended to rows that ended with any of them.
+        ends: end-of-sequence tokens; the first of them is appended to each row that ended with any of them.
         pad: token that fills up shorter rows on the right.
     """
     answers = [

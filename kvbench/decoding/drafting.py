@@ -23,9 +23,16 @@ from kvbench.models import int4
 
 
 def prepare(model: PreTrainedModel, speculation: Speculation | None) -> int4.Switch | None:
-    """Quantize the model's weights to 4 bits if the draft uses such weights, and return the switch that selects them.
+    """Prepare 4-bit weights for the draft if it uses them, and return the switch that selects them.
 
-    They are computed once per model. None is returned if the draft uses the target's weights, or without speculation.
+    The 4-bit weights are computed once per model.
+
+    Args:
+        model: model of both draft and target.
+        speculation: settings of speculative decoding; None: no speculation.
+
+    Returns:
+        The switch between the two sets of weights. None without speculation, or if the draft uses the target's weights.
     """
     if speculation is None or speculation.weights == "same":
         return None
@@ -42,9 +49,9 @@ class Drafter:
 
     Attributes:
         target: the target's cache.
-        cache: the cache that the draft reads: the target's, or the one that follows it.
-        own: whether that is a cache of its own.
-        switch: selects the draft's 4-bit weights; None if it uses the target's weights.
+        cache: the cache that the draft reads: the target's, or a second cache with the same tokens.
+        own: True if the draft reads a second cache.
+        switch: selects the draft's 4-bit weights; None if the draft uses the target's weights.
 
     Raises:
         CacheError: the draft needs a cache of its own, but the target's cache does not lead one.
@@ -65,11 +72,11 @@ class Drafter:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on recording passes so far, which are not part of any round's time."""
+        """Seconds spent on capturing forward passes so far; the times of the rounds do not include them."""
         return 0.0
 
     def settle(self) -> None:
-        """Let the method of the draft's own cache, if it has one, demote confirmed tokens."""
+        """If the draft has its own cache, let the method of that cache pack or drop confirmed tokens."""
         if self.own:
             self.cache.settle()
 
@@ -82,19 +89,22 @@ class Drafter:
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """Draft as many tokens as the row with the highest limit may accept, and remove them from the cache again.
+        """Draft tokens for one round, as many as the row with the highest limit may accept.
+
+        The drafts are removed from the cache again before the method returns.
 
         Args:
             pending: last confirmed token of each row, not cached yet, ``[B]``.
-            mask: attention mask of the padded batch, ``[B, columns + n + 1]``; None: no padding.
+            mask: attention mask of the padded batch, ``[B, columns + n + 1]`` for n drafts; None: no padding.
             lengths: number of cached tokens of each row, ``[B]``.
-            limits: number of drafts that each row may accept; beyond it, its generator is not used.
+            limits: number of drafts that each row may accept. For drafts beyond its limit, the row's generator is not
+                used.
             how: settings of the sampling.
-            generators: source of random numbers of each row.
+            generators: random generator of each row.
 
         Returns:
-            Drafts ``[B, n]``, and the distributions from which they were drawn, ``[B, n, V]``; None if greedy or if
-            there are no drafts.
+            Drafts ``[B, n]``, and the distributions ``[B, n, V]`` from which they were drawn. The latter are None for
+            greedy decoding, or if n is 0.
         """
         steps, width, token = max(limits), self.cache.get_seq_length(), pending
         drafts, chances = [], []
@@ -118,27 +128,33 @@ class Drafter:
         return max(limits)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the target's logits after the pending token and after each draft, ``[B, n + 1, V]``.
+        """Run the target on the drafts, and return its logits after each token, ``[B, n + 1, V]``.
 
         Args:
-            tokens: the pending token and the drafts of each row, ``[B, n + 1]``.
+            tokens: last confirmed token and n drafts of each row, ``[B, n + 1]``.
             lengths: number of cached tokens of each row, ``[B]``.
-            mask: as for :meth:`propose`.
+            mask: attention mask of the padded batch, ``[B, columns + n + 1]``; None: no padding.
         """
         positions = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         return forward(self.model, self.target, tokens, mask, positions, all_logits=True)
 
     def confirm(self, counts: Sequence[int]) -> None:
-        """Confirm the newest ``counts[row]`` tokens of the target; a draft's own cache copies their keys and values.
+        """Copy the keys and values of confirmed tokens into the draft's own cache, if it has one.
 
         These were computed with the target's weights, not with the draft's, as in the code of QuantSpec's authors.
+
+        Args:
+            counts: for each row, how many of the newest tokens in the target's cache have been confirmed.
         """
         if self.own:
             self.cache.follow(self.target, counts)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Switch to the draft's weights and view of the cache inside the context; nothing is demoted in it."""
+        """Select the draft's weights, and what the draft reads of the cache, inside the context.
+
+        No tokens are packed or dropped inside it, because drafts may be rejected.
+        """
         progress, on = self.cache.progress, self.switch.on if self.switch else False
         before = progress.frozen, progress.upper
         progress.frozen, progress.upper = True, self.speculation.draft == "upper"
@@ -153,12 +169,23 @@ class Drafter:
 
 
 def draw(probs: Tensor, generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw a token for each row ``[B]`` from ``probs`` ``[B, V]``; rows that are not `wanted` get the likeliest."""
+    """Draw one token per row, ``[B]``.
+
+    Args:
+        probs: distribution of each row, ``[B, V]``.
+        generators: random generator of each row.
+        wanted: for each row, True to draw a token, False to take the most probable one without using the generator.
+    """
     uniform = uniforms(generators, wanted).to(probs.device)
     return torch.where(torch.tensor(wanted, device=probs.device), sampling.draw(probs, uniform), probs.argmax(-1))
 
 
 def uniforms(generators: Sequence[torch.Generator], wanted: Sequence[bool]) -> Tensor:
-    """Draw a uniform number from each row's generator, ``[B]``; rows that are not `wanted` get 0 and do not draw."""
+    """Draw one uniform random number per row, ``[B]``.
+
+    Args:
+        generators: random generator of each row.
+        wanted: for each row, True to draw a number, False to return 0 without using the generator.
+    """
     none = torch.zeros(1)
     return torch.cat([torch.rand(1, generator=g) if w else none for g, w in zip(generators, wanted, strict=True)])

@@ -43,7 +43,7 @@ WARM_UPS = 2
 
 
 class NotCaptured(Exception):
-    """Error raised if a step cannot be captured; its message is the reason, for the result row."""
+    """Error raised if a decode step cannot be captured; its message is the reason that results show."""
 
 
 def refuses(
@@ -54,12 +54,13 @@ def refuses(
     device: torch.device,
     speculation: Speculation | None = None,
 ) -> str | None:
-    """Return a reason, known before trying, not to capture decode steps; None if there is none.
+    """Return a reason not to try to capture decode steps; None if there is no such reason.
 
     Args:
         model: causal language model.
         cache: the cache, after the prompt.
-        graphs: the user's choice: with ``auto``, fewer than :data:`WORTH` steps are not captured.
+        graphs: the user's choice. ``never``: do not capture; ``auto``: capture only :data:`WORTH` or more steps;
+            ``always``: capture any number of steps.
         steps: number of steps to come.
         device: device of the tokens.
         speculation: settings of speculative decoding, if any.
@@ -83,9 +84,9 @@ class Captured:
     """A forward pass that is captured as a CUDA graph and replayed.
 
     Args:
-        step: the pass to capture.
-        compile: compile everything around attention (:mod:`kvbench.decoding.compiled`).
-        capture: capture a CUDA graph; False: run the pass's code at each replay instead (for tests on a CPU).
+        step: the forward pass to capture.
+        compile: True: compile everything around attention (:mod:`kvbench.decoding.compiled`).
+        capture: True: capture a CUDA graph; False: run the code of the pass at each replay (for tests on a CPU).
 
     Attributes:
         seconds: seconds spent on warm-ups and captures.
@@ -99,14 +100,14 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """Decode mode for the result row: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """How steps are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)
         return "graph, compiled" if layers else "graph (not compiled: no list of decoder layers)"
 
     def first(self) -> None:
-        """Do the bookkeeping of the first step and capture the pass; :meth:`replay` then runs the step.
+        """Prepare the cache for the first step and capture the pass; :meth:`replay` then runs the step.
 
         Raises:
             NotCaptured: the pass cannot be captured; the cache is left as it was.
@@ -129,10 +130,12 @@ class Captured:
             raise NotCaptured(reason(error)) from error
 
     def next(self) -> None:
-        """Do the bookkeeping of the next step, and capture again if a buffer has moved or a new format has appeared.
+        """Prepare the cache for the next step; :meth:`replay` then runs the step.
+
+        The pass is captured again if a buffer has moved or a new packed format has appeared.
 
         Raises:
-            CacheError: the step can no longer be captured.
+            CacheError: the pass can no longer be captured.
         """
         try:
             self.step.advance()
@@ -146,7 +149,7 @@ class Captured:
             ) from error
 
     def replay(self) -> None:
-        """Queue the step for which :meth:`first` or :meth:`next` did the bookkeeping."""
+        """Queue the step that :meth:`first` or :meth:`next` has prepared, on the device; do not wait for its result."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -180,10 +183,10 @@ class Captured:
 
 
 def rehearse(step: Recorded) -> None:
-    """Run a pass and restore the inputs that it changed.
+    """Run a pass, then restore the inputs that it changed.
 
-    Without that, repeated runs would count past the last step, for which there are no random numbers and no room for
-    its draft; an index out of bounds on a GPU ends the process.
+    A pass increments the number of the step. Repeated runs would otherwise count past the last step and use it as an
+    index out of bounds, which on a GPU ends the process.
     """
     copies = [x.clone() for x in step.changed()]
     step.run()
@@ -193,7 +196,7 @@ def rehearse(step: Recorded) -> None:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for captures on a device; always the same one, as kernels keep a workspace per stream."""
+    """Return the CUDA stream for captures on a device; always the same one, as kernels keep a workspace for each."""
     return torch.cuda.Stream(device)
 
 
@@ -219,7 +222,7 @@ class Tokens:
         return len(self._waiting)
 
     def fetch(self) -> None:
-        """Queue a copy of the tokens of the step that was queued last."""
+        """Queue a copy of the newest tokens from the device to the host, after the step that was queued last."""
         cuda = self.source.is_cuda
         with torch.inference_mode(False):
             room = self._free.pop() if self._free else torch.empty(self.source.shape, dtype=torch.long, pin_memory=cuda)
@@ -239,20 +242,20 @@ class Tokens:
 
 
 def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens: int) -> list[float]:
-    """Continue from the first new token by replays until every row has ended; the tokens are in `stopping`.
+    """Decode from the first new token with captured steps until every row has ended; `stopping` collects the tokens.
 
     Args:
         captured: the captured step, after :meth:`Captured.first`.
         token: first new token of each row, ``[B]``.
-        stopping: collects the tokens and says which rows have ended.
+        stopping: collects the tokens and decides which rows have ended.
         max_new_tokens: limit for every row, the first token included.
 
     Returns:
-        Seconds of each step: from the arrival of the previous step's tokens on the host to that of its own.
+        Seconds of each step, measured on the host between the arrivals of the tokens of two consecutive steps.
 
     Raises:
         CacheError: a step could no longer be captured, or the model did not use the cache.
-        NonFiniteError: the method packed NaN or Inf; raised one or two steps later.
+        NonFiniteError: the method packed NaN or Inf in one of the last steps.
     """
     step, total = captured.step, max_new_tokens - 1
     cache = step.cache

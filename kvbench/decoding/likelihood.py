@@ -20,9 +20,10 @@ def answer_nll(
     mask: Tensor | None = None,
     pad_token_id: int = 0,
 ) -> list[tuple[float, int]]:
-    """Return the negative log-likelihood of each row's answer, teacher-forced on a copy of the cache.
+    """Return the negative log-likelihood of each row's reference answer after the cached prompt.
 
-    The whole answer is one forward pass, so its tokens see each other in full precision.
+    The answer is teacher-forced on a copy of the cache. One forward pass contains all of its tokens, so they see each
+    other in full precision.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -33,7 +34,7 @@ def answer_nll(
         pad_token_id: token that fills up shorter answers; it does not count.
 
     Returns:
-        For each row the sum over its answer's tokens, in nats, and the number of tokens.
+        For each row a pair: the sum over the tokens of its answer, in nats, and the number of these tokens.
     """
     longest = max((len(a) for a in answer_ids), default=0)
     if longest == 0:

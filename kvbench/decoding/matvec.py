@@ -26,9 +26,12 @@ UNROLLED = 16384
 
 @library.custom_op("kvbench::matvec", mutates_args=())
 def matvec(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x`` ``[..., K]`` times the transpose of ``weight`` ``[N, K]`` plus ``bias`` ``[N]``: ``[..., N]``.
+    """Return the output of a linear layer, ``x @ weight.T + bias``, ``[..., N]``; it has no gradient.
 
-    The operation has no gradient.
+    Args:
+        x: input, ``[..., K]``.
+        weight: matrix, ``[N, K]``.
+        bias: ``[N]``; None: no bias.
     """
     return launch(x, weight, bias) if served(x, weight, bias) else nn.functional.linear(x, weight, bias)
 
@@ -43,10 +46,11 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Return True if the kernel can compute the product.
+    """Return True if kvbench's kernel can compute the product.
 
-    It needs a single row, 16-bit dtypes and a GPU for which it compiles; contiguous columns, a multiple of 8; and rows
-    of the matrix that begin at multiples of 16 bytes.
+    The input must be a single row. All dtypes must be the same 16-bit one, on a GPU for which the kernel compiles. The
+    number of columns must be a multiple of 8, columns must be contiguous, and rows of the matrix must begin at
+    multiples of 16 bytes. Arguments are those of :func:`matvec`.
     """
     rows, columns = weight.shape
     return (
@@ -67,7 +71,7 @@ def served(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 
 @cache
 def kernels(device: torch.device) -> bool:
-    """Return True if Triton is installed, is not interpreting kernels, and supports this GPU."""
+    """Return True if Triton is installed, does not run in interpreter mode, and supports this GPU."""
     try:
         import triton
     except ImportError:
@@ -128,5 +132,9 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shape(columns: int) -> tuple[int, int, int]:
-    """Return, for a matrix with `columns` columns, a program's rows, its columns at a time, and its warps."""
+    """Return the kernel's block sizes for a matrix with `columns` columns.
+
+    Returns:
+        Rows per program of the kernel, columns that a program reads at a time, and warps per program.
+    """
     return next(shape for most, shape in SHAPES if columns <= most)

@@ -12,7 +12,20 @@ import triton.language as tl
 def part(
     total, x, begin, first, column, row, rows, K: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr
 ):  # fmt: skip
-    """Return `total` plus the products of matrix and vector at the columns ``first + column``."""
+    """Return `total` plus the products of matrix and vector elements in the columns ``first + column``.
+
+    Args:
+        total: sums so far, fp32 ``[ROWS, BLOCK]``.
+        x: address of the vector.
+        begin: addresses of the first block of the matrix, ``[ROWS, BLOCK]``.
+        first: index of the first column of this block.
+        column: numbers 0 to BLOCK - 1.
+        row: indices of the program's rows.
+        rows: rows of the matrix.
+        K: columns of the matrix.
+        WHOLE: True if BLOCK divides K.
+        EXACT: True if ROWS divides `rows`.
+    """
     if WHOLE and EXACT:
         w = tl.load(begin + first, eviction_policy="evict_first")
     else:
@@ -33,17 +46,17 @@ def product(
     Args:
         x: the vector, ``[K]``.
         weight: the matrix, ``[rows, K]``.
-        bias: ``[rows]``; read if `BIAS`.
+        bias: the bias, ``[rows]``; read only if `BIAS` is True.
         out: the result, ``[rows]``.
         rows: rows of the matrix.
-        stride: elements from row to row of `weight`.
+        stride: distance between rows of `weight`, in elements.
         K: columns of the matrix.
-        ROWS: rows of a program.
+        ROWS: rows per program.
         BLOCK: columns that are read at once.
-        WHOLE: BLOCK divides K.
-        EXACT: ROWS divides `rows`.
-        BIAS: whether to add the bias.
-        UNROLL: unroll the loop over columns, so that a program requests everything it reads before it sums.
+        WHOLE: True if BLOCK divides K.
+        EXACT: True if ROWS divides `rows`.
+        BIAS: True to add the bias.
+        UNROLL: True to unroll the loop over columns, so that a program requests all its data before it sums.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)

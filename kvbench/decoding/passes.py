@@ -31,9 +31,10 @@ def prefill(
     chunk: int | None = None,
     rows: Rows = "auto",
 ) -> Tensor:
-    """Run the prompts and return the logits of their last tokens, ``[B, V]``.
+    """Run the model on the prompts, fill the cache, and return the logits of the last tokens, ``[B, V]``.
 
-    Tokens attend to exact keys and values, unless the method's prompt reads quantized ones (``quantized_prefill``).
+    Tokens attend to keys and values in full precision, unless the method quantizes them before
+    (``quantized_prefill``).
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -41,12 +42,11 @@ def prefill(
         input_ids: prompts ``[B, T]``, padded on the left.
         mask: attention mask ``[B, T]``; None: no padding.
         chunk: tokens per forward pass; None: the whole prompt at once.
-        rows: prompts per forward pass (:func:`groups`). A pass's memory, apart from the packed cache, is proportional
-            to it.
+        rows: prompts per forward pass (:func:`groups`); fewer need less memory.
 
     Raises:
         CacheError: the cache was used before, or the model used another one.
-        NonFiniteError: logits are NaN or +Inf, so that every answer would consist of token 0.
+        NonFiniteError: logits are NaN or +Inf, so tokens cannot be chosen.
     """
     logits = _prompt(model, cache, input_ids, mask, chunk, rows)
     bad = (torch.isnan(logits) | torch.isposinf(logits)).any(-1).nonzero()
@@ -104,17 +104,17 @@ def _prompt(
 
 
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
-    """Return the groups of rows whose prompts are run in one forward pass each.
+    """Return the groups of rows of which each is run in one forward pass.
 
-    There is a single group if the cache does not support several: with keys stored before RoPE, with prompts that read
-    quantized keys and values, or with padding that was not declared when the cache was made.
+    There is a single group if the cache does not support several: if keys are stored before RoPE, if prompts attend to
+    quantized keys and values, or if there is padding that was not declared when the cache was made.
 
     Args:
         cache: a fresh cache, which decides whether several groups are supported.
         batch: number of prompts.
         width: columns of the padded prompts.
         mask: attention mask of the prompts; None: no padding.
-        rows: rows of a group; ``auto``: as many as have :data:`TOGETHER` tokens, at least 1; None: all rows.
+        rows: rows per group; ``auto``: as many as have :data:`TOGETHER` tokens together, at least 1; None: all rows.
     """
     if rows == "auto":
         rows = max(1, TOGETHER // width)
@@ -144,8 +144,8 @@ def forward(
         cache: the cache, to which the new tokens are appended.
         input_ids: new tokens ``[B, q]``.
         mask: attention mask ``[B, T + q]`` of cached and new columns; None: no padding.
-        positions: their positions ``[B, q]``.
-        all_logits: return the logits of all new tokens, ``[B, q, V]``, not only the last one's, ``[B, 1, V]``.
+        positions: positions of the new tokens, ``[B, q]``.
+        all_logits: True: return the logits of all new tokens, ``[B, q, V]``; False: only of the last, ``[B, 1, V]``.
     """
     keep = {} if all_logits else {"logits_to_keep": 1}
     return model(
@@ -159,7 +159,7 @@ def forward(
 
 
 def check_cache(cache: KVCache, expected: int) -> None:
-    """Raise CacheError unless the cache has seen `expected` columns; otherwise the model has used another cache."""
+    """Raise CacheError unless the cache has received `expected` columns, that is, unless the model has used it."""
     if cache.get_seq_length() != expected:
         raise CacheError(
             f"the cache contains {cache.get_seq_length()} tokens, but {expected} went through the "

@@ -25,17 +25,21 @@ PASS = 128
 
 
 def pass_tokens(chunk: int | Literal["auto"]) -> int:
-    """Return the number of tokens of a forward pass: `chunk`, or :data:`PASS` if it is ``auto``."""
+    """Return the number of tokens per forward pass: `chunk`, or :data:`PASS` if it is ``auto``."""
     return PASS if chunk == "auto" else chunk
 
 
 def exact_chunk(method: Policy[Any], chunk: int) -> int:
-    """Return how many tokens attention may process at a time with the same result as one by one: `chunk`, or 1.
+    """Return how many tokens attention may process at a time without changing the result: `chunk` or 1.
 
-    Most methods demote after every token (KIVI's values leave its window one by one). In a longer chunk, later tokens
-    would see tokens in full precision that should have been demoted by then. Methods that demote nothing while decoding
-    are not affected, nor are those that pack tokens before these are attended to (``eager``). Methods that observe
-    attention need every token by itself.
+    Most methods pack or drop tokens after every step. If attention processed several tokens at a time, the later ones
+    would see tokens in full precision that should have been packed by then. This does not concern methods that pack and
+    drop no tokens while decoding, or that pack a token before any token attends to it (``eager``). Methods that observe
+    attention need one token at a time.
+
+    Args:
+        method: the method whose cache is used.
+        chunk: number of tokens per forward pass.
     """
     still = (not method.settles or method.eager) and not method.observe_steps
     return chunk if still else 1
@@ -52,11 +56,11 @@ def decode_nll(
     chunk: int | Literal["auto"] = "auto",
     report: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first..T-1``, teacher-forced through the cache.
+    """Return the negative log-likelihood of tokens ``first`` to ``T - 1``, teacher-forced through the cache.
 
     Every token is predicted from a cache in the method's formats, as if tokens arrived one by one. For speed, the model
-    runs over a chunk of tokens at once; in each layer, attention processes as many of them at a time as gives the same
-    result (:func:`exact_chunk`), and the method demotes tokens in between.
+    runs on a chunk of tokens at once. In each layer, attention processes as many of them at a time as possible without
+    changing the result (:func:`exact_chunk`), and the method packs or drops tokens in between.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -64,8 +68,8 @@ def decode_nll(
         ids: token ids ``[B, T]``, without padding.
         first: index of the first scored token, at least 1 and at least `prompt`.
         prompt: number of tokens to prefill at once; 0 is treated as 1.
-        chunk: tokens of a forward pass (:func:`pass_tokens`). It affects the result only by rounding.
-        report: called after each pass with the number of tokens processed so far, of T.
+        chunk: tokens per forward pass; ``auto``: :data:`PASS`. It affects the result only by rounding.
+        report: called after each pass with the number of tokens processed so far; None: not called.
 
     Returns:
         For each row the sum over the scored tokens in nats, fp32 ``[B]``.
@@ -108,7 +112,7 @@ def decode_nll(
 
 @torch.inference_mode()
 def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first..T-1`` from one forward pass without a cache.
+    """Return the negative log-likelihood of tokens ``first`` to ``T - 1`` from one forward pass without a cache.
 
     Args:
         model: causal language model.
@@ -128,10 +132,10 @@ def forward_nll(model: PreTrainedModel, ids: Tensor, first: int) -> Tensor:
 
 @torch.inference_mode()
 def simulated_nll(model: PreTrainedModel, cache: KVCache, ids: Tensor, first: int) -> Tensor:
-    """Return the negative log-likelihood of tokens ``first..T-1`` from one pass with quantized keys and values.
+    """Return the negative log-likelihood of tokens ``first`` to ``T - 1`` from one pass with quantized keys and values.
 
-    In each layer the method places the keys and values of the whole text as it would place a prompt's; then every token
-    attends causally to what was placed, including its own key and value. KVQuant, Atom and QuaRot simulate quantization
+    In each layer the method stores the keys and values of the whole text as if the text were a prompt. Then every token
+    attends causally to what was stored, including its own key and value. KVQuant, Atom and QuaRot simulate quantization
     like this in their evaluations.
 
     Args:

@@ -37,15 +37,15 @@ def ask(
 ) -> list[Generation]:
     """Prefill the shared text, then answer each question on a copy of its cache.
 
-    A question's tokens arrive in one step and see each other in full precision; they see the shared text in the
-    method's formats.
+    The tokens of a question are processed in one forward pass. They see each other in full precision, and the shared
+    text in the formats of the cache's method.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: a fresh cache, which holds the shared text afterwards.
         shared_ids: token ids of the shared text, ``[1, T]``.
         questions: token ids of each question, at least one token each.
-        answers: token ids of each question's reference answer, for its likelihood.
+        answers: token ids of each question's reference answer, whose likelihood is computed.
         max_new_tokens: limit for every answer, at least 1.
         sampling: how tokens are chosen.
         eos_token_ids: tokens that end an answer.
@@ -55,8 +55,8 @@ def ask(
         observer: called at the beginning of each phase.
 
     Returns:
-        One generation for each question. The time to first token of the first one includes the prefill of the shared
-        text; ``prompt_tokens`` counts the shared text and the question.
+        One generation per question, in order. Only the first generation includes the prefill of the shared text in its
+        time to first token. ``prompt_tokens`` counts the shared text and the question.
     """
     speculation = cache.method.speculation
     prepare(model, speculation)

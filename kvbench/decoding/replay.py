@@ -20,7 +20,9 @@ from kvbench.decoding.passes import forward, prefill
 def replay(
     model: PreTrainedModel, cache: KVCache, input_ids: Tensor, settled: Collection[int], max_new_tokens: int
 ) -> tuple[list[int], list[float]]:
-    """Decode greedily with the target only, one token per step.
+    """Decode greedily without a draft, one token per step, settling the cache at the same points as a speculative run.
+
+    To settle a cache means to let its method pack or drop tokens.
 
     Args:
         model: causal language model that runs kvbench's attention.
@@ -31,8 +33,8 @@ def replay(
         max_new_tokens: number of tokens to generate; end-of-sequence tokens do not end the run.
 
     Returns:
-        The tokens, and for each the difference between the largest and the second largest logit; below 1e-4 it is a tie
-        in fp32.
+        The tokens, and for each token the difference between the largest and the second largest logit. A difference
+        below 1e-4 should be considered a tie in fp32.
     """
     scores = prefill(model, cache, input_ids, None)[0]
     cache.progress.frozen = True

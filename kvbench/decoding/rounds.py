@@ -23,7 +23,7 @@ from kvbench.methods.speculation import Speculation
 
 
 class Draft(Recorded):
-    """The recorded pass of the draft; each run drafts one token.
+    """The draft's forward pass in a form that can be captured; each run drafts one token per row.
 
     Args:
         model: model of both draft and target.
@@ -33,14 +33,14 @@ class Draft(Recorded):
         how: settings of the sampling.
         vocabulary: vocabulary size.
         device: device of tokens and positions.
-        upper: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
+        upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
     Attributes:
         number: number of the next draft in the round, ``[1]``.
         drafts: drafts of the round, ``[gamma, B]``.
-        uniforms: random numbers for drawing them, ``[gamma, B]``.
-        wanted: which drafts are drawn with them, ``[gamma, B]``; the others are chosen greedily.
-        chances: the distributions from which they are drawn, ``[gamma, B, V]``; None if greedy.
+        uniforms: random numbers for drawing the drafts, ``[gamma, B]``.
+        wanted: True for drafts that are drawn, False for drafts that are chosen greedily, ``[gamma, B]``.
+        chances: the distributions from which drafts are drawn, ``[gamma, B, V]``; None if greedy.
     """
 
     def __init__(
@@ -64,16 +64,21 @@ class Draft(Recorded):
             self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors that a run changes: those of the base class, and the number of the draft."""
+        """Return the input tensors that a run changes: those of the base class, and the number of the draft."""
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:
-        """Begin a new round: continue from `token` ``[B]``, with `lengths` ``[B]`` cached tokens."""
+        """Begin a new round.
+
+        Args:
+            token: last confirmed token of each row, not cached yet, ``[B]``.
+            lengths: number of cached tokens of each row, ``[B]``.
+        """
         super().begin(token, lengths)
         self.number.zero_()
 
     def run(self) -> None:
-        """Draft the next token."""
+        """Draft the next token of each row."""
         logits = self.forward(logits_to_keep=1)[:, -1]
         token = logits.argmax(-1)
         if self.chances is not None:
@@ -88,7 +93,7 @@ class Draft(Recorded):
 
 
 class Verification(Recorded):
-    """The target's recorded pass over the pending token and the drafts.
+    """The target's forward pass over the last confirmed token and the drafts, in a form that can be captured.
 
     Attributes:
         logits: logits of the newest run, ``[B, gamma + 1, V]``.
@@ -97,12 +102,12 @@ class Verification(Recorded):
     logits: Tensor
 
     def run(self) -> None:
-        """Compute the logits of all tokens."""
+        """Compute the logits after all tokens and store them in :attr:`logits`."""
         self.logits = self.forward()
 
 
 class CapturedDrafter(Drafter):
-    """A drafter that proposes and verifies by captured passes.
+    """A drafter that proposes and verifies tokens with captured passes.
 
     Args:
         model: model of both draft and target.
@@ -110,8 +115,8 @@ class CapturedDrafter(Drafter):
         speculation: settings of the draft.
         how: settings of the sampling.
         batch: number of rows.
-        compile: compile everything around attention, unless the draft has weights of its own.
-        capture: capture CUDA graphs; False: run the passes' code at each replay instead (for tests on a CPU).
+        compile: True: compile everything around attention, unless the draft has its own weights.
+        capture: True: capture CUDA graphs; False: run the code of the passes at each replay (for tests on a CPU).
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class CapturedDrafter(Drafter):
 
     @property
     def stepping(self) -> str:
-        """Decode mode for the result row, as :attr:`kvbench.decoding.graphs.Captured.stepping`."""
+        """How steps are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property
@@ -148,7 +153,7 @@ class CapturedDrafter(Drafter):
         return self.draft.seconds + self.target_pass.seconds
 
     def prepare(self) -> None:
-        """Capture both passes; the caches contain the same tokens afterwards.
+        """Capture both passes; afterwards the caches contain the same tokens as before.
 
         Raises:
             NotCaptured: one of the passes cannot be captured.
@@ -163,7 +168,7 @@ class CapturedDrafter(Drafter):
             step.cache.take_back([tokens] * len(step.tokens))
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Return gamma, regardless of the limits: the captured round always drafts that many tokens."""
+        """Return gamma whatever the limits are, because a captured round always drafts that many tokens."""
         return self.speculation.gamma
 
     def propose(
@@ -175,7 +180,7 @@ class CapturedDrafter(Drafter):
         how: Sampling,
         generators: Sequence[torch.Generator],
     ) -> tuple[Tensor, Tensor | None]:
-        """Propose drafts as :meth:`Drafter.propose` does, by replays of the captured pass."""
+        """Draft gamma tokens by replays of the captured pass; arguments and results as for :meth:`Drafter.propose`."""
         draft = self.draft.step
         assert isinstance(draft, Draft)
         draft.begin(pending, lengths)
@@ -191,7 +196,7 @@ class CapturedDrafter(Drafter):
         return draft.drafts.T, None if draft.chances is None else draft.chances.transpose(0, 1)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Verify drafts as :meth:`Drafter.verify` does, by a replay of the captured pass."""
+        """Verify drafts by a replay of the captured pass; arguments and result are those of :meth:`Drafter.verify`."""
         target = self.target_pass.step
         assert isinstance(target, Verification)
         target.begin(tokens[:, 0], lengths)
@@ -204,7 +209,7 @@ class CapturedDrafter(Drafter):
 def captured_drafter(
     model: PreTrainedModel, cache: KVCache, speculation: Speculation, how: Sampling, batch: int, compile: bool
 ) -> CapturedDrafter:
-    """Return a drafter whose passes have been captured. Arguments are those of :class:`CapturedDrafter`.
+    """Return a drafter whose passes have been captured; arguments are those of :class:`CapturedDrafter`.
 
     Raises:
         NotCaptured: the passes cannot be captured; the caches contain the same tokens as before.

@@ -14,12 +14,13 @@ class Sampling:
     """Settings for the choice of the next token.
 
     Args:
-        temperature: 0: greedy; above 0: logits are divided by it and a token is drawn.
-        top_p: draw only from the smallest set of most probable tokens whose total probability reaches it; 1.0: all.
-        seed: one number (row b uses ``seed + b``), or one for each row, so that a sample's answer does not depend on
-            the batch that it is in.
-        top_k: draw only from this many most probable tokens, and from those that tie with the last of them; applied
-            before `top_p`; None or 0: all.
+        temperature: 0: choose the most probable token (greedy); above 0: divide logits by the temperature and draw.
+        top_p: draw only from the smallest set of most probable tokens whose total probability reaches `top_p`; 1.0: no
+            restriction.
+        seed: one number (row b then uses ``seed + b``), or a number for each row. The latter makes the answer to a
+            sample independent of the batch that contains it.
+        top_k: draw only from this many most probable tokens, and from tokens that tie with the last of them. Applied
+            before `top_p`. None or 0: no restriction.
     """
 
     temperature: float = 0.0
@@ -40,7 +41,7 @@ class Sampling:
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Return the distribution from which tokens are drawn, in fp32; if greedy, all of it on the best token.
+    """Return the distribution from which tokens are drawn, in fp32; if greedy, the best token has probability 1.
 
     Args:
         logits: ``[..., V]``; the result has the same shape.
@@ -63,7 +64,13 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
-    """Choose the next tokens ``[B]`` from logits ``[B, V]``."""
+    """Choose the next token of each row, ``[B]``.
+
+    Args:
+        logits: logits of each row, ``[B, V]``.
+        sampling: how tokens are chosen.
+        generators: random generator of each row; not used if greedy.
+    """
     if sampling.temperature == 0.0:
         return logits.argmax(-1)
     uniform = torch.cat([torch.rand(1, generator=generator) for generator in generators])
@@ -71,9 +78,13 @@ def choose(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Genera
 
 
 def draw(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw tokens ``[B]`` from distributions ``[B, V]`` by uniform random numbers ``[B]`` in [0, 1).
+    """Draw one token per row, ``[B]``, by given random numbers.
 
-    The host never waits for the device, so that captured steps can use it too. A row of NaN gives token 0.
+    The host never waits for the device, so captured steps can use this function too. A row of NaN gives token 0.
+
+    Args:
+        probs: distribution of each row, ``[B, V]``.
+        uniform: uniform random number in [0, 1) for each row, ``[B]``.
     """
     # a GPU sums in blocks, and rounding can change the cumulative sum even where the probability is 0
     sums = probs.cumsum(-1).masked_fill(~(probs > 0), 0.0)

@@ -38,8 +38,8 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
     Args:
         model: causal language model.
         tokens: number of tokens of the passes inside the context, rows times columns.
-        chunk: tokens of a slice (:attr:`kvbench.cache.options.Options.mlp_chunk`); ``auto``: :data:`SLICE` for passes
-            of more than :data:`LONG` tokens; None: no slices.
+        chunk: tokens per slice; ``auto``: :data:`SLICE` for passes of more than :data:`LONG` tokens, otherwise no
+            slices; None: no slices.
 
     Yields:
         The number of modules that are sliced.
@@ -68,13 +68,13 @@ def sliced(model: PreTrainedModel, tokens: int, chunk: int | Literal["auto"] | N
 
 
 def files(model: nn.Module) -> set[ModuleType]:
-    """Return the Python modules in which the classes of a model's parts are defined."""
+    """Return the Python modules in which the classes of a model and of its submodules are defined."""
     names = {type(module).__module__ for module in model.modules()}
     return {sys.modules[name] for name in names if name in sys.modules}
 
 
 def plain(module: nn.Module) -> bool:
-    """Return True if a module consists of linear layers and activations only, so that its tokens are independent."""
+    """Return True if a module consists only of linear layers and activations, which treat each token independently."""
     for name, child in module.named_modules():
         if any(word in part for word in ROUTED for part in (name.lower(), type(child).__name__.lower())):
             return False

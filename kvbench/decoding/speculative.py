@@ -27,15 +27,15 @@ from kvbench.methods.speculation import Speculation
 
 @dataclass
 class Round:
-    """One round of speculation of a batch.
+    """Figures of one round of speculation, for all rows of a batch.
 
     Args:
-        seconds: seconds of drafts, verification and rollback.
-        settled: number of cached tokens of each row when the round began, just after the cache settled: the points at
-            which the buffer may have been flushed.
-        drafted: number of drafts that each row could accept; 0 if it had ended or had one token left.
-        accepted: how many of these it accepted.
-        emitted: number of tokens that each row gained, its end-of-sequence token included.
+        seconds: duration of the round: drafting, verification and rollback.
+        settled: number of cached tokens of each row when the round began, just after the method had packed or dropped
+            tokens.
+        drafted: number of drafts that each row could accept; 0 if the row had ended or had only one token left.
+        accepted: number of drafts that each row accepted.
+        emitted: number of tokens that each row gained, the end-of-sequence token included.
     """
 
     seconds: float
@@ -58,7 +58,7 @@ def decode(
     speculation: Speculation,
     drafter: Drafter | None = None,
 ) -> list[Round]:
-    """Continue from the first new token by speculation until every row has ended; the tokens are in `stopping`.
+    """Decode speculatively from the first new token until every row has ended; `stopping` collects the tokens.
 
     A row's tokens and random numbers do not depend on the other rows of the batch.
 
@@ -72,7 +72,7 @@ def decode(
         max_new_tokens: limit for every row, the first token included; no row accepts drafts beyond it.
         pad_token_id: token fed to rows that have ended.
         speculation: settings of the draft.
-        drafter: proposes and verifies; None: one with eager passes.
+        drafter: proposes and verifies tokens; None: a :class:`Drafter`, which runs eager passes.
 
     Returns:
         The rounds, in order.
@@ -159,7 +159,13 @@ def _round(
 
 
 def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Tensor | None:
-    """Return the attention mask ``[B, width]`` of rows that begin in the columns `starts`; None if all are 0."""
+    """Return the attention mask of a batch padded on the left, ``[B, width]``; None if no row has padding.
+
+    Args:
+        starts: column of the first real token of each row.
+        width: number of columns.
+        device: device of the mask.
+    """
     if not any(starts):
         return None
     first = torch.tensor(starts, device=device)
@@ -167,10 +173,16 @@ def left_padding(starts: Sequence[int], width: int, device: torch.device) -> Ten
 
 
 def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
-    """Return totals over a row's rounds: ``rounds``, ``drafted``, ``accepted`` and ``tokens``.
+    """Return the totals of one row over all rounds.
 
-    The acceptance rate is ``accepted / drafted`` (in the paper accepted / (gamma x rounds)), and ``tokens / rounds`` is
-    the mean number of tokens per round. If an accepted draft ends the row, only the drafts up to it are counted.
+    Args:
+        rounds: the rounds of the batch.
+        row: number of the row.
+
+    Returns:
+        ``rounds``: number of rounds in which the row gained tokens; ``drafted``, ``accepted`` and ``tokens``: numbers
+        of drafts, accepted drafts and tokens gained. If an accepted draft ends the row, only drafts up to it count. The
+        acceptance rate is ``accepted / drafted`` (in the paper accepted / (gamma x rounds)).
     """
     mine = [r for r in rounds if r.emitted[row]]
     cut = [r.emitted[row] <= r.accepted[row] for r in mine]
@@ -183,10 +195,15 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
 
 def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
-    """Return one time in seconds for each token of a row.
+    """Return one time in seconds for each token of a row, averaged over rounds.
 
-    Each token of the first round gets that round's mean time per token; each later token gets the mean over all later
-    rounds. A round yields several tokens at once, so only the sum and the mean of these times are meaningful.
+    Each token of the row's first round gets the mean time per token of that round. Each later token gets the mean time
+    per token of all later rounds. A round yields several tokens at once, so only the sum and the mean of these times
+    are meaningful.
+
+    Args:
+        rounds: the rounds of the batch.
+        row: number of the row.
     """
     mine = [r for r in rounds if r.emitted[row]]
     if not mine:

@@ -41,10 +41,12 @@ class Place:
 
     Args:
         layer: the layer, whose buffers the step reads and writes.
-        work: its phases; their table is a view of the step's state in device memory.
-        places: where each row's new tokens go in the buffers of keys and of values, int32 ``[B, 2]``; also a view.
-        pointers: addresses of all buffers of the layer: if one changes, the step must be recorded again.
-        kernel: name and module of the kernel that serves the layer; None until the first pass.
+        work: what attention reads in the layer: runs of slots of one format each. Their table is a view of the step's
+            state in device memory.
+        places: where the new tokens of each row go in the buffers of keys and of values, int32 ``[B, 2]``; also a view
+            of that state.
+        pointers: addresses of all buffers of the layer. If one changes, the step must be recorded again.
+        kernel: name and module of the kernel that computes attention in the layer; None before the first pass.
     """
 
     layer: KVLayer
@@ -58,16 +60,17 @@ class Recorded:
     """A forward pass of a few new tokens per row that can be recorded and repeated.
 
     Args:
-        model: must be inside :func:`kvbench.attention.recorded.recording` whenever :meth:`run` is called.
+        model: causal language model. :meth:`run` must be called inside
+            :func:`kvbench.attention.recorded.recording` of this model.
         cache: the cache, after the prompt.
         batch: number of rows.
-        count: number of new tokens of each.
+        count: number of new tokens per row.
         device: device of tokens and positions.
-        upper: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
+        upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
     Attributes:
         tokens, positions: input of the next pass, ``[B, count]``, at fixed addresses.
-        version: incremented when buffers have moved, which makes earlier recordings invalid.
+        version: number that is incremented when buffers have moved; earlier recordings are then invalid.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Recorded:
         """Run the model on :attr:`tokens` and return logits ``[B, n, V]``.
 
         Args:
-            keep: ``logits_to_keep=n``: logits of the last n tokens only; by default of all.
+            keep: ``logits_to_keep=n`` to return the logits of the last n tokens only; without it, of all tokens.
 
         Raises:
             NotServed: the model did not run attention exactly once per layer.
@@ -130,7 +133,7 @@ class Recorded:
         return logits
 
     def check(self) -> None:
-        """Raise NotServed if it is known, without running anything, that a layer cannot be recorded."""
+        """Raise NotServed if a layer obviously cannot be recorded; this check runs no pass."""
         if self.cache.method.eager:
             raise NotServed("a step's own tokens are packed before they attend")
         for layer in self.cache.layers:
@@ -159,7 +162,10 @@ class Recorded:
     # -- the host's part --------------------------------------------------------------------------------------------
 
     def advance(self) -> None:
-        """Do the bookkeeping of the next pass: settle all layers, reserve room for its tokens, and send the tables.
+        """Prepare the cache for the next pass.
+
+        The method packs or drops tokens, every layer reserves room for the new tokens, and the tables with lengths and
+        places are copied to the device.
 
         Raises:
             NotServed: a recorded step cannot serve a layer.
@@ -225,17 +231,17 @@ class Recorded:
     # -- the device's part ------------------------------------------------------------------------------------------
 
     def serve(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, logits: Logits = PLAIN) -> Tensor:
-        """Append the new tokens to the next layer and attend to everything that it stores.
+        """Append the new tokens to the next layer, and compute their attention to all tokens stored in that layer.
 
         Args:
-            query: ``[B, Hq, q, D]``.
+            query: queries of the new tokens, ``[B, Hq, q, D]``.
             key: keys of the new tokens, ``[B, H, q, D]``.
             value: values of the new tokens, ``[B, H, q, Dv]``.
-            scaling: factor on the scores.
-            logits: the model's softcap and sinks, the same in every pass.
+            scaling: factor by which scores are multiplied.
+            logits: the model's softcap and attention sinks, the same in every pass.
 
         Returns:
-            ``[B, q, Hq, Dv]``.
+            The output of attention, ``[B, q, Hq, Dv]``.
 
         Raises:
             NotServed: no kernel can serve the layer.
@@ -258,10 +264,10 @@ class Step(Recorded):
     """A recorded decode step of one token per row; each run's output is the next run's input.
 
     Args:
-        model: as for :class:`Recorded`.
-        cache: as for :class:`Recorded`.
+        model: causal language model, as for :class:`Recorded`.
+        cache: the cache, after the prompt.
         token: last token of each row, not cached yet, ``[B]``.
-        lengths: number of cached tokens of each row, ``[B]``, which is the position of `token`.
+        lengths: number of cached tokens of each row, ``[B]``; this is also the position of `token`.
         sampling: how the next token is chosen.
         uniforms: random numbers for drawing the tokens of all steps, fp32 ``[steps, B]``; None if greedy.
     """
@@ -283,11 +289,11 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the tensors that a run changes: those of the base class, and the number of the step."""
+        """Return the input tensors that a run changes: those of the base class, and the number of the step."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:
-        """Run the forward pass and update the next token and its position."""
+        """Run the forward pass, choose the next token of each row, and make it the input of the next run."""
         logits = self.forward(logits_to_keep=1)[:, -1]
         if self.uniforms is None:
             token = logits.argmax(-1)
@@ -300,7 +306,7 @@ class Step(Recorded):
 
 
 def state(layer: KVLayer) -> tuple[Any, ...]:
-    """Return the lengths and starts of all segments of a layer, which determine its table."""
+    """Return the lengths and starts of all segments of a layer; layers with equal results can share a table."""
     return tuple(
         (tuple(segment.lengths), tuple(getattr(segment, "starts", ())))
         for store in layer.stores()
@@ -309,7 +315,7 @@ def state(layer: KVLayer) -> tuple[Any, ...]:
 
 
 def pointers(layer: KVLayer) -> tuple[int, ...]:
-    """Return the addresses of all buffers of a layer."""
+    """Return the memory addresses of all buffers of a layer."""
     return tuple(
         buffer.data_ptr() for store in layer.stores() for segment in store.segments for _, buffer in segment.buffers()
     )

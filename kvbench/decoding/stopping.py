@@ -40,12 +40,16 @@ class Stopping:
         return all(self.ended)
 
     def take(self, tokens: Sequence[int]) -> None:
-        """Add one new token to each row; rows that have ended ignore it."""
+        """Add one new token to each row; tokens of rows that have ended are ignored.
+
+        Args:
+            tokens: the new token of each row of the batch.
+        """
         for row, token in enumerate(tokens):
             self.take_row(row, token)
 
     def take_row(self, row: int, token: int) -> None:
-        """Add one new token to a row; it is ignored if the row has ended."""
+        """Add one new token to a row, unless the row has ended."""
         if self.ended[row]:
             return
         if token in self.eos:

@@ -16,9 +16,9 @@ class Answer:
     """The hub's answer about one file.
 
     Args:
-        status: HTTP status below 500; None if none came.
-        problem: why none came; empty otherwise.
-        commit: commit that the revision stands for.
+        status: HTTP status, below 500; None if the hub did not answer.
+        problem: why the hub did not answer; empty if it did.
+        commit: commit to which the revision refers.
         size: size of the file in bytes.
     """
 
@@ -29,7 +29,7 @@ class Answer:
 
 
 def ask(repository: Repository, name: str) -> Answer:
-    """Return the hub's answer about a file of a repository; never raises."""
+    """Ask the hub about a file of a repository, and return the answer; never raise an exception."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -48,7 +48,7 @@ def ask(repository: Repository, name: str) -> Answer:
 
 
 def demand(repository: Repository, name: str, *, only_repository: bool = False) -> Answer:
-    """Return the hub's answer about a file that it has.
+    """Ask the hub about a file of a repository, and return the answer; raise an error if the file is unavailable.
 
     Args:
         repository: the repository at the revision.
@@ -69,7 +69,12 @@ def demand(repository: Repository, name: str, *, only_repository: bool = False) 
 
 
 def refused(repository: Repository, status: int) -> HubError:
-    """Return the error for a repository that the hub does not give to this account."""
+    """Return the error for a repository to which the hub denies this account access.
+
+    Args:
+        repository: the repository.
+        status: HTTP status of the hub's answer.
+    """
     page = "datasets/" * (repository.kind == "dataset") + repository.hub_id
     return HubError(
         f"the hub denied access to this account ({status}): the repository is gated or private, or does not exist",

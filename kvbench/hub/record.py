@@ -26,24 +26,26 @@ FILE = "kvbench.json"
 
 
 def recorded(repository: Repository) -> dict[str, Any]:
-    """Return ``commit``, ``fetched`` (the date), ``files`` (name to ``bytes`` and ``sha256``) and any ``splits``.
+    """Return what is recorded about a repository at its revision; empty if nothing is.
 
-    Empty if nothing is recorded.
+    Returns:
+        ``commit``; ``fetched``, the date of the download; ``files``, which maps names to ``bytes`` and ``sha256``; and
+        ``splits``, if any are recorded.
     """
     entry = _read(repository).get(repository.asked)
     return entry if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else {}
 
 
 def settle(repository: Repository, commit: str | None, place: str) -> None:
-    """Record the commit of a revision on its first use, and refuse another one after that.
+    """Record the commit of a revision on its first use; raise an error if the revision later refers to another commit.
 
     Args:
         repository: the repository at the revision.
-        commit: the commit that the revision stands for now; None if it is unknown.
-        place: where it does so, for the message: ``the hub`` or ``the hub's cache on this machine``.
+        commit: commit to which the revision refers now; None if it is unknown.
+        place: source of `commit`, for the message: ``the hub`` or ``the hub's cache on this machine``.
 
     Raises:
-        HubError: another commit is recorded; both are named.
+        HubError: another commit is recorded; the message names both.
     """
     if commit is None or repository.pinned:
         return
@@ -62,7 +64,7 @@ def settle(repository: Repository, commit: str | None, place: str) -> None:
 
 
 def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
-    """Return ``bytes`` and ``sha256`` of files in the cache by name, and record those that the record lacks.
+    """Return ``bytes`` and ``sha256`` of files in the hub's cache, by name, and record them if they are not yet.
 
     Args:
         repository: the repository at the revision.
@@ -83,14 +85,20 @@ def note(repository: Repository, files: Iterable[tuple[str, Path]]) -> dict[str,
 
 
 def note_split(repository: Repository, name: str, files: Sequence[str]) -> None:
-    """Record which files a split has, for machines that cannot ask the hub."""
+    """Record the names of a split's files, so that they are known when the hub cannot be reached.
+
+    Args:
+        repository: the repository at the revision.
+        name: name of the split.
+        files: names of its files.
+    """
     today = datetime.date.today().isoformat()
     splits = {name: list(files)}
     _update(repository, {"commit": repository.commit(), "fetched": today, "files": {}, "splits": splits})
 
 
 def sha256(file: Path) -> str:
-    """Return the SHA-256 of a file of the cache: the hub's if the file is stored under it, else that of its content."""
+    """Return the SHA-256 of a file in the hub's cache; it is computed only if the cache does not know it."""
     name = stored_hash(file) or ""
     if len(name) == 64:
         return name
@@ -99,10 +107,9 @@ def sha256(file: Path) -> str:
 
 
 def verify(file: Path) -> None:
-    """Compare the content of a downloaded file with the hash under which the hub lists it; remove a file that differs.
+    """Check the content of a downloaded file against the hub's hash of it, and remove the file if they differ.
 
-    Large files are listed by their SHA-256, others by git's SHA-1. Other hashes, and copies in caches without links,
-    are not compared.
+    The hash is the SHA-256 of a large file, or git's SHA-1 of another. A file without such a hash is not checked.
 
     Raises:
         HubError: the content differs.

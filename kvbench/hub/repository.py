@@ -12,12 +12,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class HubError(Exception):
-    """A file or repository that the hub does not give; callers add the name of the model or data set.
+    """Error raised if a file or repository cannot be obtained from the hub.
+
+    Callers add the name of the model or data set to the message.
 
     Args:
         reason: what happened, as a clause.
-        remedy: what to type; None if the caller knows better.
-        absent: True if `reason` only says why something that is not on this machine is not fetched either.
+        remedy: what the user can type; None if the caller provides a better hint.
+        absent: True if the file is not on this machine and `reason` only says why it is not downloaded.
     """
 
     def __init__(self, reason: str, remedy: str | None = None, *, absent: bool = False) -> None:
@@ -41,12 +43,12 @@ class Repository:
 
     @property
     def key(self) -> str:
-        """Option that sets the revision."""
+        """Configuration key that sets the revision, for messages."""
         return "model.revision" if self.kind == "model" else "dataset.source.revision"
 
     @property
     def asked(self) -> str:
-        """The revision as the hub's addresses have it."""
+        """The revision as it occurs in addresses of the hub; the main branch if none is set."""
         return self.revision or "main"
 
     @property
@@ -62,14 +64,14 @@ class Repository:
         return Path(constants.HF_HUB_CACHE) / "--".join([f"{self.kind}s", *self.hub_id.split("/")])
 
     def url(self, name: str) -> str:
-        """Return the address of one of its files."""
+        """Return the address on the hub of the repository's file `name`."""
         from huggingface_hub import constants
 
         prefix = "datasets/" if self.kind == "dataset" else ""
         return f"{constants.ENDPOINT}/{prefix}{self.hub_id}/resolve/{self.asked}/{name}"
 
     def commit(self) -> str | None:
-        """Return the commit that the cache has for the revision; None if it has none."""
+        """Return the commit to which the revision refers according to the hub's cache; None if the cache has none."""
         if self.pinned:
             return self.asked if (self.folder / "snapshots" / self.asked).is_dir() else None
         try:
@@ -83,7 +85,10 @@ class Repository:
         return [folder.name for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)]
 
     def snapshot(self) -> Path | None:
-        """Return the folder in the cache with the files of the revision, which may be incomplete; None without one."""
+        """Return the folder in the hub's cache with the files of the revision; None if there is none.
+
+        Some files may be missing in it.
+        """
         commit = self.commit()
         folder = self.folder / "snapshots" / str(commit)
         return folder if commit and folder.is_dir() else None
@@ -103,5 +108,8 @@ def commit_of(file: Path) -> str | None:
 
 
 def stored_hash(file: Path) -> str | None:
-    """Return the name of the blob that a file of the cache links to, which is the hub's hash of it; None for a copy."""
+    """Return the hub's hash of a file in the hub's cache; None if the cache does not contain it.
+
+    The hash is the name of the file to which `file` links; a copy that is not a link has none.
+    """
     return Path(os.readlink(file)).name if file.is_symlink() else None

@@ -19,13 +19,13 @@ AGAIN = "run the same command again; it downloads only the files that are not co
 
 @dataclass(frozen=True)
 class Plan:
-    """What a download is going to fetch.
+    """The files of a download.
 
     Args:
         files: names of all files that are wanted.
-        missing: names of those that are not on this machine.
+        missing: names of the files that are not on this machine yet.
         total: size of all files in bytes.
-        missing_bytes: size of the missing ones.
+        missing_bytes: size of the missing files in bytes.
     """
 
     files: tuple[str, ...]
@@ -39,8 +39,8 @@ def plan(repository: Repository, wanted: Callable[[Sequence[str]], Sequence[str]
 
     Args:
         repository: the repository at the revision.
-        wanted: chooses among the names of all of its files.
-        probe: a file that most repositories have, about which the hub is asked first.
+        wanted: function that takes the names of all files of the repository and returns those to download.
+        probe: name of a file that most repositories have; used to check access before anything else.
 
     Raises:
         HubError: the hub cannot be reached, refuses this account, does not have the repository or revision, or the
@@ -64,8 +64,8 @@ def fetch(repository: Repository, files: Plan) -> Path:
     """Download the missing files of a plan and return the folder of the snapshot.
 
     Raises:
-        HubError: the disk has too little room, the download ended early, or a file has another checksum than the hub
-            lists. Files that were complete stay.
+        HubError: the disk has too little room, the download ended early, or the checksum of a file differs from the
+            hub's. Files that are complete are kept.
     """
     if not files.files:
         raise HubError(
@@ -92,7 +92,7 @@ def fetch_file(repository: Repository, name: str) -> Path:
     """Download one file into the hub's cache and return its path.
 
     Raises:
-        HubError: as :func:`plan` and :func:`fetch`.
+        HubError: any error of :func:`plan` or :func:`fetch`.
     """
     answer = demand(repository, name)
     settle(repository, answer.commit, "the hub")
@@ -116,7 +116,7 @@ def check_space(repository: Repository, size: int) -> None:
 
 
 def amount(size: float) -> str:
-    """Return a number of bytes for people: ``512 B``, ``1.5 MB``, ``13.5 GB``."""
+    """Return a number of bytes as readable text, for example ``512 B``, ``1.5 MB`` or ``13.5 GB``."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"

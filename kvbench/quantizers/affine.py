@@ -33,7 +33,8 @@ class Quantized:
         quantizer: the quantizer that encoded the tensor and decodes it.
         packed: flat byte tensors, one per plane (:mod:`kvbench.quantizers.packing`).
         params: ``(scale, minimum)``; axis ``channel``: ``[..., T/G, D]``, axis ``token``: ``[..., T, D/G]``.
-        shape, dtype: of the tensor that was quantized.
+        shape: shape of the original tensor.
+        dtype: dtype of the original tensor.
     """
 
     quantizer: AffineQuantizer
@@ -43,7 +44,7 @@ class Quantized:
     dtype: torch.dtype
 
     def codes(self) -> Tensor:
-        """Return the codes, uint8, in the shape of the quantized tensor."""
+        """Return the unpacked codes, uint8, in the shape of the original tensor."""
         return unpack(self.packed, self.quantizer.bits, self.shape)
 
     @property
@@ -53,7 +54,7 @@ class Quantized:
 
     @property
     def minimum(self) -> Tensor:
-        """Minimum of each group (for :class:`AtomQuantizer` the value of code 0)."""
+        """Minimum of each group; for :class:`AtomQuantizer`, the value that code 0 stands for."""
         return self.quantizer.minimum(self.params)
 
     def dequantize(self) -> Tensor:
@@ -62,16 +63,16 @@ class Quantized:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory: codes and parameters."""
+        """Number of bytes that codes and parameters take in memory."""
         return sum(t.numel() * t.element_size() for t in (*self.packed, *self.params))
 
 
 class AffineQuantizer:
-    """KIVI's asymmetric quantizer.
+    """KIVI's asymmetric quantizer: each group of elements has a scale and a minimum.
 
     Args:
-        bits: 2, 3, 4 or 8.
-        group_size: elements that share a scale; None (axis ``token`` only) means the whole head.
+        bits: bits per code: 2, 3, 4 or 8.
+        group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.
         axis: ``"channel"``: groups of consecutive tokens of one channel; ``"token"``: groups of consecutive channels
             of one token.
     """
@@ -88,17 +89,31 @@ class AffineQuantizer:
         return f"{type(self).__name__}(bits={self.bits}, group_size={self.group_size}, axis={self.axis!r})"
 
     def quantize(self, x: Tensor) -> Quantized:
-        """Quantize and pack ``x`` ``[..., T, D]``.
+        """Quantize and pack keys or values.
+
+        Args:
+            x: tensor ``[..., T, D]`` of T tokens with D channels.
 
         Raises:
-            ConfigError: the group does not divide T (axis ``channel``) or D (axis ``token``).
-            NonFiniteError: NaN or Inf in `x`; its ``index`` is the first such element.
+            ConfigError: the group size does not divide T (axis ``channel``) or D (axis ``token``).
+            NonFiniteError: `x` contains NaN or Inf; the message names the index of the first such element.
         """
         codes, params = self.encode(x)
         return Quantized(self, pack(codes, self.bits), params, x.shape, x.dtype)
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes (uint8, the shape of ``x`` ``[..., T, D]``) and parameters, not packed."""
+        """Quantize keys or values without packing the codes.
+
+        Args:
+            x: tensor ``[..., T, D]`` of T tokens with D channels.
+
+        Returns:
+            Codes, uint8 in the shape of `x`, and the parameters of each group.
+
+        Raises:
+            ConfigError: the group size does not divide T (axis ``channel``) or D (axis ``token``).
+            NonFiniteError: `x` contains NaN or Inf.
+        """
         grouped = self.group(x)
         dim = grouped.ndim - 2 if self.axis == "channel" else grouped.ndim - 1
         low, high = torch.aminmax(grouped, dim=dim, keepdim=True)
@@ -109,7 +124,16 @@ class AffineQuantizer:
         return codes.to(torch.uint8).view(x.shape), tuple(p.squeeze(dim) for p in params)
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes (integers as floats) and parameters of grouped `x`; `low`, `high`: extremes (``keepdim``)."""
+        """Quantize a tensor whose groups are a dimension of their own.
+
+        Args:
+            x: grouped tensor, as :meth:`group` returns it.
+            low: minimum of each group; the dimension of its elements has size 1.
+            high: maximum of each group, in the same shape.
+
+        Returns:
+            Codes (whole numbers in a floating-point dtype) in the shape of `x`, and ``(scale, minimum)``.
+        """
         levels = self.whole(self.levels, low)
         if x.dtype == torch.float16:
             fit = quarter(torch.isinf(high - low))  # high - low may pass 65504; the scale itself fits
@@ -132,7 +156,13 @@ class AffineQuantizer:
         return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
 
     def share(self, step: Tensor, base: Tensor, high: Tensor) -> Tensor | None:
-        """Return the factor, 1 or 1/4, that keeps each group's fp16 offsets below 65504; None if all are 1."""
+        """Return a factor per group, 1 or 1/4, that keeps differences within the range of fp16; None if all are 1.
+
+        Args:
+            step: scale of each group.
+            base: minimum of each group.
+            high: maximum of each group.
+        """
         if step.dtype != torch.float16:
             return None
         wide = torch.isinf(high - base) | torch.isinf(step * self.levels)
@@ -140,12 +170,25 @@ class AffineQuantizer:
 
     @staticmethod
     def whole(number: int, like: Tensor) -> Tensor:
-        """Return `number` as a tensor to divide by; for a Python number CUDA multiplies by its rounded reciprocal."""
+        """Return `number` as a tensor by which other tensors can be divided exactly.
+
+        To divide by a Python number, CUDA multiplies by the rounded reciprocal.
+
+        Args:
+            number: a whole number.
+            like: tensor that gives the device; its dtype decides between fp16 and fp32.
+        """
         dtype = torch.float16 if like.dtype == torch.float16 else torch.float32
         return torch.full((), number, dtype=dtype, device=like.device)
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values ``[..., T, D]`` of codes in `dtype`; fp16 rounds each operation, bf16 goes through fp32."""
+        """Return the dequantized values of codes, ``[..., T, D]``.
+
+        Args:
+            codes: unpacked codes, ``[..., T, D]``.
+            params: ``(scale, minimum)`` of each group.
+            dtype: dtype of the result. With fp16, every operation is rounded to fp16; with bf16, arithmetic is fp32.
+        """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
         values = self.group(codes.to(work)).mul_(scale).add_(minimum)
@@ -154,11 +197,17 @@ class AffineQuantizer:
         return values.view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Return the value of code 0 of each group."""
+        """Return the value that code 0 stands for in each group."""
         return params[1]
 
     def group(self, x: Tensor) -> Tensor:
-        """View ``[..., T, D]`` as ``[..., T/G, G, D]`` (axis ``channel``) or ``[..., T, D/G, G]`` (``token``)."""
+        """Return ``x`` ``[..., T, D]`` with a dimension for groups of G elements.
+
+        The result is ``[..., T/G, G, D]`` for axis ``channel``, and ``[..., T, D/G, G]`` for axis ``token``.
+
+        Raises:
+            ConfigError: the group size does not divide T or D.
+        """
         tokens, channels = x.shape[-2:]
         size = self.group_size or channels
         extent, what = (tokens, "tokens") if self.axis == "channel" else (channels, "channels")
@@ -170,28 +219,28 @@ class AffineQuantizer:
         return x.view(*x.shape[:-1], channels // size, size)
 
     def expand(self, param: Tensor) -> Tensor:
-        """Insert the group dimension into a parameter so that it broadcasts over :meth:`group`."""
+        """Return a parameter with an additional dimension, so that it broadcasts over the result of :meth:`group`."""
         return param.unsqueeze(-2 if self.axis == "channel" else -1)
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of each parameter for a block of ``[tokens, channels]``."""
+        """Return the sizes of a parameter tensor's last two dimensions for `tokens` tokens of `channels` channels."""
         if self.axis == "channel":
             return tokens // (self.group_size or 1), channels
         return tokens, channels // (self.group_size or channels)
 
     @property
     def block_tokens(self) -> int:
-        """Fewest tokens that can be encoded or decoded: the group (axis ``channel``) or 1."""
+        """Smallest number of tokens that can be encoded or decoded: the group size for axis ``channel``, else 1."""
         return (self.group_size or 1) if self.axis == "channel" else 1
 
     @property
     def block_params(self) -> int:
-        """Rows of parameters of one block of :attr:`block_tokens`."""
+        """Number of rows that a parameter tensor has for each :attr:`block_tokens` tokens."""
         return 1
 
 
 def quarter(wide: Tensor) -> Tensor:
-    """Return fp16 factors: 1/4 where `wide`, else 1."""
+    """Return fp16 factors: 1/4 where the mask `wide` is True, 1 elsewhere."""
     return torch.where(wide, 0.25, 1.0).half()
 
 

@@ -20,10 +20,18 @@ from kvbench.quantizers.affine import FP16_MAX, AffineQuantizer, param_dtype
 
 
 class AtomQuantizer(AffineQuantizer):
-    """Affine quantizer with Atom's clamped integer zero point; ``params`` are ``(scale, zero)``, both floating."""
+    """Atom's quantizer: asymmetric, with an integer zero point that is clamped to the range of the codes.
+
+    Arguments are those of :class:`AffineQuantizer`. The parameters of a group are ``(scale, zero)``, both in a
+    floating-point dtype.
+    """
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes (integers as floats) and ``(scale, zero)``; fp16 arithmetic for fp16 input, else fp32."""
+        """Return codes (whole numbers in a floating-point dtype) and ``(scale, zero)`` of a grouped tensor.
+
+        Arithmetic is fp16 for fp16 input, otherwise fp32. Arguments are those of
+        :meth:`AffineQuantizer.encode_groups`.
+        """
         store = param_dtype(x.dtype)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
         low, high, x = low.to(work), high.to(work), x.to(work)
@@ -38,7 +46,13 @@ class AtomQuantizer(AffineQuantizer):
         return codes, (scale.to(store), zero.to(store))
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values ``[..., T, D]`` in `dtype`: ``(code - zero) * scale``."""
+        """Return the dequantized values ``(code - zero) * scale``, ``[..., T, D]``.
+
+        Args:
+            codes: unpacked codes, ``[..., T, D]``.
+            params: ``(scale, zero)`` of each group.
+            dtype: dtype of the result.
+        """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, zero = (self.expand(p.to(work)) for p in params)
         values = self.group(codes.to(work)).sub_(zero).mul_(scale)
@@ -47,5 +61,5 @@ class AtomQuantizer(AffineQuantizer):
         return values.view(codes.shape).to(dtype)
 
     def minimum(self, params: tuple[Tensor, ...]) -> Tensor:
-        """Return the value of code 0 of each group: ``-zero * scale``."""
+        """Return the value that code 0 stands for in each group: ``-zero * scale``."""
         return -params[1] * params[0]

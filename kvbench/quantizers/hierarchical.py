@@ -23,14 +23,15 @@ from kvbench.quantizers.spec import Axis
 
 
 class HierarchicalQuantizer(AffineQuantizer):
-    """Quantizer to eight bits in two nibbles.
+    """QuantSpec's quantizer: codes of eight bits, of which the upper four can be decoded without the lower four.
 
     Args:
-        group_size: elements that share a scale; None (axis ``token`` only) means the whole head.
-        axis: ``"channel"`` or ``"token"``, as for :class:`AffineQuantizer`.
+        group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.
+        axis: what a group runs along: ``"channel"``: consecutive tokens of one channel; ``"token"``: consecutive
+            channels of one token.
 
     Attributes:
-        upper: the quantizer of the upper nibbles alone, over the same parameters: the draft's view.
+        upper: quantizer that decodes the upper nibbles only, with the same parameters. The draft uses it.
     """
 
     #: format kind, which kernels are compiled for (:mod:`kvbench.attention.phases`)
@@ -45,7 +46,10 @@ class HierarchicalQuantizer(AffineQuantizer):
         return f"{type(self).__name__}(group_size={self.group_size}, axis={self.axis!r})"
 
     def encode_groups(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes ``16 U + Lw + 8`` (integers as floats) and ``(scale, minimum)``, as the base class does."""
+        """Return codes ``16 U + Lw + 8`` (see the module) and ``(scale, minimum)`` of a grouped tensor.
+
+        Codes are whole numbers in a floating-point dtype. Arguments are those of :meth:`AffineQuantizer.encode_groups`.
+        """
         upper, params = super().encode_groups(x, low, high)
         work = x.dtype if x.dtype in (torch.float16, torch.float32) else torch.float32
         scale, base, x, number = params[0].to(work), params[1].to(work), x.to(work), upper.to(work)
@@ -61,7 +65,10 @@ class HierarchicalQuantizer(AffineQuantizer):
         return upper.to(lower.dtype) * 16 + (lower + 8), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values ``[..., T, D]`` of both nibbles in `dtype`; rounding: :meth:`AffineQuantizer.decode`."""
+        """Return the values decoded from both nibbles, ``[..., T, D]``.
+
+        Arguments and rounding are those of :meth:`AffineQuantizer.decode`.
+        """
         work = torch.float32 if dtype == torch.bfloat16 else dtype
         scale, minimum = (self.expand(p.to(work)) for p in params)
         whole = codes.to(torch.int16)
@@ -72,5 +79,8 @@ class HierarchicalQuantizer(AffineQuantizer):
         return values.view(codes.shape).to(dtype)
 
     def decode_upper(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the draft's values ``[..., T, D]``: those of the upper nibbles of `codes`."""
+        """Return the values decoded from the upper nibbles only, ``[..., T, D]``, which the draft reads.
+
+        Arguments are those of :meth:`AffineQuantizer.decode`; `codes` contain both nibbles.
+        """
         return self.upper.decode(codes.to(torch.int16) >> 4, params, dtype)

@@ -25,24 +25,28 @@ ELEMENTS = 1 << 23
 
 
 def tail(share: float) -> float:
-    """Return the quantile of the upper threshold if `share` of the elements are outliers, half of them on each side."""
+    """Return the quantile above which elements are outliers, if `share` of all are, half of them at each end."""
     return 1 - share / 2
 
 
 def key_params(thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return range and offset (fp16 numbers as fp32) of ``thresholds`` ``[..., 2, C]`` (upper, lower; fp16)."""
+    """Return the range and the offset of each channel of keys, ``[..., C]``, fp32 but rounded to fp16.
+
+    Args:
+        thresholds: upper and lower threshold of each channel, ``[..., 2, C]``, fp16.
+    """
     upper, lower = thresholds.float().unbind(-2)
     return ((upper - lower) / 2).half().float(), ((upper + lower) / 2).half().float()
 
 
 def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tensor:
-    """Return a mask of the elements of keys ``x`` ``[..., n, C]`` (fp32) outside of their channel's thresholds.
+    """Return which elements of keys are outliers, that is, outside the thresholds of their channel, as a mask.
 
     Args:
         x: keys, fp32 ``[..., n, C]``.
-        thresholds: smallest and largest value of each channel that is not an outlier, ``[..., 2, C]``.
-        most: largest number of outliers of a token on each side: those farthest outside in units of the range; the
-            others are clipped (the authors' ``cap_outliers``); None: no limit.
+        thresholds: largest and smallest value of each channel that is not an outlier, ``[..., 2, C]``.
+        most: largest number of outliers of a token above the upper thresholds, and also below the lower ones. The
+            farthest, in units of the range, are chosen (the authors' ``cap_outliers``). None: no limit.
     """
     upper, lower = thresholds.float().unsqueeze(-3).unbind(-2)
     mask = (x < lower) | (x > upper)
@@ -56,7 +60,12 @@ def key_outliers(x: Tensor, thresholds: Tensor, most: int | None = None) -> Tens
 
 
 def value_outliers(x: Tensor, share: float) -> Tensor:
-    """Return a mask of the elements of values ``x`` ``[..., n, C]`` (fp32) in the tails of their token."""
+    """Return which elements of values are outliers, that is, among the largest or smallest of their token, as a mask.
+
+    Args:
+        x: values, fp32 ``[..., n, C]``.
+        share: share of outliers, half of them at each end.
+    """
     flat = x.reshape(-1, x.shape[-1])
     step = max(ELEMENTS // flat.shape[-1], 1)
     parts = []
@@ -69,7 +78,13 @@ def value_outliers(x: Tensor, share: float) -> Tensor:
 
 
 def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return range and offset of each token of values ``x`` ``[..., n, C]`` (fp32) in dtype `store`: ``[..., n]``."""
+    """Return the range and the offset of each token of values, two tensors ``[..., n]``.
+
+    Args:
+        x: values, fp32 ``[..., n, C]``.
+        outliers: mask of the elements that do not count; None: all count.
+        store: dtype of the result.
+    """
     if outliers is not None:  # an outlier counts as the token's median, so that a token of outliers alone has an offset
         x = torch.where(outliers, x.median(-1, keepdim=True).values, x)
     low, high = torch.aminmax(x, dim=-1)
@@ -80,13 +95,14 @@ def value_params(x: Tensor, outliers: Tensor | None, store: torch.dtype) -> tupl
 
 
 def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: Tensor | None) -> Tensor:
-    """Return the codes (uint8, the shape of `x`) of the nearest levels; outliers get the code nearest to 0.
+    """Return for each element the index of the nearest level, uint8 in the shape of `x`; outliers count as 0.
 
     Args:
-        x: fp32 ``[..., n, C]``.
-        scale: half the range of each group, fp32, broadcasting over `x`; 0 means that every element is its offset.
-        offset: middle of the range of each group, fp32, broadcasting over `x`.
-        levels: fp32 ``[2**bits]``.
+        x: keys or values, fp32 ``[..., n, C]``.
+        scale: half the width of the range of each channel (keys) or token (values), fp32; broadcasts over `x`. 0 means
+            that all elements equal the offset.
+        offset: middle of that range, fp32; broadcasts over `x`.
+        levels: the codebook, fp32 ``[2**bits]``.
         outliers: mask of the outliers, with the shape of `x`; None: there are none.
     """
     x = x - offset
@@ -104,11 +120,18 @@ def encode(x: Tensor, scale: Tensor, offset: Tensor, levels: Tensor, outliers: T
 
 
 def decode(codes: Tensor, scale: Tensor, offset: Tensor, levels: Tensor) -> Tensor:
-    """Return the fp32 values of codes (any integer dtype, ``[..., n, C]``); `scale` and `offset` broadcast."""
+    """Return the values that codes stand for, fp32 ``[..., n, C]``.
+
+    Args:
+        codes: codes of any integer dtype, ``[..., n, C]``.
+        scale: half the width of the range, as for :func:`encode`; broadcasts over `codes`.
+        offset: middle of the range; broadcasts over `codes`.
+        levels: the codebook, fp32 ``[2**bits]``.
+    """
     return levels[codes.to(torch.int32)] * scale + offset
 
 
 def check_finite(x: Tensor) -> None:
-    """Raise NonFiniteError if `x` holds NaN or Inf."""
+    """Raise NonFiniteError if `x` contains NaN or Inf."""
     if not torch.isfinite(x).all():
         raise NonFiniteError(f"a tensor to be quantized contains NaN or Inf at index {first_non_finite(x)}")

@@ -15,7 +15,15 @@ PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 8: (4, 4)}
 
 
 def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
-    """Cut codes (uint8, any shape, values below 2**bits) into their planes, each uint8 of the same shape."""
+    """Split codes into planes of 1, 2 or 4 bits, the most significant plane first (:data:`PLANES`).
+
+    Args:
+        codes: uint8, any shape, values below 2**bits.
+        bits: bits per code: 2, 3, 4 or 8.
+
+    Returns:
+        One uint8 tensor per plane, each in the shape of `codes`.
+    """
     planes, below = [], bits
     for width in PLANES[bits]:
         below -= width
@@ -24,7 +32,7 @@ def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def join_planes(planes: list[Tensor], bits: int) -> Tensor:
-    """Join the planes of codes (any integer dtype): the inverse of :func:`split_planes`."""
+    """Return the codes of which `planes` (any integer dtype) are the planes; the inverse of :func:`split_planes`."""
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
         codes = (codes << width) | plane
@@ -36,11 +44,11 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
     Args:
         codes: uint8, any shape, values below 2**bits.
-        bits: 2, 3, 4 or 8.
+        bits: bits per code: 2, 3, 4 or 8.
 
     Returns:
-        One uint8 tensor per plane, of ceil(numel * width / 8) bytes, where width is the plane's bits (:data:`PLANES`: 3
-        bits are planes of 2 and 1); earlier codes are in the lower bits of a byte.
+        One flat uint8 tensor per plane. A plane of w bits (:data:`PLANES`) has ceil(numel * w / 8) bytes. Earlier codes
+        are in the lower bits of a byte.
     """
     packed = []
     for width, plane in zip(PLANES[bits], split_planes(codes, bits), strict=True):
@@ -52,7 +60,7 @@ def pack(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def unpack(packed: list[Tensor], bits: int, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Unpack uint8 codes of `shape`: the inverse of :func:`pack`."""
+    """Return unpacked codes, uint8 in the given shape; the inverse of :func:`pack`."""
     count = 1
     for size in shape:
         count *= size

@@ -23,7 +23,10 @@ LEAST_GROUP = 8
 
 
 def fitting(most: int, head_dim: int) -> int | None:
-    """Return the largest power of two up to `most` that divides `head_dim` (16 for 80, 32 for 96); None below 8."""
+    """Return the largest power of two that is at most `most` and divides `head_dim`; None if it is below 8.
+
+    For example 16 for 80 channels, and 32 for 96.
+    """
     group = 1 << (most.bit_length() - 1)
     while group >= LEAST_GROUP and head_dim % group:
         group //= 2
@@ -31,17 +34,19 @@ def fitting(most: int, head_dim: int) -> int | None:
 
 
 def preset(name: str) -> str:
-    """Return the preset that a quantizer's name begins with: ``int2`` for ``int2+key.group_size=64``."""
+    """Return the name of the preset with which a quantizer's name begins: ``int2`` for ``int2+key.group_size=64``."""
     return name.partition(CHANGED)[0]
 
 
 def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any] | None) -> str:
-    """Return the right name for `formats`: the preset's, followed by the changes to it.
+    """Return the name that describes packed formats: the preset's name, followed by any changes to the preset.
+
+    For example ``int2``, or ``int2+key.group_size=64``.
 
     Args:
-        name: as it stands in the configuration.
-        formats: ``{"key": {...}, "value": {...}}``.
-        standard: the preset's formats; None: no preset has that name, and the name is returned unchanged.
+        name: the name in the configuration, which begins with the name of a preset.
+        formats: the configured formats, ``{"key": {...}, "value": {...}}``.
+        standard: formats of the preset. None: there is no such preset, and `name` is returned unchanged.
     """
     if standard is None:
         return name
@@ -56,16 +61,18 @@ def described(name: str, formats: Mapping[str, Any], standard: Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class FormatSpec:
-    """One packed format.
+    """The packed format of keys or of values.
 
     Args:
-        bits: width of a code: 2, 3, 4 or 8.
-        group_size: elements that share a scale and a minimum; ``"head_dim"`` (axis ``token`` only) is the whole head.
+        bits: bits per code: 2, 3, 4 or 8.
+        group_size: number of elements that share a scale and a minimum; ``"head_dim"`` (axis ``token`` only): all
+            channels of a head.
         axis: ``"channel"``: a group is `group_size` consecutive tokens of one channel (KIVI's keys);
             ``"token"``: a group is `group_size` consecutive channels of one token (KIVI's values).
-        kind: ``"affine"``, or ``"hierarchical"``: two nibbles, a draft reads the upper one (QuantSpec).
-        default: `group_size` comes from a preset, not from the user: if it does not divide the head (axis ``token``),
-            the largest power of two below it that does is used.
+        kind: ``"affine"``: one code per element; ``"hierarchical"``: a code of two nibbles, of which a draft reads only
+            the upper one (QuantSpec).
+        default: True if `group_size` comes from a preset and not from the user. If it does not divide the channels of a
+            head (axis ``token``), the largest smaller power of two that does is then used.
     """
 
     bits: int
@@ -75,7 +82,11 @@ class FormatSpec:
     default: bool = field(default=False, compare=False, repr=False)
 
     def check(self, key: str) -> None:
-        """Raise ConfigError if this format cannot be stored; `key` is the dotted prefix for the message."""
+        """Raise ConfigError if this format cannot be stored.
+
+        Args:
+            key: configuration key of the format, for the message (``quantizer.key``).
+        """
         if self.bits not in STORED_BITS:
             raise ConfigError(
                 f"{key}.bits", self.bits, "codes with this number of bits cannot be stored", allowed=STORED_BITS
@@ -104,7 +115,10 @@ class FormatSpec:
             )
 
     def channels_per_group(self, head_dim: int) -> int:
-        """Return how many channels share a scale (axis ``token``); resolve ``"head_dim"``, make a default fit."""
+        """Return the group size in use for heads of `head_dim` channels (axis ``token``).
+
+        It is `head_dim` for ``"head_dim"``. A size from a preset that does not divide `head_dim` is reduced.
+        """
         if self.group_size == "head_dim":
             return head_dim
         group = int(self.group_size)
@@ -113,7 +127,14 @@ class FormatSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizerSpec:
-    """The packed formats of keys and of values; `name` is the preset's file name (``"int2"``)."""
+    """The packed formats of keys and of values.
+
+    Args:
+        name: name of the preset in ``conf/quantizer`` (``"int2"``), followed by any changes to it
+            (``"int2+key.group_size=64"``).
+        key: format of the keys.
+        value: format of the values.
+    """
 
     #: incremented when quantizers store something else; part of a run's identity
     version: ClassVar[int] = 1
@@ -123,7 +144,13 @@ class QuantizerSpec:
     value: FormatSpec
 
     def as_default(self, standard: QuantizerSpec | None) -> QuantizerSpec:
-        """Return these formats, group sizes equal to those of the preset `standard` (or None) marked as defaults."""
+        """Return a copy in which group sizes that equal those of a preset are marked as defaults.
+
+        Group sizes that are defaults may be reduced to fit the heads of a model.
+
+        Args:
+            standard: the preset; None: no group size is marked.
+        """
         usual = (None, None) if standard is None else (standard.key, standard.value)
         pairs: list[tuple[FormatSpec, FormatSpec | None]] = list(zip((self.key, self.value), usual, strict=True))
         key, value = (
@@ -133,7 +160,10 @@ class QuantizerSpec:
         return replace(self, key=key, value=value)
 
     def fitted(self, head_dim: int) -> dict[str, int]:
-        """Return the group sizes that replace defaults for this head, by ``side.group_size``; empty: all stay."""
+        """Return the group sizes that are reduced to fit heads of `head_dim` channels.
+
+        The result maps ``key.group_size`` or ``value.group_size`` to the size in use. It is empty if none is reduced.
+        """
         return {
             f"{side}.group_size": form.channels_per_group(head_dim)
             for side, form in (("key", self.key), ("value", self.value))
@@ -141,7 +171,12 @@ class QuantizerSpec:
         }
 
     def check(self, prefix: str = "quantizer", head_dim: int | None = None) -> None:
-        """Raise ConfigError if a width or group cannot be stored, or a group does not divide a known `head_dim`."""
+        """Raise ConfigError if a format cannot be stored, or if its group size does not divide the head.
+
+        Args:
+            prefix: configuration key of the quantizer, for the message.
+            head_dim: channels per head; None: not known yet, so group sizes are not compared with it.
+        """
         for side, fmt in (("key", self.key), ("value", self.value)):
             fmt.check(f"{prefix}.{side}")
             if head_dim and fmt.axis == "token" and head_dim % fmt.channels_per_group(head_dim):

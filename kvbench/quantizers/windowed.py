@@ -13,12 +13,12 @@ from kvbench.quantizers.affine import AffineQuantizer
 
 
 class WindowedQuantizer(AffineQuantizer):
-    """Affine quantizer over channels whose groups end with every block of `window` tokens.
+    """LogQuant's quantizer per channel: each block of W tokens is divided into groups of nearly equal size.
 
     Args:
-        bits: 2, 3, 4 or 8.
-        window: W, tokens of a block; only whole blocks can be encoded and decoded.
-        most: largest number of tokens in a group.
+        bits: bits per code: 2, 3, 4 or 8.
+        window: W, the number of tokens per block; only whole blocks can be encoded and decoded.
+        most: largest number of tokens per group.
     """
 
     def __init__(self, bits: int, window: int, most: int = 64) -> None:
@@ -38,27 +38,37 @@ class WindowedQuantizer(AffineQuantizer):
 
     @property
     def block_tokens(self) -> int:
-        """W, the tokens of a block."""
+        """W, the number of tokens per block."""
         return self.window
 
     @property
     def block_params(self) -> int:
-        """Groups of a block."""
+        """Number of groups per block and channel."""
         return self.groups
 
     def param_shape(self, tokens: int, channels: int) -> tuple[int, int]:
-        """Return the last two dimensions of each parameter: a row for each group of each block."""
+        """Return the sizes of a parameter tensor's last two dimensions; it has one row per group of each block."""
         return tokens // self.window * self.groups, channels
 
     def encode(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return codes ``[..., k W, D]`` and parameters ``[..., k groups, D]`` of k blocks."""
+        """Quantize k blocks of tokens.
+
+        Args:
+            x: tensor ``[..., k W, D]``.
+
+        Returns:
+            Codes ``[..., k W, D]``, and parameters with one row per group, ``[..., k * block_params, D]``.
+        """
         if self.even:
             return super().encode(x)
         codes, params = super().encode(self._gather(x, self.window, self.spread))
         return self._gather(codes, len(self.spread), self.places), params
 
     def decode(self, codes: Tensor, params: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Return the values ``[..., k W, D]`` of k blocks."""
+        """Return the dequantized values of k blocks, ``[..., k W, D]``.
+
+        Arguments are those of :meth:`AffineQuantizer.decode`.
+        """
         if self.even:
             return super().decode(codes, params, dtype)
         values = super().decode(self._gather(codes, self.window, self.spread), params, dtype)

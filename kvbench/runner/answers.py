@@ -32,13 +32,13 @@ from kvbench.tasks.base import Sample, Task
 
 @dataclass(frozen=True)
 class Answers:
-    """Strategy for :class:`kvbench.tasks.work.Generate`: answers are generated and scored.
+    """Runs samples whose prompts the model answers (:class:`kvbench.tasks.work.Generate`), and scores the answers.
 
     Args:
         config: model, method, decoding and runtime of the run.
         loaded: the loaded model.
         task: the data set, which scores the predictions.
-        machine: device and dtype as rows name them.
+        machine: names of device and dtype for the rows.
         options: kernel options of the caches.
     """
 
@@ -49,7 +49,7 @@ class Answers:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Generate and score one batch; see :class:`kvbench.runner.strategy.Strategy`."""
+        """Generate and score the answers of one batch, as :meth:`kvbench.runner.strategy.Strategy.rows` describes."""
         decoding, runtime, tokenizer = self.config.decoding, self.config.runtime, self.loaded.tokenizer
         new_tokens = decoding.max_new_tokens or samples[0].max_new_tokens
         prompts = self._encode(samples, new_tokens)
@@ -112,15 +112,15 @@ class Answers:
 def generation_figures(
     machine: Machine, cache: Any, peaks: PhasePeaks, warm_up: bool, rows: int, generation: Generation
 ) -> dict[str, Any]:
-    """Return the measured part that all rows of one generation share.
+    """Return the measured figures (times, memory, attention path) that all rows of one batch share.
 
     Args:
-        machine: device and dtype.
+        machine: names of device and dtype.
         cache: the cache after the generation.
         peaks: peak memory by phase.
-        warm_up: whether the times count as warm-up.
+        warm_up: True if the batch warms up, so that its times are left out of means.
         rows: number of rows in the batch.
-        generation: times and path of the decoding.
+        generation: the generation, with its times.
     """
     return machine.measured(
         rows,
@@ -148,16 +148,16 @@ def answer_row(
     bill: dict[str, Any],
     measured: dict[str, Any],
 ) -> Row:
-    """Return the row of one sample.
+    """Return the result row of one sample: its answer, scores, bytes and measured figures.
 
     Args:
         task: the data set, which scores the prediction.
-        sample: the sample at `index` of the batch.
-        prompt: its prompt in token ids.
-        generation: outcome of the whole batch.
-        index: the sample's place in the batch.
+        sample: the sample.
+        prompt: the prompt of the sample in token ids.
+        generation: generation of the whole batch.
+        index: number of the sample in the batch.
         bill: bytes of the cache that belong to the sample.
-        measured: the measured part shared by the batch (:func:`generation_figures`).
+        measured: measured figures that the batch shares (:func:`generation_figures`).
     """
     tokens, finish = generation.tokens[index], generation.finish[index]
     nll = generation.answer_nll[index] if generation.answer_nll else None

@@ -10,11 +10,14 @@ from kvbench.tasks.base import Sample
 
 
 def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
-    """Return the samples in batches of at most `size`, in their order, except that one batch is moved to the front.
+    """Return the samples in batches, in the order in which to run them.
 
-    The session's first batch warms up and is the one whose tensors are counted, so it should need the most memory: it
-    is the batch with the longest prompt. If the task has warm-up samples, their batches come first instead, and the
-    others keep their order.
+    The batch with the longest prompt comes first, because the first batch warms up and its peak memory is measured in
+    detail. If the task has warm-up samples, their batches come first instead. All other batches keep their order.
+
+    Args:
+        samples: samples of one data set.
+        size: largest number of samples per batch.
     """
     planned = list(batches(samples, size))
     warming = [batch for batch in planned if batch[0].warm_up]
@@ -26,7 +29,11 @@ def plan(samples: Sequence[Sample], size: int) -> list[list[Sample]]:
 
 
 def batches(samples: Iterable[Sample], size: int) -> Iterator[list[Sample]]:
-    """Yield batches of at most `size` consecutive samples with the same kind of work and the same end of an answer."""
+    """Yield batches of at most `size` consecutive samples that can run together.
+
+    Samples can run together if they have the same kind of work, the same rules for the end of an answer, and are all or
+    none of them warm-up samples.
+    """
     batch: list[Sample] = []
     for sample in samples:
         alike = batch and _shared(sample) == _shared(batch[0])
@@ -45,7 +52,7 @@ def _shared(sample: Sample) -> tuple[Any, ...]:
 
 
 def check_ids(samples: Iterable[Sample]) -> None:
-    """Raise KvbenchError if two samples share an id, because results are keyed by it."""
+    """Raise KvbenchError if two samples have the same id, because results are stored by id."""
     seen: set[str] = set()
     for sample in samples:
         if sample.id in seen:
@@ -54,7 +61,12 @@ def check_ids(samples: Iterable[Sample]) -> None:
 
 
 def check_any(samples: Sequence[Sample], dataset: Mapping[str, Any]) -> None:
-    """Raise DataError if there are no samples; `dataset` is the data set's configuration, for the message."""
+    """Raise DataError if there are no samples.
+
+    Args:
+        samples: the samples of the run.
+        dataset: configuration of the data set, for the message.
+    """
     if samples:
         return
     hint = (

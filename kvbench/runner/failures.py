@@ -20,10 +20,10 @@ class Failures:
     """The failures of a run so far.
 
     Args:
-        label: the run's short name, for messages.
+        label: short name of the run, for messages.
         code: digests of the current code (:mod:`kvbench.runner.sources`).
-        errors: one record per error; its ``sample`` is None if no sample caused the error.
-        oom: record of the sample or the load that ran out of memory; None if none did.
+        errors: one record per error; ``sample`` in a record is None if no sample caused the error.
+        oom: record of how memory ran out, in a sample or while the model was being loaded; None if it did not.
     """
 
     label: str
@@ -41,7 +41,12 @@ class Failures:
         return {error["sample"] for error in self.errors}
 
     def add(self, sample: str, error: Exception, show: Callable[[str], None]) -> bool:
-        """Record the error of a sample; show it with `show` unless an earlier one had the same message.
+        """Record the error of a sample, and show it unless an earlier error had the same message.
+
+        Args:
+            sample: id of the sample.
+            error: the error.
+            show: function that shows a message to the user.
 
         Returns:
             False if :data:`MAX_ERRORS` samples have failed and the run must end, else True.
@@ -55,7 +60,12 @@ class Failures:
         return len(self.errors) < MAX_ERRORS
 
     def ran_out(self, error: BaseException, sample: str | None) -> None:
-        """Record that memory ran out, which is a result; `sample` is None if the model was being loaded."""
+        """Record that memory ran out, which counts as a result.
+
+        Args:
+            error: the out-of-memory error.
+            sample: id of the sample; None if the model was being loaded.
+        """
         asked = bytes_asked(error)
         self.oom = {"bytes_asked": asked, "sample": sample, "message": str(error)[:1000], "code": self.code}
         size = "an unknown amount" if asked is None else tables.size(asked)
@@ -65,7 +75,7 @@ class Failures:
         )
 
     def say_repeats(self) -> None:
-        """List the samples whose error was not shown because an earlier sample had failed with the same message."""
+        """Show which samples failed with a message that had already been shown for another sample."""
         alike: dict[str, list[str]] = {}
         for error in self.errors:
             alike.setdefault(error["message"], []).append(str(error["sample"]))
@@ -78,11 +88,15 @@ class Failures:
 
 
 def lost(failure: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the status, the ``oom`` record and the error record of a run that ends because another rank failed.
+    """Return what to record of a run that ends because another rank failed.
 
     Args:
-        failure: record of the failure: ``rank``, ``kind`` (class of the exception), ``message``, and ``oom`` (whether
+        failure: the failure: ``rank``, ``kind`` (name of the exception's class), ``message``, and ``oom`` (True if
             memory ran out).
+
+    Returns:
+        The status of the run (``interrupted``, ``oom`` or ``error``), the record for ``oom`` or None, and the record
+        for an error or None.
     """
     message = f"rank {failure['rank']}: {failure['message']}"
     if failure["kind"] == "KeyboardInterrupt":

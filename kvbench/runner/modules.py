@@ -32,7 +32,7 @@ _QUANTIZER_METHODS = ({"encode", "decode"}, {"quantize", "dequantize"}, {"encode
 
 @dataclass(frozen=True)
 class Module:
-    """One source file.
+    """What is known about a Python module from its source file.
 
     Attributes:
         digest: digest of the source's normal form (no comments, docstrings or formatting) and of the data files that
@@ -42,10 +42,10 @@ class Module:
         scorer: digest of those members only; empty if there are none.
         imports: dotted names that may be modules: for ``import a`` it is ``a``, for ``from a import b`` both ``a`` and
             ``a.b``.
-        names: dotted origin of each imported name, by the name that it has in the module.
+        names: for each imported name, by the name that the module uses, the dotted path of its origin.
         stars: modules imported with ``*``.
-        bases: dotted names of the bases of each class, as written.
-        quantizers: classes that have a quantizer's methods.
+        bases: for each class, the dotted names of its base classes, as written in the source.
+        quantizers: names of the classes that have the methods of a quantizer.
     """
 
     digest: str
@@ -59,13 +59,13 @@ class Module:
 
 
 def load(name: str) -> Module | None:
-    """Return the module called `name`; None if it has no file (a notebook, a prompt, a namespace package)."""
+    """Analyse the source file of a module; None if the module has no file (a notebook, a namespace package)."""
     stamps = _stamps(name)
     return _read(name, *stamps) if stamps else None
 
 
 def digest(name: str) -> str | None:
-    """Return only the digest of the module called `name`, in half the time of :func:`load`; None without a file."""
+    """Return only the digest of a module, in half the time of :func:`load`; None if the module has no file."""
     stamps = _stamps(name)
     return _read_digest(*stamps) if stamps else None
 
@@ -95,7 +95,7 @@ def _data_files(stamp: Stamp) -> tuple[str, ...]:
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Return the spec of a module without importing it or its package; None if it has no file."""
+    """Return the import spec of a module without importing the module or its package; None if it has no file."""
     top, _, rest = name.partition(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -109,9 +109,10 @@ def find(name: str) -> ModuleSpec | None:
 
 
 def submodules(package: str) -> list[str]:
-    """Return the names of `package` and all modules below it; only its own name if it is a plain module.
+    """Return the names of a package and of all modules in it; empty if there is no such package.
 
-    The list is empty if there is no such module.
+    Args:
+        package: dotted name of a package, or of a plain module, for which the result is only that name.
     """
     spec = find(package)
     if spec is None or spec.origin is None:
@@ -127,12 +128,13 @@ def submodules(package: str) -> list[str]:
 
 
 def lineage(target: str) -> list[str]:
-    """Return the modules that define a class and all its bases, the class's own module first.
+    """Return the names of the modules that define a class and its base classes, the module of the class itself first.
 
-    Standard-library modules are left out. For a class made by a call, the result is the module that `target` names.
+    Modules of the standard library are left out. If no ``class`` statement defines the class (it is made by a call),
+    the result is the module in `target`.
 
     Args:
-        target: dotted path of the class; it may name a module that only re-exports the class.
+        target: dotted path of the class, possibly through a module that only re-exports it.
     """
     module, _, cls = target.rpartition(".")
     modules: dict[str, None] = {}
@@ -166,7 +168,13 @@ def _origins(name: str, content: Module, base: str) -> Iterator[tuple[str, str]]
 
 
 def is_quantizer(name: str, package: str) -> bool:
-    """Return True if a module defines a class with a quantizer's methods or with a base from `package`."""
+    """Return True if a module defines a quantizer.
+
+    Args:
+        name: dotted name of the module.
+        package: package of quantizers. A class that derives from one of its classes counts as a quantizer, and so does
+            a class that has the methods of one.
+    """
     content = load(name)
     if content is None:
         return False
@@ -175,12 +183,12 @@ def is_quantizer(name: str, package: str) -> bool:
 
 
 def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collection[str] = ()) -> dict[str, Module]:
-    """Return the modules called `names` and those that they import, directly or indirectly, by name.
+    """Return modules and all modules that they import, directly or indirectly, by name.
 
     Args:
-        names: modules to begin with; those without a file are left out.
-        follow: returns True for an imported name that is to be included.
-        closed: modules whose imports are not followed.
+        names: names of the modules to begin with; modules without a file are left out.
+        follow: function that returns True for the name of an imported module to include.
+        closed: names of modules whose imports are not followed.
     """
     modules: dict[str, Module] = {}
     waiting = list(names)
@@ -195,7 +203,7 @@ def closure(names: Iterable[str], follow: Callable[[str], bool], closed: Collect
 
 
 def below(name: str, packages: Iterable[str]) -> bool:
-    """Return True if a module is one of `packages` or inside one."""
+    """Return True if the module `name` is one of `packages` or belongs to one of them."""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 

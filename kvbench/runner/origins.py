@@ -22,15 +22,15 @@ from kvbench.tasks.hub_files import cached
 
 
 def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
-    """Compare the origin of the model on this machine with that of the run's first samples; record it if they had none.
+    """Check that the model comes from the same commit as for the run's first samples, and record the commit if new.
 
     Args:
-        store: the run, held.
-        checked: its configuration.
-        task: its data set.
+        store: files of the run, whose lock this process must hold.
+        checked: configuration of the run.
+        task: data set of the run.
 
     Raises:
-        ModelError: the run's samples were made with weights of another commit; both are named.
+        ModelError: earlier samples of the run were made with weights of another commit; the message names both.
         DiskError: the record cannot be written.
     """
     before = store.origin()
@@ -48,7 +48,10 @@ def settle(store: RunStore, checked: RunConfig, task: Task) -> None:
 
 
 def noted(store: RunStore) -> dict[str, Any]:
-    """Return the recorded origin as an entry ``origin`` of the data in `metrics.json`; empty if all was local."""
+    """Return ``{"origin": ...}`` with the recorded origin of model and data, for `metrics.json`.
+
+    The result is empty if model and data were local files.
+    """
     origin = store.origin()
     return {"origin": origin} if origin else {}
 

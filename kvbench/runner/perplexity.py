@@ -26,13 +26,13 @@ from kvbench.tasks.work import ScoreText
 
 @dataclass(frozen=True)
 class TextSpans:
-    """Strategy for :class:`kvbench.tasks.work.ScoreText`: the likelihood of spans is measured.
+    """Runs samples that are spans of a text (:class:`kvbench.tasks.work.ScoreText`), and measures their likelihood.
 
     Args:
-        method: the method as configured, but without its speculative decoding.
+        method: the method as configured; speculative decoding is left out.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
-        machine: device and dtype as rows name them.
+        machine: names of device and dtype for the rows.
         options: kernel options of the caches.
     """
 
@@ -43,11 +43,11 @@ class TextSpans:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Measure the likelihood of one batch; see :class:`kvbench.runner.strategy.Strategy`.
+        """Measure the likelihood of one batch; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`.
 
         Raises:
-            ConfigError: the mode would not measure the method, or the spans are longer than the model takes.
-            NonFiniteError: the model's logits hold NaN or Inf.
+            ConfigError: the method would have no effect in this mode, or a span is longer than the model's limit.
+            NonFiniteError: the model's logits contain NaN or Inf.
         """
         spans = [span_of(sample) for sample in samples]
         longest = self.loaded.max_length
@@ -125,13 +125,19 @@ class TextSpans:
 
 
 def span_of(sample: Sample) -> ScoreText:
-    """Return the span that a sample asks to score."""
+    """Return the span of text whose likelihood a sample measures."""
     assert isinstance(sample.work, ScoreText)
     return sample.work
 
 
 def check_mode(method: Method, mode: str, prompt: int) -> None:
-    """Raise ConfigError if `mode` would not measure `method`; `prompt` is the number of prompt tokens of a span."""
+    """Raise ConfigError if the method would have no effect on perplexity, or cannot run, in the given mode.
+
+    Args:
+        method: the method of the run.
+        mode: ``decode``, ``simulated`` or ``fp16``.
+        prompt: number of tokens at the start of each span that are read as a prompt.
+    """
     method.check_windows(mode, prompt)
 
 

@@ -22,7 +22,9 @@ from kvbench.tasks.work import MeasurePoint
 
 @dataclass
 class Points:
-    """Strategy for :class:`kvbench.tasks.work.MeasurePoint`: time and memory are measured.
+    """Runs samples that are points of ``dataset=efficiency``, and measures time and memory at each of them.
+
+    A point (:class:`kvbench.tasks.work.MeasurePoint`) is a prompt length with a batch size.
 
     Args:
         method: the method whose caches are measured.
@@ -30,7 +32,7 @@ class Points:
         runtime: CUDA graphs, compilation, and the chunks and rows of a prefill.
         loaded: the loaded model.
         task: the data set, which scores the (empty) predictions.
-        machine: device and dtype as rows name them.
+        machine: names of device and dtype for the rows.
         options: kernel options of the caches.
     """
 
@@ -44,7 +46,7 @@ class Points:
     _meter: Meter | None = field(default=None, init=False)
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Measure each point; see :class:`kvbench.runner.strategy.Strategy`."""
+        """Measure the points one by one; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
         return [self._row(sample) for sample in samples]
 
     def _row(self, sample: Sample) -> Row:

@@ -23,8 +23,9 @@ class EncodedPrompt:
 
     Attributes:
         ids: token ids, special tokens and chat wrapper included.
-        context_span: half-open range of the tokens that lie wholly inside the context; None without a context.
-        removed: number of tokens cut out of the middle.
+        context_span: first token of the context, and one past its last; None without a context. Tokens that are only
+            partly inside the context are not counted.
+        removed: number of tokens removed from the middle.
     """
 
     ids: tuple[int, ...]
@@ -35,24 +36,26 @@ class EncodedPrompt:
 def encode(
     sample: Sample, tokenizer: Any, *, chat: str = "none", limit: int | None = None, room: int | None = None
 ) -> EncodedPrompt:
-    """Return a sample's prompt as token ids: wrapped, tokenized and, if longer than `limit` tokens, truncated.
+    """Return the prompt of a sample as token ids, in its chat wrapper and truncated to the limit.
 
-    Truncation removes tokens from the middle of the sample's own text, as LongBench does; the chat wrapper stays whole,
-    and the context span is adjusted. A token that crosses the border of the context counts as outside it, so no part
-    of the question is ever inside. With ``truncation="longbench"`` the text is cut by :func:`longbench_cut` before it
-    is wrapped.
+    Truncation removes tokens from the middle of the sample's own text, as LongBench does. The chat wrapper is not
+    truncated, and the context span is adjusted. A token across the border of the context counts as outside the context,
+    so that no part of the question is inside. With ``truncation="longbench"`` the text is instead truncated by
+    :func:`longbench_cut` before it is wrapped.
 
     Args:
         sample: the sample; its `rules` may omit the wrapper, add a system turn, or give the prompt in token ids.
-        tokenizer: a fast Hugging Face tokenizer (offsets are needed).
-        chat: ``none``, ``template`` (the tokenizer's own template with one user turn), or a text with ``{prompt}``.
-        limit: maximum number of tokens of the prompt; with ``truncation="longbench"``, of the prompt without wrapper.
-        room: maximum number of tokens that fit into the model; used instead of `limit` for prompts given in token ids,
-            and in addition to it with ``truncation="longbench"``.
+        tokenizer: a fast Hugging Face tokenizer, which can return character offsets.
+        chat: the chat wrapper: ``none``, ``template`` (the tokenizer's own template with one user turn), or a text that
+            contains ``{prompt}``.
+        limit: largest number of tokens of the prompt, wrapper included (with ``truncation="longbench"``, without it);
+            None: no limit.
+        room: largest number of tokens that fit into the model. It replaces `limit` for prompts given in token ids, and
+            applies in addition to `limit` with ``truncation="longbench"``. None: no such limit.
 
     Raises:
-        DataError: the prompt is too long and its task refuses truncation, or the chat wrapper leaves no room for it.
-        ModelError: the tokenizer has no offsets or no chat template.
+        DataError: the prompt is too long and the task does not allow truncation, or the wrapper alone is too long.
+        ModelError: the tokenizer returns no offsets, or has no suitable chat template.
     """
     if sample.rules.ids is not None:
         return _as_given(sample, sample.rules.ids, limit if room is None else room)
@@ -95,14 +98,19 @@ def _as_given(sample: Sample, ids: tuple[int, ...], room: int | None) -> Encoded
 
 
 def longbench_cut(prompt: str, tokenizer: Any, limit: int) -> tuple[str, int, int]:
-    """Truncate a text by LongBench's rule (pred.py): keep the first and last ``limit / 2`` tokens, decoded.
+    """Truncate a text by LongBench's rule (pred.py): keep the first and last ``limit // 2`` tokens, decoded to text.
 
-    Special tokens count towards the limit but are not decoded (the beginning-of-sequence token is in the first half).
-    The text is tokenized again later, so it has only about `limit` tokens then; an odd limit loses one token.
+    Special tokens count towards the limit but are not part of the result. When the result is tokenized again, its
+    number of tokens may differ slightly from `limit`.
+
+    Args:
+        prompt: the text.
+        tokenizer: the model's tokenizer.
+        limit: largest number of tokens to keep.
 
     Returns:
-        The text, the number of its characters that belong to the first half, and the number of tokens removed (0 if the
-        text has at most `limit` tokens).
+        The truncated text, the number of its characters that come from the first half, and the number of tokens
+        removed. If the text has at most `limit` tokens, it is unchanged, and the last number is 0.
     """
     ids = tokenizer(prompt, truncation=False, verbose=False)["input_ids"]
     if len(ids) <= limit:
@@ -135,15 +143,19 @@ def _longbench(sample: Sample, tokenizer: Any, chat: str, limit: int, room: int 
 
 
 def wrapper(chat: str, tokenizer: Any, system: str | None = None) -> tuple[str, str, bool]:
-    """Return the texts before and after the prompt, and whether the tokenizer must still add its special tokens.
+    """Return the texts of a chat wrapper before and after the prompt.
 
     Args:
-        chat: see :func:`encode`.
+        chat: ``none``, ``template`` or a text that contains ``{prompt}``, as for :func:`encode`.
         tokenizer: the model's tokenizer.
-        system: text of a system turn before the user's; used only with ``chat="template"``.
+        system: text of a system turn before the user's turn; used only with ``chat="template"``. None: no such turn.
+
+    Returns:
+        The text before the prompt, the text after it, and True if the tokenizer must still add its special tokens
+        (False if the template contains them).
 
     Raises:
-        ModelError: with ``chat="template"``, if the tokenizer has no template, or one that refuses the turns or changes
+        ModelError: with ``chat="template"``, the tokenizer has no template, or the template rejects a turn or changes
             the user's text.
     """
     if chat == "none":
@@ -180,16 +192,16 @@ def pad(
     """Return a batch of prompts, padded on the left to the length of the longest.
 
     Args:
-        prompts: B prompts.
-        queries: the question of each, for the cache.
+        prompts: the B prompts.
+        queries: the question of each prompt, which some methods search for in the context.
         pad_id: token id of the padding.
         device: device of the tensors.
-        decode: turns token ids into text, for the cache; None if no method needs it.
-        query_sources: for the cache, what replaces an empty query in each row (``Sample.query_source``).
+        decode: function that turns token ids into text; None if the method does not need texts.
+        query_sources: for each prompt, what such a method uses if the question is empty (``Sample.query_source``).
 
     Returns:
         ``input_ids`` ``[B, T]``; ``attention_mask`` ``[B, T]`` with 1 at real tokens, or None if no row is padded; and
-        the cache's description of the prompts.
+        the description of the prompts for ``method.new_cache``.
     """
     width = max(len(prompt.ids) for prompt in prompts)
     starts = [width - len(prompt.ids) for prompt in prompts]
@@ -204,12 +216,12 @@ def pad(
 
 
 def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens: int) -> int | None:
-    """Return the maximum number of prompt tokens, or None without a limit.
+    """Return the largest number of tokens that a prompt may have; None if there is no limit.
 
     Args:
-        configured: a configured limit, or None.
-        max_length: the model's length in tokens, of which `max_new_tokens` are reserved; None if unlimited.
-        max_new_tokens: number of tokens to generate.
+        configured: limit from the configuration; None: no limit.
+        max_length: largest number of tokens that the model accepts, prompt and answer together; None: no limit.
+        max_new_tokens: number of tokens to reserve for the answer.
     """
     limits = [max_length - max_new_tokens] if max_length else []
     if configured:
@@ -218,9 +230,9 @@ def prompt_limit(configured: int | None, max_length: int | None, max_new_tokens:
 
 
 def own_limit(sample: Sample, model: ModelConfig) -> int | None:
-    """Return the configured maximum of prompt tokens: the sample's for this model, else the model's ``prompt_limit``.
+    """Return the configured limit on prompt tokens: the one of the sample, or else the model's ``prompt_limit``.
 
-    None means that only the model's length limits the prompt.
+    None means that a prompt may be as long as the model allows.
     """
     by_model, rules = sample.rules.limits, sample.rules
     limit = by_model.get(model.name, by_model.get(model.preset or "", rules.limit))
@@ -228,14 +240,20 @@ def own_limit(sample: Sample, model: ModelConfig) -> int | None:
 
 
 def end_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the ids that end the sample's answer in addition to the model's own: the last token of `end_text`."""
+    """Return the ids of tokens that end the answer to a sample, in addition to the model's end-of-sequence tokens.
+
+    This is the last token of the sample's `end_text`; the list is empty if there is no such text.
+    """
     if not sample.end_text:
         return []
     return list(tokenizer(sample.end_text, add_special_tokens=False)["input_ids"])[-1:]
 
 
 def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
-    """Return the token ids of the first reference as it would follow the prompt; empty without a reference."""
+    """Return the token ids of the first reference answer in the form in which it would follow the prompt.
+
+    The list is empty if the sample has no reference answer.
+    """
     if sample.answer_ids is not None:
         return list(sample.answer_ids)
     text = sample.continuation
@@ -243,7 +261,7 @@ def answer_ids(sample: Sample, tokenizer: Any) -> list[int]:
 
 
 def sample_seed(seed: int, sample: Sample) -> int:
-    """Return the seed for sampling one sample's tokens; it depends only on the run's `seed` and the sample's id."""
+    """Return the seed with which tokens are drawn for a sample; it depends only on `seed` and the id of the sample."""
     return zlib.crc32(f"{seed}/{sample.id}".encode())
 
 

@@ -23,13 +23,15 @@ from kvbench.tasks.work import AskQuestions
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """Strategy for :class:`kvbench.tasks.work.AskQuestions`: several questions are answered from one cached text.
+    """Runs samples with several questions about one text (:class:`kvbench.tasks.work.AskQuestions`).
+
+    The text is cached once, and each question is answered on a copy of this cache.
 
     Args:
         config: model, method, decoding and runtime of the run.
         loaded: the loaded model.
         task: the data set, which scores the predictions.
-        machine: device and dtype as rows name them.
+        machine: names of device and dtype for the rows.
         options: kernel options of the caches.
     """
 
@@ -40,7 +42,7 @@ class SharedTexts:
     options: Options
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
-        """Answer the questions of each sample; see :class:`kvbench.runner.strategy.Strategy`."""
+        """Answer all questions of each sample; arguments as for :meth:`kvbench.runner.strategy.Strategy.rows`."""
         return [self._row(sample, first and not index) for index, sample in enumerate(samples)]
 
     def _row(self, sample: Sample, first: bool) -> Row:
@@ -86,10 +88,10 @@ class SharedTexts:
 
 
 def joined(generations: Sequence[Generation]) -> Generation:
-    """Return the answers to all questions as one generation of one row.
+    """Join the answers to all questions about one text to a single generation with one row.
 
-    Tokens and step times are concatenated, likelihoods summed, and the texts joined by line feeds. TTFT and the number
-    of prompt tokens are those of the first question.
+    Tokens and step times are concatenated, likelihoods are summed, and texts are joined by line feeds. The time to
+    first token and the number of prompt tokens are those of the first question.
     """
     first = generations[0]
     return Generation(

@@ -30,9 +30,9 @@ LOADING_S = 600.0
 
 @contextmanager
 def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
-    """Join the other ranks of this run and yield their team; yield None for a run on one process.
+    """Connect this process with the other ranks of the run, and yield their team; yield None for a single process.
 
-    An error that ends the run on this rank is passed on to the other ranks.
+    If an error ends the run on this rank, the other ranks are informed of it.
 
     Raises:
         CombinationError: the data set can only be measured on one process.
@@ -66,7 +66,10 @@ def joined(checked: RunConfig, task: Task) -> Iterator[Team | None]:
 
 @contextmanager
 def terminated_as_interrupt() -> Iterator[None]:
-    """Treat a scheduler's SIGTERM like Ctrl-C: the run is recorded as interrupted, and the same command resumes it."""
+    """Treat SIGTERM, which a scheduler sends, like Ctrl-C inside the context.
+
+    The run is then recorded as interrupted, and the same command resumes it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -82,7 +85,13 @@ def terminated_as_interrupt() -> Iterator[None]:
 
 
 def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
-    """Run the same batches as rank 0 on a rank that writes nothing, and return its ``status`` and ``rank``."""
+    """Run the same batches as rank 0 without writing results, and return this rank's ``status`` and ``rank``.
+
+    Args:
+        checked: configuration of the run.
+        task: data set of the run.
+        team: the ranks of the run; this process is not rank 0.
+    """
     wanted = team.hear()
     if not wanted:
         return {"status": "ok", "rank": team.rank}
@@ -108,9 +117,14 @@ def follow(checked: RunConfig, task: Task, team: Team) -> dict[str, Any]:
 
 @contextmanager
 def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Session]:
-    """Load the model, yield a session on it, and free its memory afterwards.
+    """Load the model, yield a session with it, and free the memory of the model afterwards.
 
     Torch is imported only here, so a run without missing samples never imports it.
+
+    Args:
+        checked: configuration of the run.
+        task: data set of the run.
+        team: the ranks of the run; None: a single process.
     """
     from kvbench.models.devices import homes
     from kvbench.profiling import onednn
@@ -138,7 +152,12 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
 
 
 def together(team: Team | None, act: Callable[[], Any]) -> Any:
-    """Call `act` and return its value; every rank calls this, and an error on any of them is raised on all."""
+    """Call `act` on every rank and return its value; if it fails on one rank, raise an error on all of them.
+
+    Args:
+        team: the ranks, each of which must call this function; None: a single process.
+        act: function to call.
+    """
     if team is None:
         return act()
     value, failed = None, None
@@ -151,12 +170,17 @@ def together(team: Team | None, act: Callable[[], Any]) -> Any:
 
 
 def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Row]:
-    """Return this rank's rows of a batch (:meth:`Session.rows`), with bytes summed over all ranks.
+    """Run a batch, and return its rows with bytes summed over all ranks.
+
+    Args:
+        team: the ranks, each of which must call this function; None: a single process.
+        session: session of this rank.
+        samples: the samples of the batch.
 
     Raises:
         PeerError: another rank failed.
-        KvbenchError: the ranks' tokens differ.
-        Exception: as :meth:`Session.rows`.
+        KvbenchError: ranks generated different tokens.
+        Exception: any error of :meth:`Session.rows`.
     """
     if team is None:
         return session.rows(samples)
@@ -172,7 +196,7 @@ def batch(team: Team | None, session: Session, samples: list[Sample]) -> list[Ro
 
 
 def merged(own: Row, everyone: Sequence[Row]) -> Row:
-    """Return a row whose bytes are summed over all ranks and which lists each rank's share.
+    """Return a row with bytes summed over all ranks, and with the bytes of each rank in ``ranks``.
 
     Args:
         own: this rank's row.

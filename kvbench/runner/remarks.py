@@ -14,11 +14,15 @@ SHOWN = 240
 
 
 def untouched(method: Method, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Return why the method had no effect, if no sample was long enough for it to pack or drop a token.
+    """Return why the method had no effect, if all samples were too short for it to pack or drop a token.
+
+    Args:
+        method: the method of the run.
+        rows: the rows of the run.
 
     Returns:
-        ``key`` and ``value`` of the hyper-parameter that decides it, ``exact``, the number of tokens up to which it
-        leaves all exact, and ``longest``, the largest number of tokens that a sample had in the cache. None if the
+        ``key`` and ``value`` of the hyper-parameter responsible; ``exact``: the largest number of tokens that all stay
+        in full precision with it; ``longest``: the largest number of tokens that a sample had in the cache. None if the
         method may have had an effect.
     """
     reach = method.reach()
@@ -38,13 +42,13 @@ def _steps(row: Row) -> int:
 
 
 def shown(sample: Sample) -> dict[str, str]:
-    """Return the parts of a sample that loggers show with its row: both ends of the prompt, and the first reference."""
+    """Return what loggers show of a sample: beginning and end of its prompt, and its first reference answer."""
     head, tail = sample.prompt[:SHOWN], sample.prompt[max(SHOWN, len(sample.prompt) - SHOWN) :]
     return {"prompt_head": head, "prompt_tail": tail, "reference": sample.answers[0] if sample.answers else ""}
 
 
 def note(row: Row) -> str:
-    """Return the text after the progress bar: the sample's id and its score, or its status without a score."""
+    """Return the text after the progress bar: the id of a sample with its score or, without a score, its status."""
     score = row["scores"].get("score")
     if score is None and "status" in row:
         return f"{row['id']} {row['status']}"

@@ -15,14 +15,14 @@ from kvbench.util.progress import say
 
 
 def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[str, Any]:
-    """Return the JSON data that determines a run's outputs and is hashed into its id.
+    """Return the JSON data that determines the outputs of a run, from which the id of the run is hashed.
 
     See :func:`kvbench.results.identity.identity`.
 
     Args:
-        config: the composed configuration.
-        checked: the same configuration, typed.
-        task: its data set; if it measures the machine, the machine belongs to the data.
+        config: the composed configuration as plain data.
+        checked: the same configuration, checked and typed.
+        task: data set of the run. If it measures time or memory, the result also contains the machine.
     """
     data: dict[str, Any] = {"identity": task.identity(), "version": task.version}
     machine = task.machine_identity(checked.runtime, lambda: machine_name(checked))
@@ -32,7 +32,7 @@ def material(config: Mapping[str, Any], checked: RunConfig, task: Task) -> dict[
 
 
 def machine_name(checked: RunConfig) -> str:
-    """Return the name of the device or devices on which the run would take place."""
+    """Return the name of the device, or the number and the name of the devices, on which a run would take place."""
     from kvbench.models.devices import homes
     from kvbench.profiling.device import device_name
     from kvbench.results.environment import cpu_name
@@ -43,9 +43,14 @@ def machine_name(checked: RunConfig) -> str:
 
 
 def fitted(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration to record, with default group sizes replaced by ones that divide the model's head size.
+    """Return the configuration to record for a run, with the group sizes that are really used.
 
-    A replacement is part of the quantizer's name, for example ``int2+value.group_size=16``.
+    Default group sizes that do not divide the model's head dimension are replaced. A replacement becomes part of the
+    quantizer's name, for example ``int2+value.group_size=16``, and a message reports it.
+
+    Args:
+        config: the composed configuration as plain data.
+        checked: the same configuration, checked and typed.
     """
     head_dim, record = checked.model.head_dim(), dict(config)
     groups = checked.method.fitted(head_dim) if head_dim else {}
@@ -70,7 +75,14 @@ def _with(group: Mapping[str, Any], path: list[str], value: Any) -> dict[str, An
 
 
 def settled(config: Mapping[str, Any], checked: RunConfig) -> dict[str, Any]:
-    """Return the configuration with every default filled in, so that writing a default out does not change the run."""
+    """Return the configuration with all defaults filled in.
+
+    Thus a run has the same id whether a default value is written in the configuration or not.
+
+    Args:
+        config: the composed configuration as plain data.
+        checked: the same configuration, checked and typed.
+    """
     method = checked.method.hyperparameters() | checked.method.identity()
     if type(checked.method).version != 1:
         method["version"] = type(checked.method).version

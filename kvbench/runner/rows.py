@@ -12,7 +12,7 @@ from kvbench.tasks.base import Sample
 
 @dataclass(frozen=True)
 class Machine:
-    """Device and dtype of a run, as its rows name them."""
+    """Names of the device and the dtype of a run, as its rows record them."""
 
     device: str
     dtype: str
@@ -28,13 +28,13 @@ class Machine:
         step_s: Sequence[float] = (),
         **more: Any,
     ) -> dict[str, Any]:
-        """Return the measured part of a row.
+        """Return the measured figures of a row.
 
         Args:
             batch_rows: number of rows in the batch.
             peak_bytes: peak memory by phase; None if it was not measured.
             attention: attention path, and whether it reads packed codes; None if nothing ran.
-            warm_up: whether the times count as warm-up.
+            warm_up: True if the batch warms up, so that its times are left out of means.
             ttft_s: time to the first token in seconds; None if unknown.
             step_s: seconds of each decode step.
             more: further figures, placed after the times.
@@ -61,7 +61,16 @@ def head(
     prediction: str = "",
     tokens: Sequence[int] = (),
 ) -> Row:
-    """Return the first part of a row: the sample's identification and the generated answer."""
+    """Return the first entries of a row, which identify the sample and contain the generated answer.
+
+    Args:
+        sample: the sample.
+        prompt_tokens: number of tokens of the prompt.
+        finish: why the answer ended: ``eos``, ``stop`` or ``length``; for other kinds of work ``window`` or ``oom``.
+        truncated: number of tokens removed from the prompt.
+        prediction: text of the answer.
+        tokens: token ids of the answer.
+    """
     return {
         "id": sample.id,
         "task": sample.task,
@@ -75,6 +84,15 @@ def head(
 
 
 def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
-    """Return the bytes of one of a batch's `rows` sequences: those that it uses, and an equal share of the reserved."""
+    """Return the bytes of the cache that belong to one row of a batch.
+
+    Args:
+        cache: the cache of the batch.
+        row: number of the row.
+        rows: number of rows in the batch.
+
+    Returns:
+        Bytes by part: ``used`` by the tokens of this row, and ``reserved``, an equal share of all buffers.
+    """
     bill = cache.bill(row).as_dict()
     return {**bill, "reserved": {part: count // rows for part, count in bill["reserved"].items()}}

@@ -40,14 +40,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
             `runtime`, `logger`.
 
     Returns:
-        The content of `metrics.json`, and its folder as ``run_dir``. ``status`` is ``ok``, ``error`` if samples failed
-        (with a message in ``error``), or ``oom`` if memory ran out (with ``oom.bytes_asked``; a result, which is final
-        unless ``runtime.retry=oom``). A rank other than 0 returns only its ``status`` and ``rank``.
+        The content of `metrics.json`, and the folder of that file as ``run_dir``. ``status`` is ``ok``, ``error`` if
+        samples failed (``error`` then has a message), or ``oom`` if memory ran out (``oom.bytes_asked`` then has the
+        bytes requested). ``oom`` is final unless ``runtime.retry=oom``. A rank other than 0 returns only ``status`` and
+        ``rank``.
 
     Raises:
-        ConfigError: a wrong key, value or combination; nothing was written.
-        KvbenchError: the model or the data are unavailable, or another error outside a sample. The run is recorded with
-            status ``error`` unless this happens before its missing samples are known.
+        ConfigError: a key, a value or a combination is wrong; nothing was written.
+        KvbenchError: the model or the data are unavailable, or another error occurred outside a sample. The run is
+            recorded with status ``error``, unless the error occurs before its missing samples are known.
         DiskError: results cannot be written; those on disk stay readable.
         KeyboardInterrupt: Ctrl-C or SIGTERM; the run is recorded as ``interrupted``.
     """

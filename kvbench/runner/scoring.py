@@ -13,7 +13,15 @@ from kvbench.tasks.work import AskQuestions
 
 
 def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
-    """Return the scored part of a row: ``scores`` of the prediction (None if not finite), and ``scorer_version``."""
+    """Score a prediction, and return the entries ``scores`` and ``scorer_version`` of its row.
+
+    A score that is NaN or infinite is None.
+
+    Args:
+        task: the data set, which scores the prediction.
+        sample: the sample.
+        prediction: the generated answer; for a sample with several questions, one answer per line.
+    """
     if isinstance(sample.work, AskQuestions):  # one answer per line
         scores = task.score_questions(sample, prediction.split("\n"))
     else:
@@ -25,14 +33,14 @@ def scored(task: Task, sample: Sample, prediction: str) -> dict[str, Any]:
 
 
 def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], code: str | None = None) -> list[Row]:
-    """Re-score, from their predictions, the stored rows whose scores come from another version of the scorer.
+    """Score stored predictions again if their scores come from another version of the scorer; return the changed rows.
 
     Args:
         task: the data set, which scores the predictions.
         samples: samples whose rows are considered.
         rows: stored rows by sample id.
-        code: digest of the scorer's current sources; rows that record a different one are scored again too. None to
-            compare versions only.
+        code: digest of the scorer's current source code. Rows that record a different digest are scored again too.
+            None: compare versions only.
     """
     version = int(task.scorer_version)
     fresh = []
@@ -52,6 +60,6 @@ def rescored(task: Task, samples: Iterable[Sample], rows: Mapping[str, Row], cod
 
 
 def finite(value: Any) -> float | None:
-    """Return a number as a float, or None if it is NaN or infinite, which JSON cannot hold."""
+    """Return a number as a float, or None if it is NaN or infinite, which JSON cannot express."""
     number = float(value)
     return number if math.isfinite(number) else None

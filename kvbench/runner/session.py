@@ -25,7 +25,7 @@ from kvbench.tasks.work import AskQuestions, Generate, MeasurePoint, ScoreText, 
 
 
 class Session:
-    """The loaded model of a run, until :meth:`close`.
+    """The loaded model of a run, with which batches of samples are run until :meth:`close`.
 
     Args:
         config: the checked configuration.
@@ -33,8 +33,8 @@ class Session:
 
     Attributes:
         device: device of the model's inputs.
-        machine: device and dtype as rows name them.
-        report: called with the progress of a long sample; None for no reports.
+        machine: names of device and dtype for the rows.
+        report: function called with the progress of a long batch; None: no reports.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -55,11 +55,14 @@ class Session:
         self._first = True
 
     def plan(self, samples: Sequence[Sample]) -> list[list[Sample]]:
-        """Return the batches to run, in order (:func:`kvbench.runner.batching.plan`)."""
+        """Return the samples in batches, in the order in which to run them (:func:`kvbench.runner.batching.plan`)."""
         return batching.plan(samples, self.config.runtime.batch_size)
 
     def layout(self) -> dict[str, Any]:
-        """Return the model's ``devices`` by torch's names, other ranks included, and its ``layout`` on them."""
+        """Return ``devices``: torch's names of all devices of the model, and ``layout``: how it is distributed on them.
+
+        The devices of other ranks are included.
+        """
         assert self._loaded is not None
         return {"devices": list(self._loaded.devices), "layout": self._loaded.layout}
 
@@ -70,10 +73,11 @@ class Session:
         self._loaded, self._strategies = None, {}
 
     def rows(self, samples: Sequence[Sample]) -> list[Row]:
-        """Run one batch of samples of the same kind of work (:meth:`kvbench.runner.strategy.Strategy.rows`).
+        """Run one batch of samples that have the same kind of work, and return one row per sample.
 
         Raises:
-            ConfigError: there is no strategy for that kind of work.
+            ConfigError: the runner does not support that kind of work.
+            Exception: any error of :meth:`kvbench.runner.strategy.Strategy.rows`.
         """
         kind = type(samples[0].work)
         if kind not in self._strategies:
@@ -89,7 +93,7 @@ class Session:
 
 
 def strategies(config: RunConfig, loaded: LoadedModel, task: Task, machine: Machine) -> dict[type[Work], Strategy]:
-    """Return the strategy for each kind of work."""
+    """Return the object that runs samples of each kind of work, by the class of the work."""
     options = Options(kernels=config.runtime.kernels, mlp_chunk=config.runtime.mlp_chunk)
     return {
         Generate: Answers(config, loaded, task, machine, options),

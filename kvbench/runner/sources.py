@@ -72,16 +72,16 @@ SHARED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def code(config: Mapping[str, Any]) -> Code:
-    """Return the digest of each part of the code that a run of this configuration uses.
+    """Return the digest of each part of the source code on which the outputs of a run depend.
 
     Args:
-        config: the composed configuration, of which ``_target_`` of `method` and `dataset` and the presence of a
-            quantizer are used.
+        config: the composed configuration. Only the classes of `method` and `dataset` matter, and whether there is a
+            quantizer.
 
     Returns:
-        Digests by part: ``method`` (the class, its bases, and the methods and user's files that they import),
-        ``quantizer``, ``task``, ``scorer``, and the :data:`SHARED` parts. A digest is None if the part has no source
-        file.
+        Digests by part of the code: ``method`` (the class, its base classes, and what these import of kvbench's methods
+        and of the user's own modules), ``quantizer``, ``task``, ``scorer``, and the parts in :data:`SHARED`. A digest
+        is None if the part has no source file.
     """
     quantizer = config.get("quantizer") or {}
     method, task = (str(config[group].get("_target_") or "") for group in ("method", "dataset"))
@@ -89,7 +89,7 @@ def code(config: Mapping[str, Any]) -> Code:
 
 
 def shared() -> Code:
-    """Return the digests of the code that all methods and tasks share."""
+    """Return the digests of those parts of kvbench's code that all methods and tasks use, by part (:data:`SHARED`)."""
     digests: Code = {}
     for part, (packages, left_out) in SHARED.items():
         names = [name for package in packages for name in modules.submodules(package)]

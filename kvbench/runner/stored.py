@@ -19,15 +19,19 @@ _VERSIONED = ("method", "quantizer", "task")
 
 
 class OlderCodeError(KvbenchError):
-    """Refusal to complete a run whose stored rows were made by older code; nothing was generated."""
+    """Error raised instead of adding samples to a run whose stored rows were made by older code."""
 
 
 def split(rows: Mapping[str, Row], now: Code) -> tuple[dict[str, Row], dict[str, list[str]]]:
-    """Return the rows made by the current code, and the ids of all others with the parts of the code that changed.
+    """Separate stored rows that were made by the current code from rows that were made by older code.
 
     Args:
         rows: stored rows by sample id.
         now: digests of the current code (:mod:`kvbench.runner.sources`).
+
+    Returns:
+        The rows made by the current code, by sample id; and for each other row, by sample id, the names of the parts of
+        the code that have changed since.
     """
     older = {name: changed for name, row in rows.items() if (changed := codes.changed(codes.of(row), now))}
     return {name: row for name, row in rows.items() if name not in older}, older
@@ -43,16 +47,16 @@ def check(
     label: str,
     say: Callable[[str], None],
 ) -> None:
-    """Warn if stored rows of the wanted samples were made by older code, or raise if samples are still missing.
+    """Warn if stored rows were made by older code; raise an error instead if samples of the run are still missing.
 
     Args:
         rows: stored rows by sample id.
-        wanted: ids of the samples that the run asks for.
-        missing: number of these that are still to be generated.
+        wanted: ids of all samples of the run.
+        missing: number of these samples that have no stored row.
         now: digests of the current code (:mod:`kvbench.runner.sources`).
-        checked: the run's configuration; ``runtime.mix_code=true`` turns the error into a warning.
-        label: the run's short name, for messages.
-        say: shows a message to the user.
+        checked: configuration of the run; ``runtime.mix_code=true`` turns the error into a warning.
+        label: short name of the run, for messages.
+        say: function that shows a message to the user.
 
     Raises:
         OlderCodeError: there are rows of older code, samples are missing, and ``runtime.mix_code`` is false.
@@ -91,11 +95,13 @@ def _changes(stored: Mapping[str, Row], older: Mapping[str, list[str]], now: Cod
 
 
 def remedies(older: Mapping[str, list[str]], checked: RunConfig) -> str:
-    """Return the hint for rows of older code: run the samples again, or raise the version of a changed class.
+    """Return a hint on what to do about rows made by older code.
+
+    The user can run the samples again, or increase the version of a changed class to start a new run.
 
     Args:
-        older: by sample id, the parts of the code that changed (see :func:`split`).
-        checked: the run's configuration.
+        older: for each such row, by sample id, the names of the parts of the code that have changed (:func:`split`).
+        checked: configuration of the run.
     """
     them = "the old sample" if len(older) == 1 else f"the {len(older)} old samples"
     texts = [f"set runtime.rerun=true to repeat {them}"]

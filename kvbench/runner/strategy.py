@@ -13,20 +13,20 @@ Report = Callable[[float, str], None]
 
 
 class Strategy(Protocol):
-    """A strategy, which turns batches of samples of one kind of work (:mod:`kvbench.tasks.work`) into rows."""
+    """Interface of the classes that run samples of one kind of work (:mod:`kvbench.tasks.work`)."""
 
     def rows(self, samples: Sequence[Sample], *, first: bool, report: Report | None) -> list[Row]:
         """Run a batch and return one row per sample.
 
         Args:
             samples: samples with the same kind of work, `max_new_tokens`, `stop`, `end_text` and `say_something`.
-            first: True for the session's first batch, which warms up: its rows are marked, its times enter no figure,
-                and on a CPU its live tensors are counted, which slows it.
-            report: called with the progress of a long sample; None for no reports.
+            first: True for the first batch of the session, which warms up. Its rows are marked, and their times are
+                left out of means. On a CPU, its live tensors are counted, which slows it down.
+            report: function called with the progress of a long batch; None: no reports.
 
         Raises:
-            CacheError: the model did not use the method's cache.
-            DataError: a prompt is too long and its task refuses truncation.
+            CacheError: the model did not use the cache of the method.
+            DataError: a prompt is too long and the task does not allow truncation.
             torch.OutOfMemoryError: memory ran out.
         """
         ...

@@ -24,11 +24,11 @@ _WRITER = re.compile(rf"\.(?P<host>[\w-]*)\.(?P<process>\d+)\.\d+{re.escape(ENDI
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; at the end of the block the file written there replaces `path`.
+    """Yield a temporary path for writing; at the end of the block the file written there replaces `path` atomically.
 
-    The temporary name is unique to this thread: two writers that shared one would overwrite each other's data. If the
-    block raises, `path` is unchanged and the temporary file is removed. Temporary files that killed writers of `path`
-    left behind are removed first.
+    If the block raises an exception, `path` is unchanged and the temporary file is removed. The temporary name is
+    unique to this thread, so that several writers do not overwrite each other's data. Temporary files left behind by
+    killed processes that were writing `path` are removed first.
 
     Raises:
         OSError: `path` is a folder, or cannot be replaced.

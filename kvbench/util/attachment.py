@@ -13,9 +13,10 @@ class Placement:
     Args:
         team: all processes that hold a slice of the model (:class:`kvbench.parallel.team.Team`); None if the model is
             not sliced.
-        parameters: number of parameters of the whole model, if this process holds a slice of it; else None.
-        devices: the devices that the layers are spread over; empty if the model is on one device.
-        probe: a few weights of all slices (:func:`kvbench.calibration.file.probe`); None until they are gathered.
+        parameters: number of parameters of the complete model if this process holds only a slice of it; else None.
+        devices: devices over which the layers are distributed; empty if the model is on one device.
+        probe: a small sample of the weights of all slices (:func:`kvbench.calibration.file.probe`); None until it has
+            been collected from the processes.
     """
 
     team: Any = None
@@ -26,11 +27,12 @@ class Placement:
 
 @dataclass
 class Attachment:
-    """State that kvbench keeps on a model; ``method.detach(model)`` undoes all of it but the placement.
+    """State that kvbench keeps on a model. ``method.detach(model)`` undoes it, apart from the placement.
 
     Args:
-        placement: None if the whole model is on one device. It survives ``detach``.
-        attention: name of the attention implementation that kvbench's replaced; None if it was not replaced.
+        placement: devices and processes that hold the model; None if the complete model is on one device.
+        attention: name of the attention implementation that the model had before kvbench replaced it; None if it has
+            not been replaced.
         rotary: the model's rotary embedding (:class:`kvbench.attention.rope.rotary.Rotary`); None until it is needed.
         key_hooks: hooks that record keys before RoPE (:mod:`kvbench.attention.rope.pre_rope`), each with ``remove()``.
         int4: the switch between the model's own and its 4-bit weights (:class:`kvbench.models.int4.Switch`), or None.
@@ -58,7 +60,7 @@ def attachment(model: Any) -> Attachment:
 
 
 def placement(model: Any) -> Placement:
-    """Return the placement of `model`; if none is recorded, a new default one, which is not stored on the model."""
+    """Return the placement of `model`; if none is recorded, a new default one that is not stored on the model."""
     known = attached(model)
     return Placement() if known is None or known.placement is None else known.placement
 
@@ -69,7 +71,7 @@ def record_placement(model: Any, placement: Placement) -> None:
 
 
 def release(model: Any) -> None:
-    """Remove the attachment of `model` but keep its placement; the caller has undone everything else."""
+    """Remove the attachment of `model`, apart from the placement. The caller must have undone everything else."""
     known = attached(model)
     if known is None:
         return

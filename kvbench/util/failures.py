@@ -55,6 +55,6 @@ def bytes_asked(error: BaseException) -> int | None:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """Return ``{type, message, traceback}`` of an error for `metrics.json`, long texts shortened."""
+    """Return ``type``, ``message`` and ``traceback`` of an error for `metrics.json`; long texts are shortened."""
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error)[:4000], "traceback": trace[-8000:]}

@@ -10,7 +10,10 @@ _SILENT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
 def normal_form(source: str | bytes) -> str:
-    """Return the normal form of Python source; equal for two sources that differ only in what does not run.
+    """Return a normal form of Python source code.
+
+    Two sources have the same normal form if they differ only in what does not run, such as comments, docstrings and
+    formatting.
 
     Raises:
         SyntaxError: `source` is not Python.
@@ -19,10 +22,10 @@ def normal_form(source: str | bytes) -> str:
 
 
 def text_of(tree: ast.AST) -> str:
-    """Return a syntax tree as text.
+    """Return a syntax tree as text that is the same in all Python versions.
 
-    Unlike `ast.dump`, the text is the same in all Python versions: they differ in which empty fields they print and in
-    how they split f-strings.
+    The text of `ast.dump` is not, because versions differ in which empty fields they print and how they split
+    f-strings.
     """
     words: list[str] = []
     _write(tree, words)
@@ -74,7 +77,7 @@ def _idle(node: Any) -> bool:
 
 
 def for_types(node: Any) -> bool:
-    """Return True for ``if TYPE_CHECKING:`` without an ``else``."""
+    """Return True if a syntax node is an ``if TYPE_CHECKING:`` block without an ``else``."""
     if not isinstance(node, ast.If) or node.orelse:
         return False
     name = node.test.attr if isinstance(node.test, ast.Attribute) else getattr(node.test, "id", None)

@@ -15,7 +15,7 @@ def interactive() -> bool:
 
 
 def say(line: str) -> None:
-    """Print a line for the user to standard error (standard output is for tables); ignore a closed pipe."""
+    """Print a line for the user to standard error, because standard output is for tables; ignore a closed pipe."""
     try:
         print(line, file=sys.stderr, flush=True)
     except BrokenPipeError:  # for example `... 2>&1 | head`
@@ -48,12 +48,14 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Progress over samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
+    """A progress bar over samples: ``with Progress("kivi int2", 100) as bar: bar.advance(1, "needle 0.97")``.
+
+    Without a terminal it prints a line from time to time.
 
     Args:
         title: text in front of the bar.
         total: number of samples.
-        done: number of samples that an earlier run has done.
+        done: number of samples that were done before.
         every_s: seconds between printed lines if there is no terminal.
     """
 
@@ -97,7 +99,12 @@ class Progress:
             say(f"{self.title}: {self.done}/{self.total}  {note}")
 
     def within(self, share: float, note: str) -> None:
-        """Show progress inside the current batch: `share` samples' worth of it is done; `note` describes the stage."""
+        """Show progress inside the current batch.
+
+        Args:
+            share: how many samples of the batch are done, as a fraction (1.5: one and a half samples).
+            note: line that describes the current stage.
+        """
         self._under_way = note
         if self._bar is not None:
             self._bar.update(self._task, total=self.total, completed=self.done + share, note=note)

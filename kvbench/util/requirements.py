@@ -23,8 +23,9 @@ class Package:
     """A Python package that one configuration value requires.
 
     Args:
-        module: the name to import it by.
-        key, value: the configuration value, for example ``method.encoder`` and ``bm25``.
+        module: name with which the package is imported.
+        key: configuration key of that value, for example ``method.encoder``.
+        value: the value that requires the package, for example ``bm25``.
         hint: how to install the package, or what to choose instead.
     """
 
@@ -35,7 +36,7 @@ class Package:
 
 
 def installed(module: str) -> bool:
-    """Return True if `module` is installed; it is not imported."""
+    """Return True if the Python module is installed, without importing it."""
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # its parent package is missing, or is a plain module
@@ -55,9 +56,10 @@ def check_packages(packages: Iterable[Package]) -> None:
 
 
 def has_gpu() -> bool:
-    """Return False if this machine has no usable GPU.
+    """Return False if this machine certainly has no usable GPU, True otherwise.
 
-    Asks torch only if it is already imported; else looks for device files on Linux, and returns True on other systems.
+    The function asks torch if torch is already imported. Otherwise it looks for device files on Linux, and returns True
+    on other systems.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return False
@@ -72,7 +74,8 @@ def exists(path: str, key: str) -> bool:
     """Return True if something exists at `path`.
 
     Raises:
-        ConfigError: the path is too long, not accessible, a loop of links, or ``~USER`` for an unknown user.
+        ConfigError: the path is too long, not accessible, a loop of links, or ``~USER`` with an unknown user. The
+            message names the configuration key `key`.
     """
     try:
         Path(path).expanduser().stat()

@@ -34,13 +34,13 @@ def bounded(
     maximum: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """Return a dataclass field with bounds for its numbers; None, if its type allows it, is always valid.
+    """Return a dataclass field whose number must be within bounds; None is always valid if the type allows it.
 
     Args:
         default: default of the field; without it the field is required.
         minimum: smallest number allowed.
         maximum: largest number allowed.
-        above: exclusive lower bound.
+        above: number that the value must exceed.
     """
     limits = {"minimum": minimum, "maximum": maximum, "above": above}
     metadata = {name: limit for name, limit in limits.items() if limit is not None}
@@ -141,10 +141,16 @@ def join(prefix: str, name: str) -> str:
 
 
 def convert(hint: Any, value: Any, key: str, limits: Mapping[str, Any] = types.MappingProxyType({})) -> Any:
-    """Return `value` converted to the annotation `hint` (a list to a tuple, a dict to a dataclass) and checked.
+    """Check a value against a type annotation, and return it converted (a list to a tuple, a dict to a dataclass).
+
+    Args:
+        hint: the type annotation.
+        value: plain data.
+        key: dotted key of the value, for messages.
+        limits: bounds of a number, as :func:`bounded` takes them.
 
     Raises:
-        ConfigError: as :func:`build`.
+        ConfigError: the value has the wrong type, is not one of the allowed values, or is out of bounds.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -241,7 +247,7 @@ def _within(value: Any, key: str, limits: Mapping[str, Any]) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """Return a description of an annotation for a message: ``a whole number``, ``one of auto, cpu``."""
+    """Return a description of a type annotation for messages, such as ``a whole number`` or ``one of auto, cpu``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
     if hint in words:
@@ -256,7 +262,7 @@ def describe(hint: Any) -> str:
 
 
 def example(hint: Any) -> str:
-    """Return an example of a value for the annotation `hint`, as typed on the command line."""
+    """Return an example of a value for the type annotation `hint`, as typed on the command line."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     plain = {int: "1", float: "0.5", bool: "true", str: "name", type(None): "null"}
     if hint in plain:

@@ -35,10 +35,10 @@ class Grid:
     Args:
         header: headings of the columns.
         body: lines of cells, as many as headings.
-        names: number of first columns that name a line; a table that is split repeats them.
-        left: indices of the columns of texts, which are aligned to the left; all others are aligned to the right.
-        wraps: indices of the columns of texts that may take several lines.
-        across: True if the table may be transposed, to one column per line; needs ``names=1``.
+        names: number of columns at the left that name a line. They are repeated if the table is split.
+        left: indices of the columns that are aligned to the left; all others are aligned to the right.
+        wraps: indices of the columns whose texts may take several lines.
+        across: True if lines and columns may be exchanged to make the table fit; requires ``names=1``.
     """
 
     header: Sequence[str]
@@ -79,7 +79,7 @@ class Grid:
         return table
 
     def fitted(self, width: int) -> Group:
-        """Return one table that fits the width; if there is none, several tables, one below the other."""
+        """Return one table that fits the width or, if that is impossible, several tables, one below the other."""
         for grid, gap in itertools.product((self, self.transposed()) if self.across else (self,), (_GAP, 1)):
             if sum(grid.widths) + gap * (len(grid.header) - 1) <= width:
                 return Group(grid.drawn(gap=gap))
@@ -87,15 +87,15 @@ class Grid:
 
 
 def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]:
-    """Return the column indices of each of several tables, all with the first `names` columns.
+    """Divide the columns of a table that is too wide among several tables; return the column indices of each.
 
-    There are as few tables as possible; then as few as possible with a single column besides the names; then the
-    widths are as similar as possible.
+    All tables have the first `names` columns. There are as few tables as possible. Among such divisions, the function
+    avoids tables with a single further column, and then chooses the one with the most similar widths.
 
     Args:
         widths: widths of the columns.
-        width: width that every table should fit; one with a single column besides the names may exceed it.
-        names: number of first columns that all tables have.
+        width: width that every table should fit. A table with a single column besides the names may exceed it.
+        names: number of columns at the left that all tables have.
     """
     start = sum(widths[:names]) + _GAP * (names - 1)
     # for the columns up to each index: the number of tables, of those with a single column, the sum of their squared
@@ -114,7 +114,7 @@ def blocks(widths: Sequence[int], width: int, names: int = 1) -> list[list[int]]
 
 
 def fit(width: int | None = None) -> int:
-    """Return the width to lay out for: `width`, or the terminal's if it is None, clamped to 80 to 160 characters."""
+    """Return the width for tables: `width`, or the width of the terminal if it is None; at least 80 and at most 160."""
     return max(MIN_WIDTH, min(MAX_WIDTH, width or shutil.get_terminal_size((WIDTH, 24)).columns))
 
 
@@ -135,7 +135,7 @@ def text(*parts: RenderableType, width: int | None = None, color: bool | None = 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]], names: int = 1, width: int | None = None) -> str:
-    """Return a table of plain values as text: texts to the left, numbers to the right, None as ``-``.
+    """Return a table of plain values as text; texts are aligned to the left, numbers to the right, and None is ``-``.
 
     Args:
         head: headings of the columns.
