@@ -183,8 +183,8 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_tensor_grows_with_queries_times_keys():
-    """With all queries of the prompt: at most keys, and blocks; a matrix of 700 x 700 would be four times as large."""
-    block, queries, tokens = 32, 8, 700
+    """With all queries of the prompt: at most keys, and blocks; 500 x 500 in each head would be four times as large."""
+    block, queries, tokens = 32, 8, 500
     options = Options(steps=1, bins=BINS, prompt_queries=None, block=block, queries=queries, positions=True)
     loaded, config = loaded_of(), zoo.model("llama").config
     with Largest() as largest:

@@ -85,14 +85,16 @@ def test_every_item_is_folded_written_and_drawn(name, folded, tmp_path):
 
 
 def test_an_analysis_is_made_once_and_a_killed_one_goes_on(monkeypatch, tmp_path):
-    """On the bundled model with one short prompt of each bundled task."""
+    """On the bundled model with one short prompt of each of three bundled tasks."""
     from experiments.fold import analyses
-    from experiments.item import Model
+    from experiments.item import Column, Model
     from kvbench.analysis import analyse as module
 
     plan = Plan(models=("tiny",), data="mini", limit=1, lengths=(512,), runs=tmp_path)
     chosen = {"KIVI": "kivi:int2:residual=32"}
     monkeypatch.setattr(analyses, "SAVED", 1)
+    tasks = ("dataset.tasks=[key_value,multi_value,repeat]",)
+    monkeypatch.setattr(analyses, "MINI", Column(name="mini", data="mini", options=tasks))
     observed, calls = module.observed, []
 
     def cut(loaded, text, methods, options):
@@ -107,10 +109,10 @@ def test_an_analysis_is_made_once_and_a_killed_one_goes_on(monkeypatch, tmp_path
         make(plan)
     assert make(Plan(**{**vars(plan), "fold_only": True})).reason == "not run"
     first = make(plan)
-    assert len(calls) == 6 and len(set(calls)) == 5 and len(first.outcome.prompts) == 5
+    assert len(calls) == 4 and len(set(calls)) == 3 and len(first.outcome.prompts) == 3
     assert [path.name for path in tmp_path.iterdir()] == [first.id]
     again = make(plan)
-    assert len(calls) == 6 and again.id == first.id and again.outcome.rows == first.outcome.rows
+    assert len(calls) == 4 and again.id == first.id and again.outcome.rows == first.outcome.rows
     absent = analyses.analysis(Model("llama3-8b-instruct"), (), chosen, plan, prompts=2, steps=1)
     assert absent.outcome is None and "llama3-8b-instruct" in absent.reason
 

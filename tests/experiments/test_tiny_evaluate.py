@@ -31,9 +31,9 @@ def test_bundled_model_is_small_and_answers(tiny):
 def test_teacher_forcing_agrees_with_greedy_decoding(tiny):
     model, tokenizer = tiny
     task = Mini()
-    samples = [task.sample("multi_value", 512, index) for index in range(6)]
+    samples = [task.sample("multi_value", 512, index) for index in range(4)]
     forced = evaluate.forced(model, tokenizer, [row for s in samples for row in evaluate.rows_of(s)], tokens=1200)
-    said = evaluate.greedy(model, tokenizer, samples, size=4)
+    said = evaluate.greedy(model, tokenizer, samples, size=3)
     assert [text.strip() == s.answers[0] for text, s in zip(said, samples, strict=True)] == [r[0] for r in forced]
 
 
@@ -61,7 +61,7 @@ def test_command_line(tmp_path, monkeypatch, capsys):
             "--lengths",
             "512",
             "--limit",
-            "2",
+            "1",
             "--workers",
             "1",
             "--device",
