@@ -25,11 +25,12 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
     No mask is applied: for one new token none is needed, and for a few the amount of work is the same.
 
     Args:
-        query: ``[B, Hq, q, D]``.
-        keys: ``[B, H, T, D]``.
-        values: ``[B, H, T, D]``.
-        backend: key of :data:`BACKENDS`.
-        packed: pass the query heads of a KV head as query rows of one head, so that its keys are read only once.
+        query: queries, ``[B, Hq, q, D]``.
+        keys: keys, ``[B, H, T, D]``.
+        values: values, ``[B, H, T, D]``.
+        backend: name of the back end, a key of :data:`BACKENDS`.
+        packed: True: pass the query heads that share a KV head as query rows of one head, so that the keys are read
+            only once.
     """
     batch, heads, channels = query.shape[0], keys.shape[1], query.shape[3]
     if packed:
@@ -39,7 +40,13 @@ def run(query: Tensor, keys: Tensor, values: Tensor, backend: str, packed: bool)
 
 
 def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | str]:
-    """Return the time of each back end at a point, or the reason why it did not run."""
+    """Return for each back end of SDPA, by name, the time of a decode step, or the reason why it did not run.
+
+    Args:
+        at: model, batch and tokens.
+        dtype: dtype of queries, keys and values.
+        seconds: measuring time per back end.
+    """
     model = MODELS[at.model]
     shape = (at.batch, model.heads, at.context, model.channels)
     size = 4 * at.batch * model.heads * at.context * model.channels
@@ -62,7 +69,7 @@ def measure(at: Point, dtype: torch.dtype, seconds: float) -> dict[str, Time | s
 
 
 def best(found: dict[str, Time | str]) -> tuple[str, float] | None:
-    """Return the fastest back end and its microseconds; None if none ran."""
+    """Return the name of the fastest back end and its time in microseconds; None if none ran."""
     times = [(time.us, name) for name, time in found.items() if isinstance(time, Time)]
     if not times:
         return None

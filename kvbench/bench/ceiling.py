@@ -25,7 +25,7 @@ class Ceiling:
 
     @property
     def rate(self) -> float:
-        """Bandwidth of the largest read, GB/s: the ceiling."""
+        """Bandwidth of the largest read in GB/s, which no kernel can be expected to exceed."""
         size, us = self.points[-1]
         return size / us / 1e3
 

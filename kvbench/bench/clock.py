@@ -15,7 +15,14 @@ ROUND = 180 << 20
 
 @dataclass(frozen=True)
 class Time:
-    """Microseconds of one call: median (`us`), 10th and 90th percentile over rounds, and the number of rounds."""
+    """Measured time of one call.
+
+    Args:
+        us: median over the rounds, in microseconds.
+        p10: 10th percentile over the rounds, in microseconds.
+        p90: 90th percentile over the rounds, in microseconds.
+        rounds: number of rounds.
+    """
 
     us: float
     p10: float
@@ -29,20 +36,23 @@ class Time:
 
 
 def copies(size: int) -> int:
-    """Return how many copies of buffers of `size` bytes exceed the L2 cache, so that every read is from memory.
+    """Return how many copies of a buffer are needed to exceed the L2 cache, so that every read comes from memory.
 
-    At least 1 and at most 64.
+    The result is at least 1 and at most 64.
+
+    Args:
+        size: bytes of the buffer.
     """
     return max(1, min(64, -(-ROUND // max(size, 1))))
 
 
 def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Time:
-    """Return the time of one of several equivalent calls, captured back to back in one CUDA graph that is replayed.
+    """Return the time of one call, measured by replaying a CUDA graph of several equivalent calls.
 
-    As in a captured decode step, the graph hides the time of the launches.
+    As in a captured decode step, the time does not include launches from Python.
 
     Args:
-        calls: functions that do the same, each on its own buffers.
+        calls: functions that do the same work, each on its own buffers.
         seconds: measuring time.
     """
     calls = list(calls) * -(-8 // len(calls)) if len(calls) < 8 else list(calls)

@@ -60,10 +60,10 @@ def points(args: argparse.Namespace) -> list[Point]:
 
 
 def make(name: str, at: Point, dtype: torch.dtype, device: str = "cuda") -> Work:
-    """Return the attention work of a layer with random contents in a format.
+    """Return a layer with random keys and values in a format, in the form in which attention kernels take it.
 
     Args:
-        name: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
         at: model, batch and tokens.
         dtype: dtype of exact tokens.
         device: device of the buffers.
@@ -94,10 +94,10 @@ def twin(work: Work) -> Work:
 
 
 def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one row and return time, bytes and the error against exact attention; exceptions propagate.
+    """Measure a decode attention kernel at one point; return its time, the bytes it reads, and its numerical error.
 
     Args:
-        name: key of :data:`~kvbench.bench.shapes.FORMATS`.
+        name: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
         at: model, batch and tokens.
         path: kernel to use: ``cuda``, ``triton`` or ``auto``.
         args: options of the command line.
@@ -124,10 +124,10 @@ def measure(name: str, at: Point, path: str, args: argparse.Namespace) -> dict[s
 
 
 def expected(row: dict[str, Any], rows: list[dict[str, Any]]) -> float | None:
-    """Return the microseconds of a layer of mixed formats, if each format were as fast as in a layer of its own.
+    """Return the microseconds that a layer of mixed formats would take if each format were as fast as on its own.
 
-    Exact tokens count as fast as the best 16-bit baseline. None for a layer of one format, and if a format or the
-    baseline was not measured at the same point.
+    Tokens in full precision are assumed to be as fast as the best 16-bit baseline. The result is None for a layer with
+    a single format, or if one of the formats or the baseline was not measured at the same point.
 
     Args:
         row: row of the layer of mixed formats.

@@ -30,10 +30,10 @@ from kvbench.util.table import table
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table; times in seconds, memory in bytes.
+    """Prediction for one case, a row of the table; times are in seconds, memory is in bytes.
 
-    With speculation ``tpot_s`` is the time of a round divided by the mean number of tokens that a round yields, and
-    ``draft_s`` and ``verify_s`` are the times of a drafted token and of the verification.
+    With speculation, ``tpot_s`` is the time of a round divided by the mean number of tokens that a round yields.
+    ``draft_s`` is then the time of one drafted token, and ``verify_s`` the time of one verification.
     """
 
     model: str
@@ -178,7 +178,16 @@ def gpus_of(args: argparse.Namespace) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Case:
-    """One case to predict: model, method, batch, context (prompt tokens), GPU, and the command's other options."""
+    """One case to predict.
+
+    Args:
+        shape: dimensions of the model.
+        method: the method.
+        batch: number of sequences.
+        context: number of prompt tokens per sequence.
+        gpu: the GPU.
+        args: the options of the command line.
+    """
 
     shape: Shape
     method: Method
@@ -188,10 +197,10 @@ class Case:
     args: argparse.Namespace
 
     def kv(self, view: View, at: int) -> KVBytes:
-        """Return the bytes of keys and values of one sequence of `at` tokens, in all layers.
+        """Return the bytes of the keys and values of one sequence in all layers.
 
         Args:
-            view: which bytes to count (:data:`~kvbench.methods.byte_parts.View`).
+            view: which bytes to count: ``all``, ``target`` or ``draft`` (:data:`~kvbench.methods.byte_parts.View`).
             at: number of tokens of the sequence.
         """
         s = self.shape
@@ -213,12 +222,12 @@ class Case:
         return self.context + self.args.new_tokens - 1
 
     def step(self, view: View, weights: int, q_len: int = 1) -> Prediction:
-        """Predict a decode step.
+        """Predict time and memory of a decode step.
 
-        The step reads the cache as it is in the middle of the generation; the memory is that at its end.
+        The time is for a cache as in the middle of the generation, the memory for a cache as at its end.
 
         Args:
-            view: part of the cache that the step reads.
+            view: which part of the cache the step reads: ``all``, ``target`` or ``draft``.
             weights: bytes of the weights.
             q_len: new tokens per sequence.
         """
@@ -297,7 +306,7 @@ class Case:
 
 
 def draft_weights(shape: Shape, weights: int, which: str) -> tuple[int, int]:
-    """Return the bytes of all weights that the draft uses, and of those stored in addition to the target's.
+    """Return the bytes of all weights that the draft uses, and the bytes that it needs in addition to the target's.
 
     Args:
         shape: shape of the model.

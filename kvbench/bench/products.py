@@ -26,7 +26,10 @@ TOLERANCE = 2e-2
 
 
 def products(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return (rows, columns) of a decoder layer's weight matrices by name; those with the same input are fused."""
+    """Return ``(rows, columns)`` of the weight matrices of a decoder layer, by name.
+
+    Matrices that are multiplied by the same input count as one.
+    """
     queries, keys = shape.query_heads * shape.channels, shape.heads * shape.channels
     return {
         "queries, keys, values": (queries + 2 * keys, shape.hidden),
@@ -37,10 +40,10 @@ def products(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def ways(compiled: bool) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Return the compared implementations by name: functions of an input ``[1, 1, columns]`` and a weight matrix.
+    """Return the implementations to compare, by name; each takes an input ``[1, 1, columns]`` and a weight matrix.
 
     Args:
-        compiled: include the one that torch.compile finds.
+        compiled: True to include the implementation that torch.compile chooses.
     """
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "kernel": matvec.launch,

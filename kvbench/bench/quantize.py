@@ -34,7 +34,7 @@ FLUSH = ("model", "tokens held", "format", "flush", "GPU us", "called us", "torc
 
 
 def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
-    """Return the quantizer of the keys or the values in a format of one tier.
+    """Return the quantizer of the keys or the values for a format in which all tokens are stored alike.
 
     Args:
         format: key of :data:`~kvbench.bench.shapes.FORMATS`.
@@ -51,7 +51,14 @@ def quantizer(format: str, side: Side, channels: int) -> AffineQuantizer:
 def empty(format: str, side: Side, at: Point, dtype: torch.dtype, capacity: int) -> PackedSegment:
     """Return an empty packed segment with room for `capacity` tokens.
 
-    Its watch for NaN and Inf is its own and is never read, so that packing does not wait for the device.
+    Whether NaN or Inf was packed is never checked for this segment, so that packing does not wait for the device.
+
+    Args:
+        format: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
+        side: ``key`` or ``value``.
+        at: model and batch.
+        dtype: dtype of the tokens to pack.
+        capacity: number of tokens for which to allocate.
     """
     model = MODELS[at.model]
     segment = PackedSegment(
@@ -82,7 +89,7 @@ def fresh(at: Point, dtype: torch.dtype, count: int, seed: int = 0) -> Tensor:
 
 @contextmanager
 def torchs_way() -> Iterator[None]:
-    """Make packed segments quantize with torch instead of the kernel, within the block."""
+    """Make packed segments quantize with torch instead of kvbench's kernel inside the context."""
     known = packed.served
     packed.served = lambda segment, x: "bench: torch's way"
     try:
@@ -93,7 +100,7 @@ def torchs_way() -> Iterator[None]:
 
 @contextmanager
 def warps(count: int | None) -> Iterator[None]:
-    """Make the packing kernel run with `count` warps per program within the block; None: its own choice."""
+    """Make the packing kernel run with `count` warps per program inside the context; None: the kernel's own choice."""
     known = packed.served
     if count is not None:
 
@@ -109,11 +116,11 @@ def warps(count: int | None) -> Iterator[None]:
 
 
 def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = None) -> None:
-    """Set the segment's length to `held` tokens, whatever it holds, and pack `x` behind them.
+    """Pack tokens into a segment from a given slot on, whatever the segment contains.
 
     Args:
         segment: segment to pack into.
-        held: number of tokens that the segment then counts before the new ones.
+        held: number of the first slot to write; the segment counts that many tokens before the new ones.
         x: new keys or values, ``[B, H, T, D]``.
         index: tokens of `x` to pack, in this order; None: all.
     """
@@ -125,9 +132,14 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
 
 
 def equal(format: str, at: Point, dtype: torch.dtype) -> bool:
-    """Return True if the kernel packs keys and values bit for bit like torch.
+    """Return True if kvbench's kernel packs keys and values to the same bits as torch.
 
-    Compares 4096 tokens in order, and 2048 chosen ones.
+    The comparison covers 4096 tokens in order, and 2048 tokens chosen by index.
+
+    Args:
+        format: name of the format, a key of :data:`~kvbench.bench.shapes.FORMATS`.
+        at: model and batch.
+        dtype: dtype of the tokens to pack.
     """
     x = fresh(at, dtype, 4096)
     order = torch.randperm(4096, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
@@ -157,7 +169,7 @@ def both(format: str, at: Point, dtype: torch.dtype) -> list[Callable[[], None]]
 
 
 def put_both(made: list[PackedSegment], keys: Tensor, values: Tensor) -> None:
-    """Pack keys and values into two segments, from their first slot on."""
+    """Pack keys into the first and values into the second of two segments, from slot 0 on."""
     put(made[0], 0, keys)
     put(made[1], 0, values)
 

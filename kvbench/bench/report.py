@@ -20,7 +20,7 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "cuda-b
 
 
 def machine() -> dict[str, Any]:
-    """Return device, driver, versions, commit and date, for the JSON file."""
+    """Return the device, the driver, package versions, the git commit and the date, for the JSON file."""
     return {
         **device(),
         "cuda": torch.version.cuda,

@@ -16,7 +16,8 @@ class Model:
     """Attention heads of a model's layers.
 
     Args:
-        query_heads, heads: numbers of query heads and of KV heads.
+        query_heads: number of query heads.
+        heads: number of KV heads.
         channels: channels per head.
     """
 
@@ -33,8 +34,9 @@ class Tier:
     """Consecutive tokens with one format for keys and one for values.
 
     Args:
-        key, value: the formats.
-        share: share of the tokens outside the exact windows that belong to this tier.
+        key: format of the keys.
+        value: format of the values.
+        share: share of the layer's tokens that belong to this tier; tokens in the exact window are not counted.
     """
 
     key: Format
@@ -48,7 +50,8 @@ class Layer:
 
     Args:
         tiers: the tiers, in slot order.
-        key_window, value_window: numbers of newest keys and values that are exact (at least the step's own tokens).
+        key_window: number of newest keys in full precision; at least the step's own tokens always are.
+        value_window: number of newest values in full precision.
     """
 
     tiers: tuple[Tier, ...]
@@ -65,10 +68,10 @@ def affine(bits: int, key: int, value: int | None, share: float = 1.0) -> Tier:
     """Return a tier with keys per channel and values per token.
 
     Args:
-        bits: width of a code.
+        bits: bits per code.
         key: tokens per group of keys.
-        value: channels per group of values; None: the whole head.
-        share: as :class:`Tier`.
+        value: channels per group of values; None: all channels of a head.
+        share: share of the layer's tokens that belong to the tier.
     """
     return Tier(Format("affine", bits, "channel", key), Format("affine", bits, "token", value or 0), share)
 
@@ -104,7 +107,14 @@ DEFAULT = ("int4_g128", "int4_g64", "int4_g32", "int8", "int2_g128", "int2_g32",
 
 @dataclass(frozen=True)
 class Point:
-    """One measured case of a step: model, sequences, tokens per sequence outside the exact window, new tokens."""
+    """One case of a decode step to measure.
+
+    Args:
+        model: name of the model, a key of :data:`MODELS`.
+        batch: number of sequences.
+        context: tokens per sequence, apart from those in the exact window.
+        q_len: new tokens per sequence in the step.
+    """
 
     model: str
     batch: int
@@ -136,9 +146,9 @@ def point(text: str) -> Point:
 
 
 def resolved(form: Format, channels: int) -> Format:
-    """Return a format per token with its group size limited to the head's channels; others are returned unchanged.
+    """Return a format grouped per token with a group size of at most `channels`; return other formats unchanged.
 
-    A group size of 0 becomes the whole head.
+    A group size of 0, which means all channels of a head, becomes `channels`.
     """
     if form.axis != "token":
         return form

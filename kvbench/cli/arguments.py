@@ -47,7 +47,7 @@ REFUSED = {
 
 @dataclass
 class Arguments:
-    """A parsed command line: its options, and its overrides in the given order."""
+    """A parsed command line: the options, and the overrides (``KEY=VALUE``) in the order in which they were given."""
 
     overrides: list[str] = field(default_factory=list)
     help: bool = False

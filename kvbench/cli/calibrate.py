@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Calibrate a model, write the file and return a line about it.
+    """Calibrate a model for KVQuant, write the calibration file, and return a line for the user about it.
 
     Raises:
         KvbenchError: an argument is invalid, the model or a text is unavailable, or a text is too short.
@@ -126,7 +126,7 @@ def documents(name: str) -> list[str]:
 
 
 def mini() -> list[str]:
-    """Return prompts of the mini tasks with their answers, generated with a seed that no evaluation uses."""
+    """Return prompts of the mini tasks followed by their answers, generated with a seed that no evaluation uses."""
     from kvbench.tasks.mini import Mini
 
     task = Mini(lengths=(2048,), limit=2, seed=MINI_SEED)
@@ -134,7 +134,9 @@ def mini() -> list[str]:
 
 
 def python() -> list[str]:
-    """Return the source of Python's standard modules, without those on which ``mini_text`` measures perplexity.
+    """Return the source code of modules of Python's standard library, one text per module.
+
+    The modules on which ``mini_text`` measures perplexity are left out.
 
     Raises:
         DataError: this installation of Python has no sources.

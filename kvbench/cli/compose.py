@@ -64,10 +64,10 @@ CHECK_SECONDS = 1.5
 
 
 class Composer:
-    """Composer of configurations from overrides, which it checks.
+    """Composes configurations from overrides, and checks both.
 
     Args:
-        extra: the folder of ``--config-dir``, with additional choices for the groups, or None.
+        extra: folder given by ``--config-dir``, which contains additional choices for the groups; None: not given.
 
     Raises:
         ConfigError: `extra` is not such a folder, or a file in it is invalid.
@@ -142,7 +142,7 @@ class Composer:
         return [list(job) for job in BasicSweeper.split_arguments(parsed, None)[0]] if multirun else [list(texts)]
 
     def shown(self, texts: Sequence[str], package: str | None = None, resolve: bool = False) -> str:
-        """Return the configuration that `texts` compose to, as YAML (``--cfg job``).
+        """Return the configuration that results from overrides, as YAML (``--cfg job``).
 
         Args:
             texts: overrides of one job.
@@ -166,7 +166,7 @@ class Composer:
         return head + OmegaConf.to_yaml(part, resolve=resolve).rstrip("\n")
 
     def compose(self, texts: Sequence[str], fill: bool = True) -> DictConfig:
-        """Return the configuration that `texts` compose to; to be called inside ``initialize_config_dir``.
+        """Return the configuration that results from overrides; to be called inside Hydra's ``initialize_config_dir``.
 
         Args:
             texts: overrides of one job.

@@ -118,7 +118,11 @@ def fetch(config: Mapping[str, Any], groups: set[str]) -> Iterator[str]:
 
 
 def fetch_dataset(config: Mapping[str, Any]) -> Iterator[str]:
-    """Fetch the files of a data set; yield a line for each file, then one with the checksum. Raises DataError."""
+    """Fetch the files of a data set; yield a line for the user about each file, then one with the checksum.
+
+    Raises:
+        DataError: the data set is unavailable.
+    """
     task = tasks.load(config)
     what = f"dataset {config.get('name')}"
     if config.get("path") is not None:
@@ -149,7 +153,11 @@ def _size(source: HubSource, part: str, what: str) -> Iterator[str]:
 
 
 def fetch_model(model: ModelConfig) -> str:
-    """Fetch the weights and tokenizer of a model and return a line about them. Raises ModelError."""
+    """Fetch the weights and the tokenizer of a model, and return a line for the user about them.
+
+    Raises:
+        ModelError: the model is unavailable.
+    """
     before = locate(model)
     if before.name is None or before.local:
         return (
@@ -172,7 +180,11 @@ def encoders(method: Mapping[str, Any]) -> list[str]:
 
 
 def fetch_encoder(name: str) -> str:
-    """Fetch the weights of an encoder and return a line about them. Raises ModelError."""
+    """Fetch the weights of an encoder, and return a line for the user about them.
+
+    Raises:
+        ModelError: the encoder is unavailable.
+    """
     from kvbench.retrieval.encoders import HUB
 
     what = f"encoder {name}"

@@ -21,14 +21,14 @@ class Keys:
 
     Args:
         groups: names of the choices of each group.
-        extra: the folder of ``--config-dir``, or None.
+        extra: folder given by ``--config-dir``; None: not given.
     """
 
     def __init__(self, groups: Mapping[str, Sequence[str]], extra: Path | None) -> None:
         self.groups, self.extra = groups, extra
 
     def check_name(self, override: Override) -> None:
-        """Raise ConfigError unless the key of an override is a group (``method``) or in one (``method.KEY``)."""
+        """Raise ConfigError unless the key of an override is a group (``method``) or part of one (``method.KEY``)."""
         key = override.key_or_group
         shown = value(override)
         if key in self.groups:
@@ -70,7 +70,13 @@ class Keys:
         return homes
 
     def check_path(self, config: Mapping[str, Any], override: Override, choices: str) -> None:
-        """Raise ConfigError if `config` does not have the key of an override; `choices` describes it in the message."""
+        """Raise ConfigError if a configuration does not have the key of an override.
+
+        Args:
+            config: the composed configuration.
+            override: the override.
+            choices: description of the configuration, for the message.
+        """
         key, shown = override.key_or_group, value(override)
         node: Any = config
         path: list[str] = []

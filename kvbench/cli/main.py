@@ -164,7 +164,10 @@ def _main(argv: list[str]) -> int:
 
 
 def run_job(config: DictConfig) -> str:
-    """Run a job that Hydra starts and return its status (``ok``, ``oom``, ``error``); raises only if interrupted."""
+    """Run a job that Hydra starts, and return its status: ``ok``, ``oom`` or ``error``.
+
+    The function raises an exception only if it is interrupted.
+    """
     job = HydraConfig.get()
     multirun = job.mode == RunMode.MULTIRUN
     number = int(job.job.num) if multirun else 0

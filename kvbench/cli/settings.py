@@ -49,7 +49,14 @@ def chosen(texts: Sequence[str], multirun: bool) -> list[Setting]:
 
 
 def variants(texts: Sequence[str], multirun: bool) -> list[list[str]]:
-    """Return a list of overrides for each setting, with the setting expanded; just `texts` if they name none."""
+    """Return one list of overrides for each setting in ``setting=``, with the setting expanded to overrides.
+
+    Without ``setting=`` the result is a single list, `texts`.
+
+    Args:
+        texts: overrides as typed.
+        multirun: True for a sweep, in which there may be several settings.
+    """
     settings = chosen(texts, multirun)
     if not settings:
         return [list(texts)]

@@ -47,12 +47,18 @@ def new_folder() -> Path:
 
 
 def begin() -> None:
-    """Set a new id for this sweep, by which :func:`outcomes` ignores other sweeps' records in the same folder."""
+    """Set a new id for this sweep, so that :func:`outcomes` can ignore records of other sweeps in the same folder."""
     os.environ[TOKEN] = uuid.uuid4().hex
 
 
 def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
-    """Write the outcome of job `number` (``status``, ``overrides``, ``message``, ``metrics``) to a file in `folder`."""
+    """Write the outcome of a job to a file in the folder of the sweep.
+
+    Args:
+        folder: folder of the sweep.
+        number: number of the job in the sweep.
+        outcome: ``status``, ``overrides``, ``message`` and ``metrics`` of the job.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({**outcome, "sweep": os.environ.get(TOKEN)}, indent=1, sort_keys=True) + "\n"
     atomic.write(folder / f"job-{number:04d}.json", text.encode())
@@ -76,7 +82,11 @@ def outcomes(folder: Path, say: Callable[[str], None] = lambda line: None) -> li
 
 
 def keep_table(folder: Path, markdown: str, csv: str) -> Path:
-    """Write the table of a sweep to its folder as markdown and CSV; return the path of the markdown. Raises OSError."""
+    """Write the table of a sweep to its folder as markdown and CSV, and return the path of the markdown file.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     atomic.write(folder / "table.csv", csv.encode())
     atomic.write(folder / "table.md", markdown.encode())

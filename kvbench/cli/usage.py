@@ -59,7 +59,11 @@ Exit status: 0 if all runs are ok, 1 if one failed or ran out of memory, 2 if th
 
 
 def help_text(extra: Path | None = None) -> str:
-    """Return the whole help text, with the choices in `extra`, the folder of ``--config-dir``."""
+    """Return the help text of the main command.
+
+    Args:
+        extra: folder given by ``--config-dir``, whose additional choices are listed too; None: not given.
+    """
     known = groups()
     parts = [HEAD]
     for group in (*(g for g in ORDER if g in known), *(g for g in known if g not in ORDER)):

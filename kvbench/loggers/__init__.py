@@ -12,11 +12,11 @@ def load(logger: Any, run_id: str, config: Mapping[str, Any], label: str, say: C
     """Return the configured logger, wrapped so that its failures are reported and otherwise ignored.
 
     Args:
-        logger: the checked `logger` group: an object with `name` and the fields of its kind.
-        run_id: the run's id, also used as the id in W&B.
+        logger: the checked settings of the logger (:mod:`kvbench.config.logger_config`).
+        run_id: id of the run, also used as its id in W&B.
         config: the resolved configuration.
         label: display name of the method and quantizer.
-        say: called with a line for the user.
+        say: function that shows a line to the user.
     """
     if logger.name == "csv":
         from kvbench.loggers.csv import CsvLogger

@@ -16,7 +16,7 @@ class Logger:
     failed = False
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the rows that are already stored, in the order of `samples.jsonl`; called once, before the others."""
+        """Receive the rows that are already stored, in the order of `samples.jsonl`; called once, before all others."""
 
     def sample(self, row: Mapping[str, Any]) -> None:
         """Log a row that has just been written to `samples.jsonl`."""
@@ -25,23 +25,23 @@ class Logger:
         """Log the content of `metrics.json` after it was written; called last."""
 
     def destination(self) -> str | None:
-        """Return a name of the place that the run is sent to; an unchanged run is not sent there again.
+        """Return a name for the place to which the logger sends the run.
 
-        None means that the logger checks itself whether it already has the run.
+        The runner does not send an unchanged run to the same place again. None means that the logger itself checks
+        whether it already has the run.
         """
         return None
 
 
 class Safe(Logger):
-    """Wrapper that forwards calls to a logger until the first failure, which it reports.
+    """Wrapper that forwards calls to a logger until it fails; the failure is reported and does not end the run.
 
-    A logger may fail in any way (network, disk, an unavailable service). All exceptions are caught, because the results
-    are already on disk and the run must not end.
+    All exceptions are caught (network, disk, an unavailable service), because the results are already on disk.
 
     Args:
-        inner: logger to forward to.
-        name: name of the logger in the report.
-        say: called with the report of the first failure.
+        inner: logger to which calls are forwarded.
+        name: name of the logger, for the report.
+        say: function that shows the report to the user.
     """
 
     def __init__(self, inner: Logger, name: str, say: Callable[[str], None]) -> None:

@@ -25,10 +25,11 @@ LOCK_SECONDS = 60
 
 
 class CsvLogger(Logger):
-    """A CSV file with a row per run. If a run has new columns (other tasks), the file is rewritten, atomically.
+    """Logger that writes one row per run to a CSV file.
 
-    A run whose latest row in the file is the same is not written again. An incomplete last line, from a writer that was
-    killed, is moved to ``<path>.damaged``; its run writes its row again when it is repeated.
+    If a run has columns that the file lacks, the file is rewritten atomically. A row that equals the latest row of the
+    same run is not written again. If the last line is incomplete because a process was killed while writing it, the
+    line is moved to ``<path>.damaged``.
 
     Args:
         path: the file, for example ``results/runs.csv``.
@@ -38,7 +39,12 @@ class CsvLogger(Logger):
         self.path = Path(path)
 
     def finish(self, metrics: Mapping[str, Any]) -> None:
-        """Append the run's row. Raises OSError, with the file unchanged, and filelock.Timeout."""
+        """Append the row of the run to the file.
+
+        Raises:
+            OSError: the file cannot be written; it is unchanged.
+            filelock.Timeout: another process holds the lock of the file for too long.
+        """
         row = flat_row(metrics)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         lock = self.path.with_name(f".{self.path.name}.lock")
@@ -115,7 +121,12 @@ def flat_row(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return nested mappings as one dict with dotted keys, without lists. Keys whose value is None are kept."""
+    """Return nested mappings as one dict with dotted keys; lists are left out, and values that are None stay.
+
+    Args:
+        data: the nested mappings.
+        prefix: text that begins every key; empty for none.
+    """
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = f"{prefix}.{key}"

@@ -34,11 +34,13 @@ _TABLE = (
 
 
 class WandbLogger(Logger):
-    """Logger of one run. The run id is also the id in W&B, so that a resumed run continues the same W&B run.
+    """Logger that sends one run to Weights & Biases (W&B).
+
+    The run has the same id in W&B, so that a resumed run continues there too.
 
     Args:
         settings: the checked `logger` group (project, entity, group, tags, mode, dir).
-        run_id: the run's id.
+        run_id: id of the run.
         config: the resolved configuration.
         label: name of the method and quantizer, the beginning of the display name in W&B.
         say: called with a line for the user.
@@ -53,7 +55,10 @@ class WandbLogger(Logger):
         self._rows: list[Mapping[str, Any]] = []
 
     def destination(self) -> str | None:
-        """Return a name made of the mode, service and project, or of the folder if the mode is offline."""
+        """Return a name for the place to which the run is sent.
+
+        It contains the mode, the service and the project, or the folder if the mode is offline.
+        """
         mode = self._mode()
         if mode == "offline":
             return f"wandb offline {Path(self.settings.dir).absolute()}"
@@ -61,11 +66,11 @@ class WandbLogger(Logger):
         return f"wandb {mode} {service} {self.settings.entity or ''}/{self.settings.project}"
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Receive the stored rows; those that W&B does not have yet are sent before the next row, or at the end."""
+        """Receive the stored rows. Those that W&B lacks are sent before the next row, or at the end of the run."""
         self._rows = list(rows)
 
     def sample(self, row: Mapping[str, Any]) -> None:
-        """Log a row as a history step; its texts follow in a table at the end."""
+        """Log the figures of a row as a step of the W&B history; the texts of all rows follow in a table at the end."""
         run = self._start()
         self._rows.append(row)
         run.log(_history(row), step=len(self._rows) - 1)

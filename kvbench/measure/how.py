@@ -15,22 +15,24 @@ class How:
     """Settings of a measurement, shared by all of its points.
 
     Args:
-        new_tokens: number of tokens generated for every sequence, neither more nor fewer.
+        new_tokens: number of tokens that every sequence generates; end-of-sequence tokens do not end it.
         repeats: number of timed prefills per point.
         untimed: number of prefills per point before the timed ones.
         warm_up: number of tokens generated once, before anything is timed.
-        seed: seed of the prompts' words and of sampling.
+        seed: seed of the random words in prompts, and of sampling.
         graphs, compile, prefill_chunk, prefill_rows: arguments of
             :func:`kvbench.decoding.autoregressive.generate`; generations that only warm up, or of which only the
             prefill is used, are never captured.
         temperature, top_p: sampling settings; a temperature of 0 is greedy.
         fill: ``prefill``: the prompt is run; ``random``: the cache is filled with random keys and values instead, and
             no prefill is timed.
-        compare: number of tokens, per row, of a captured generation to compare with those of eager steps; 0: none.
-        stock: caches of stock transformers with which every point is measured as well
+        compare: number of tokens per row for which the output of captured steps is compared with that of eager steps;
+            0: no comparison.
+        stock: names of caches of stock transformers with which every point is measured too
             (:data:`kvbench.measure.stock.BASELINES`).
         read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
-        census: on a CPU, count live tensors for the peaks, in a further, slow generation; without it a CPU has none.
+        census: True: on a CPU, measure peak memory by counting live tensors in a further, slow generation; False: on a
+            CPU, do not measure it. It has no effect on a GPU.
         options: kernels and back ends of the caches.
     """
 

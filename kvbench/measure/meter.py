@@ -41,13 +41,13 @@ SHORT = 2
 
 @dataclass
 class Watch:
-    """Observer of one generation.
+    """Observer of one generation, which records its phase, its peak memory and the size of its cache.
 
     Args:
         peaks: collects peak memory per phase.
-        cache: the generation's cache, once it exists.
+        cache: cache of the generation; None until it exists.
         at: current phase: ``search`` (before the prefill), ``prefill``, ``decode`` or ``end``.
-        bytes_before: bytes in use in the cache when the first decode step began.
+        bytes_before: bytes in use in the cache when the first decode step began; None before that.
     """
 
     peaks: PhasePeaks
@@ -65,7 +65,7 @@ class Watch:
 
 @dataclass
 class Meter:
-    """Measures points for one model and method.
+    """Measures time and memory of one method with one model, at points: a prompt length with a batch size each.
 
     Args:
         model: the model, in evaluation mode and on its device.
@@ -74,7 +74,7 @@ class Meter:
         how: settings of the measurement.
 
     Attributes:
-        tokens: new tokens of the last point's whole generation, one list per row.
+        tokens: new tokens of the generation that was measured at the last point, one list per row.
     """
 
     model: Any
@@ -99,7 +99,8 @@ class Meter:
             batch: number of sequences.
 
         Returns:
-            ``status`` is ``ok``, or ``oom`` with ``bytes_asked`` and ``phase`` in place of most figures.
+            The figures by name. ``status`` is ``ok`` or, if memory ran out, ``oom``. In the latter case there are
+            ``bytes_asked`` and ``phase`` in place of most figures.
 
         Raises:
             CacheError: the model did not use the method's cache.
@@ -114,7 +115,7 @@ class Meter:
 
         Args:
             name: key of :data:`kvbench.measure.stock.BASELINES`.
-            prompt: tokens of each prompt.
+            prompt: tokens per prompt.
             batch: number of sequences.
         """
         return self._attempt(
@@ -148,7 +149,11 @@ class Meter:
         self._warm = True
 
     def batch(self, prompt: int, batch: int) -> tuple[Tensor, Prompts]:
-        """Return token ids ``[batch, prompt]`` of exactly `prompt` tokens each, and their description for the cache."""
+        """Return prompts of exactly `prompt` tokens each.
+
+        Returns:
+            Token ids ``[batch, prompt]``, and the description of the prompts for ``method.new_cache``.
+        """
         texts = filled(self.tokenizer, prompt, batch, self.how.seed)
         ids = torch.tensor(texts.ids, device=self.device)
         return ids, Prompts([0] * batch, [prompt] * batch, texts.contexts, texts.queries, ids, self.tokenizer.decode)
@@ -251,7 +256,7 @@ class Meter:
 
 @contextmanager
 def fresh_search(method: Any) -> Iterator[None]:
-    """Hide the embeddings that earlier runs stored on disk, so that the method's search is timed in full."""
+    """Hide embeddings that earlier runs stored on disk inside the context, so that a search is timed in full."""
     name = getattr(method, "encoder", None)
     if not isinstance(name, str):
         yield

@@ -26,14 +26,14 @@ def times(
 
     TPOT leaves out the first step, which includes work that a method does once after the prompt. The throughput
     includes it: ``batch * new_tokens / (search + prefill + all steps)``. The time per token of a round of speculation
-    is the round's time divided by the tokens that a row got from it. Inter-token times are the gaps between chunks of
-    output (steps or rounds, the first included), as serving benchmarks count them. The time of a graph capture is
-    reported as ``capture_s`` and is in no other figure.
+    is the duration of the round divided by the number of tokens that a row gained in it. Inter-token times are the
+    intervals between outputs (of steps or rounds, the first included), as serving benchmarks define them. The time of a
+    graph capture is reported as ``capture_s`` and is not part of any other figure.
 
     Args:
-        generation: the point's whole generation.
-        prefills: seconds of each timed prefill; that of `generation` comes last.
-        searches: seconds of each timed search for chunks (Cocktail); that of `generation` comes last.
+        generation: the measured generation.
+        prefills: seconds of each timed prefill; the prefill of `generation` is the last.
+        searches: seconds of each timed search for chunks (Cocktail); the search of `generation` is the last.
         batch: number of sequences.
         new_tokens: number of tokens generated for each sequence.
     """
@@ -68,13 +68,17 @@ def times(
 
 
 def token_times(rounds: Sequence[Round]) -> list[float]:
-    """Return the seconds per token of each round: its time over the mean number of tokens of the rows that got any."""
+    """Return the seconds per token of each round of speculation.
+
+    This is the duration of the round divided by the mean number of tokens that a row gained. Rows that gained no tokens
+    are not counted.
+    """
     counts = [[count for count in turn.emitted if count] for turn in rounds]
     return [turn.seconds * len(emitted) / sum(emitted) for turn, emitted in zip(rounds, counts, strict=True)]
 
 
 def first_tokens(generation: Generation) -> float:
-    """Return how many tokens a row got from the first step: 1, or with speculation the mean over rows."""
+    """Return how many tokens a row gained in the first step: 1, or with speculation the mean over rows."""
     if not generation.rounds:
         return 1
     emitted = generation.rounds[0].emitted
@@ -82,10 +86,10 @@ def first_tokens(generation: Generation) -> float:
 
 
 def memory(model: Any, cache: Any, peaks: dict[str, Any]) -> Figures:
-    """Return the bytes of the weights, the bill of the whole batch, the peaks, and two ratios of the decode peak.
+    """Return the bytes of weights and cache, the peak memory by phase, and how they compare.
 
-    ``over_used`` is the decode peak divided by weights plus bytes of the stored tokens, ``over_reserved`` the decode
-    peak divided by weights plus allocated buffers; both are None if the decode peak is unknown.
+    ``over_used`` is the peak while decoding divided by the bytes of weights and stored tokens. ``over_reserved`` is the
+    same peak divided by the bytes of weights and allocated buffers. Both are None if the peak is unknown.
 
     Args:
         model: the model, for the bytes of its weights.
@@ -125,9 +129,9 @@ def predicted(
         figures: the point's figures so far, with ``kv_used``.
         prompt: tokens of each prompt.
         batch: number of sequences.
-        held: bytes in use in the cache before the first step; None: as after the last.
-        drafted: the generation used speculative decoding.
-        together: prompt tokens in the largest forward pass of the prefill, over all sequences; None: all of them.
+        held: bytes in use in the cache before the first step; None: the same as after the last step.
+        drafted: True if the generation used speculative decoding.
+        together: prompt tokens in the largest forward pass of the prefill, over all sequences; None: all prompt tokens.
     """
     gpu_name = device_name(model.device)
     gpu = gpu_of(gpu_name) if gpu_name else None
@@ -161,7 +165,7 @@ def predicted(
 
 
 def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figures:
-    """Return the bytes that a decode step must read, the bandwidth achieved, and its share of the device's ceiling.
+    """Return the bytes that a decode step must read, and how close it comes to the memory bandwidth of the device.
 
     Args:
         model: the measured model.
@@ -169,10 +173,11 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
         read_rate: bandwidth of plain reads measured on this device, GB/s; None: the rate known for the GPU.
 
     Returns:
-        ``read_bytes`` (weights without an untied embedding table, plus keys and values in use), ``GB_s``
-        (``read_bytes`` over the median TPOT), ``ceiling`` (``{GB_s, kind}``, kind ``measured`` or ``known``; None on an
-        unknown device), ``read_share`` (share of the ceiling) and ``over_roof`` (TPOT over the roofline's). Only
-        ``read_bytes`` for speculative rounds; empty for models without a roofline (mixtures of experts).
+        ``read_bytes``: bytes of the weights, without an untied embedding table, and of keys and values in use;
+        ``GB_s``: ``read_bytes`` divided by the median TPOT; ``ceiling``: the bandwidth ``GB_s`` of the device and its
+        ``kind``, ``measured`` or ``known`` (None on an unknown device); ``read_share``: ``GB_s`` as a share of the
+        ceiling; ``over_roof``: TPOT divided by the roofline's prediction. With speculation there is only
+        ``read_bytes``. For models without a roofline (mixtures of experts) the result is empty.
     """
     try:
         shape = Shape.of(model.config.get_text_config(decoder=True))
@@ -202,14 +207,17 @@ def moved(model: Any, figures: Figures, read_rate: float | None = None) -> Figur
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of all parameters and buffers in this process; shared storages are counted once."""
+    """Return the bytes of all parameters and buffers of a model in this process; shared memory is counted once."""
     stored: Iterable[Tensor] = (*model.parameters(), *model.buffers())
     tensors = (getattr(tensor, "_local_tensor", tensor) for tensor in stored)
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def layer_bytes(model: Any, prompt: int, batch: int) -> int:
-    """Return the bytes of one layer's keys and values in full precision, which a prefill holds besides the cache."""
+    """Return the bytes of the keys and values of one layer in full precision, for `batch` prompts of `prompt` tokens.
+
+    A prefill needs them in addition to the cache.
+    """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     channels = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -217,7 +225,7 @@ def layer_bytes(model: Any, prompt: int, batch: int) -> int:
 
 
 def per_sequence(figures: Figures) -> Figures:
-    """Return the batch's bill divided by its sequences, in the form that the results of other tasks have."""
+    """Return the bytes of the cache per sequence, in the form in which other tasks report them."""
     batch = figures["batch"]
     kinds = {kind: figures[f"kv_{kind}"] for kind in ("used", "reserved")}
     shares = {kind: {part: count // batch for part, count in parts.items()} for kind, parts in kinds.items()}

@@ -28,11 +28,11 @@ def random_layers(
     """Draw keys and values ``[B, H, tokens, D]`` from a normal distribution, one layer at a time.
 
     Args:
-        model: determines number and shape of the layers, and the device of each.
+        model: model that determines the number, the shape and the devices of the layers.
         batch: number of sequences, B.
         tokens: number of tokens of each sequence.
         seed: seed of the random numbers.
-        take: called with each layer's index, keys and values.
+        take: function called for each layer with its index, keys and values.
     """
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -48,10 +48,17 @@ def random_layers(
 
 
 def place(model: PreTrainedModel, cache: KVCache, batch: int, tokens: int, seed: int = 0) -> None:
-    """Fill an empty cache with random keys and values, as if prompts of `tokens` tokens had been run.
+    """Fill an empty cache with random keys and values, as if prompts had been run.
+
+    Args:
+        model: model that determines the shape of the layers.
+        cache: an empty cache.
+        batch: number of sequences.
+        tokens: number of tokens per prompt.
+        seed: seed of the random numbers.
 
     Raises:
-        ConfigError: the method observes the prompt's attention, or stores keys before RoPE.
+        ConfigError: the method needs the attention of the prompt, or stores keys before RoPE.
     """
     method = cache.method
     if method.observe_prompt or method.keys_before_rope:
@@ -90,18 +97,19 @@ def go_on(
     observer: Observer | None = None,
     seed: int = 0,
 ) -> Generation:
-    """Fill `cache` with random keys and values, and decode as generate() would after its prefill.
+    """Fill `cache` with random keys and values instead of a prompt, then decode like ``generate``.
 
     Args:
         model: causal language model that runs kvbench's attention.
         cache: an empty cache.
         batch: number of sequences.
         tokens: number of tokens that the cache holds for each sequence before decoding.
-        max_new_tokens: number of new tokens, including the first, which a prefill would yield; here it is arbitrary.
+        max_new_tokens: number of new tokens, the first included. The first is arbitrary, because no prefill yields it.
         sampling: how tokens are chosen.
-        graphs: whether to capture a decode step and replay it (:func:`kvbench.decoding.autoregressive.generate`).
-        compile: whether to compile everything around attention in captured steps.
-        observer: called at the beginning of each phase.
+        graphs: whether to capture a decode step as a CUDA graph: ``auto``, ``always`` or ``never``
+            (:func:`kvbench.decoding.autoregressive.generate`).
+        compile: True: compile everything around attention in captured steps.
+        observer: called at the beginning of each phase; None: no observer.
         seed: seed of the random keys and values.
 
     Returns:

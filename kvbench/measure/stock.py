@@ -48,7 +48,7 @@ def new_cache(name: str, model: Any, length: int) -> Any:
     Args:
         name: key of :data:`BASELINES`.
         model: the model that will use the cache.
-        length: tokens to allocate for (StaticCache only; the others grow).
+        length: number of tokens for which StaticCache allocates; the other caches grow.
 
     Raises:
         ConfigError: the package that the cache needs is not installed.
@@ -74,7 +74,10 @@ def new_cache(name: str, model: Any, length: int) -> Any:
 
 @torch.inference_mode()
 def prefill(model: Any, ids: Tensor) -> float:
-    """Time a prefill of ``ids`` ``[B, T]`` into a DynamicCache, with the last token's logits; return the seconds."""
+    """Return the seconds that a prefill of ``ids`` ``[B, T]`` into transformers' DynamicCache takes.
+
+    The prefill includes the logits of the last token.
+    """
     cache = new_cache("dynamic", model, 0)
     started = now(ids.device)
     model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
@@ -83,21 +86,21 @@ def prefill(model: Any, ids: Tensor) -> float:
 
 @torch.no_grad()
 def decode(name: str, model: Any, ids: Tensor, steps: int, fill: str, seed: int = 0) -> dict[str, Any]:
-    """Prefill ``ids`` ``[B, T]``, run `steps` greedy decode steps, and return times and peaks.
+    """Run a prefill and greedy decode steps with a cache of transformers, and return times and peak memory.
 
-    A few warm-up steps (compilation, first replays) come before the `steps` and are not timed.
+    A few warm-up steps, with compilation and first replays, come before the timed steps.
 
     Args:
         name: key of :data:`BASELINES`.
         model: a model that runs transformers' own attention.
         ids: the prompts, ``[B, T]``.
         steps: number of timed decode steps.
-        fill: ``prefill``, or ``random`` for random keys and values instead of a prefill.
+        fill: how the cache is filled: ``prefill``: the prompts are run; ``random``: with random keys and values.
         seed: seed of the random keys and values.
 
     Returns:
-        ``prefill_s`` (None with random keys), ``step_s`` (seconds of each step), ``peak`` (bytes by phase) and
-        ``tokens`` (of the first row, warm-up steps included).
+        ``prefill_s``: seconds of the prefill, None if there was none; ``step_s``: seconds of each step; ``peak``: peak
+        memory in bytes by phase; ``tokens``: new tokens of the first row, those of warm-up steps included.
     """
     batch, width = ids.shape
     warm_ups = 6 if name.endswith("compiled") else 2
