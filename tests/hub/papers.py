@@ -1,4 +1,4 @@
-"""The papers' repositories as the stand-in serves them: tiny's weights under their ids, and made-up records.
+"""The papers' repositories as the stand-in serves them: tiny's first layers under their ids, and made-up records.
 
 Layouts are those of the hub: an archive, parquet shards, gzipped and plain JSON lines. All texts are generated here.
 """
@@ -11,6 +11,7 @@ import json
 import random
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from kvbench.tasks.longbench import EXTENDED, templates
 from kvbench.util.confdir import options
 from tests.hub.standin import Hub
 
+#: layers of the models that are served, of tiny's eight: no test looks at answers
+LAYERS = 2
 _WORDS = "the old river house stood near a quiet road where people walked home late with their bread".split()
 
 Records = Sequence[Mapping[str, Any]]
@@ -134,7 +137,7 @@ def add_datasets(hub: Hub) -> None:
 
 
 def add_model(hub: Hub, preset: str, *, refuses: int | None = None) -> str:
-    """Add tiny's weights, in two shards and with a chat template, under a preset's id and commit; return the id."""
+    """Add tiny's first layers as two shards with a chat template, under a preset's id and commit; return the id."""
     group = yaml.safe_load(options("model")[preset].read_text(encoding="utf-8"))
     hub.add(group["hub_id"], _tiny(), refuses=refuses)
     if group["revision"]:
@@ -142,17 +145,20 @@ def add_model(hub: Hub, preset: str, *, refuses: int | None = None) -> str:
     return str(group["hub_id"])
 
 
+@cache
 def _tiny() -> dict[str, bytes]:
     from safetensors.torch import load_file, save
 
     folder = local_folder("kvbench:tiny")
     assert folder is not None
-    files = {name: (folder / name).read_bytes() for name in ("config.json", "generation_config.json", "tokenizer.json")}
+    files = {name: (folder / name).read_bytes() for name in ("generation_config.json", "tokenizer.json")}
+    config = json.loads((folder / "config.json").read_text())
+    files["config.json"] = json.dumps({**config, "num_hidden_layers": LAYERS}).encode()
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     files["tokenizer_config.json"] = json.dumps({**tokenizer, "chat_template": template}).encode()
     tensors, index = load_file(folder / "model.safetensors"), {}
-    names = sorted(tensors)
+    names = sorted(name for name in tensors if ".layers." not in name or int(name.split(".layers.")[1][0]) < LAYERS)
     for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :]), start=1):
         shard = f"model-0000{number}-of-00002.safetensors"
         files[shard] = save({name: tensors[name] for name in part}, metadata={"format": "pt"})

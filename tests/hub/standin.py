@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -177,6 +178,7 @@ def _send(
         request.wfile.write(content)
 
 
+@cache
 def _hash(file: str, content: bytes) -> str:
     if file.endswith(LARGE):
         return hashlib.sha256(content).hexdigest()
