@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,26 +45,24 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.parallel.tp_driver", str(folder)],
-            cwd=ROOT,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", "tests.parallel.tp_driver", str(folder)],
+        cwd=ROOT,
+        env=common,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that both ranks can be ended with it
+    )
     try:
-        said = [process.communicate(timeout=120) for process in processes]
+        codes = json.loads(driver.communicate(timeout=120)[0])
     finally:
-        for process in processes:
-            process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
         del store
+    said = [[(folder / f"rank{rank}.{name}").read_text() for name in ("out", "err")] for rank in range(2)]
     lines = said[0][0].splitlines()
     assert len(lines) == 1, said[0][1] + said[1][1]
-    return {**json.loads(lines[0]), "folder": folder, "said": said, "codes": [each.returncode for each in processes]}
+    return {**json.loads(lines[0]), "folder": folder, "said": said, "codes": codes}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,4 +1,8 @@
-"""One of two processes that share models; rank 0 prints what came out as JSON. Started by test_tensor_parallel.py."""
+"""Two processes that share models, forked after one import of torch; rank 0 prints what came out as JSON.
+
+Started by test_tensor_parallel.py, which reads ``rank0.out``, ``rank0.err``, ``rank1.out`` and ``rank1.err`` and what
+this process prints: the exit codes of both.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -49,7 +54,7 @@ def decoded(model: Any, name: str, sampling: Sampling | None = None) -> tuple[An
 
 
 def models(team: teams.Team) -> dict[str, Any]:
-    """Every method on a model in one piece and on its slices."""
+    """Every method on a model in one piece, which rank 0 does, and on its slices."""
     found: dict[str, Any] = {}
     pairs = {"kvquant": (zoo.model("llama"), deepcopy(zoo.model("llama")))}
     whole, sharded = zoo.restless(), deepcopy(zoo.restless())
@@ -57,13 +62,13 @@ def models(team: teams.Team) -> dict[str, Any]:
     shard(pairs["kvquant"][1], team)
     for name in METHODS:
         one, mine = pairs.get(name, (whole, sharded))
-        tokens, bill = decoded(one, name)
+        tokens, bill = decoded(one, name) if team.rank == 0 else (None, None)
         shared, part = decoded(mine, name)
         bills = team.exchange(part)
         found[name] = {"whole": tokens, "shared": team.exchange(shared), "bill": bill, "bills": bills}
     sampling = Sampling(temperature=1.0, seed=3)
     found["sampled"] = {
-        "whole": decoded(whole, "fp16", sampling)[0],
+        "whole": decoded(whole, "fp16", sampling)[0] if team.rank == 0 else None,
         "shared": team.exchange(decoded(sharded, "fp16", sampling)[0]),
     }
     biased = deepcopy(zoo.model("qwen2"))
@@ -112,19 +117,47 @@ def runs(folder: Path, team: teams.Team) -> None:
             outlive(first)
 
 
-def main() -> None:
-    """Do all of it."""
-    torch.set_num_threads(1)
+def one_rank(folder: Path) -> None:
+    """Do what a rank does."""
     team = teams.join("cpu")
-    zoo.calibrations("llama")
     with torch.inference_mode():
         found = models(team)
     if team.rank == 0:
         print(json.dumps(found), flush=True)
     try:
-        runs(Path(sys.argv[1]), team)
+        runs(folder, team)
     finally:
         teams.leave()
+
+
+def started(rank: int, folder: Path) -> int:
+    """Fork a rank whose output goes to files, and return its process id."""
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(folder / f"rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        one_rank(folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Start both ranks and print how they ended."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    zoo.calibrations("llama")  # both ranks read it
+    processes = [started(rank, folder) for rank in range(2)]
+    # rank 0 first: rank 1 stays until it has gone
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]))
 
 
 if __name__ == "__main__":
