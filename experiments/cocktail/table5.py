@@ -78,6 +78,6 @@ ITEM = Grid(
     random. Without module II, chunks stay where they stand: each run of chunks of one width is stored and billed by
     itself, with the rest of its last tile of 128 tokens, and no fused kernel reads it, so that its steps are eager (16
     of them, which leaves its cache up to 0.05 GiB smaller). Here: one sequence, and the larger of the peaks while
-    reading the prompt and while decoding. The file of the points without module I was lost; as printed
-    (results/h200/papers/README.md) they are those of Cocktail. {POINTS_CAPTION}""",
+    reading the prompt and while decoding, in GiB (the paper prints GB). The file of the points without module I was
+    lost; as printed (results/h200/papers/README.md) they are those of Cocktail. {POINTS_CAPTION}""",
 )

@@ -74,7 +74,7 @@ def _lines(item: Item, folded: Folded, pyplot: Any) -> Any:
         if heights and max(heights) / min(heights) >= 20:
             axes.set_yscale("log")
         else:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, max(axes.get_ylim()[1], 1.08 * max(heights, default=0)))  # crosses lie inside
         axes.set(xlabel=item.x, ylabel=name or _label(item, folded), title=model)
         axes.grid(alpha=0.3)
     _legend(figure, panels)

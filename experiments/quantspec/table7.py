@@ -50,13 +50,14 @@ ITEM = Grid(
             for context in _CONTEXTS
             for draft in SPARSE
         ),
-        *less_memory(f"multi_lexsum {context}k" for context in _CONTEXTS),
+        *less_memory(f"multi_lexsum {context}k" for context in _CONTEXTS if context > 16),
         *(
             Claim(text=f"QuantSpec is faster than {draft}", first="QuantSpec", second=draft, column=MINI_SPEEDUP.name)
             for draft in SPARSE
         ),
     ),
     caption=f"""The paper: Multi-LexSum, one A6000, the fastest gamma of each method. Here each cell shows its fastest
-    gamma. Memory was measured with random weights on one H200: it is the peak of decoding, weights included.
-    {SPEED_NOTE}""",
+    gamma. Memory was measured with random weights on one H200: it is the peak of decoding, weights included, in GiB
+    (the paper prints GB). At 16k the paper's own QuantSpec takes more memory than sparse drafts, so that nothing is
+    claimed there. {SPEED_NOTE}""",
 )
