@@ -49,9 +49,12 @@ def parser(measuring: bool = True) -> argparse.ArgumentParser:
 
 
 def measured(commands: Any) -> None:
-    """Add the commands that measure single operations: kernel, quantize and products.
+    """Add the commands that measure single operations (kernel, quantize and products) to the parser.
 
     Their argparse choices come from a module that imports torch, hence the late import.
+
+    Args:
+        commands: the subparsers of the command line, as ``add_subparsers`` returns them.
     """
     from kvbench.bench.shapes import FORMATS, MODELS
 

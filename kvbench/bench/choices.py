@@ -144,10 +144,10 @@ def shape_of(name: str) -> Shape:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML or JSON file holds.
+    """Return the content of a YAML or JSON file, which must be a mapping.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something other than a mapping.
+        ConfigError: the file cannot be read, or its content is not a mapping.
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML

@@ -71,13 +71,13 @@ def replayed(calls: Sequence[Callable[[], object]], seconds: float = 0.25) -> Ti
 
 
 def rounds(run: Callable[[], object], per_round: int, seconds: float) -> Time:
-    """Time rounds on the GPU until their times add up to `seconds`, and return the time of one call.
+    """Return the time of one call on the GPU, measured over rounds of several calls.
 
-    Measures 7 to 400 rounds.
+    Rounds are repeated until their times add up to `seconds`, but at least 7 and at most 400 times.
 
     Args:
-        run: launches one round.
-        per_round: number of calls in a round, among which its time is divided.
+        run: function that launches one round.
+        per_round: number of calls per round, by which the time of a round is divided.
         seconds: measuring time.
     """
     for _ in range(2):

@@ -182,9 +182,15 @@ def traffic(format: str, at: Point) -> int:
 
 
 def others(at: Point, dtype: torch.dtype, bits: int, seconds: float) -> dict[str, Time | str]:
-    """Return the time in which quanto and hqq, transformers' QuantizedCache back ends, quantize a layer.
+    """Return the times in which quanto and hqq, the back ends of transformers' QuantizedCache, quantize a layer.
 
-    For a back end that is not installed or fails, the error as text.
+    The result maps each back end to its time, or to the error as text if it is not installed or fails.
+
+    Args:
+        at: model, batch and tokens.
+        dtype: dtype of keys and values.
+        bits: bits per code.
+        seconds: measuring time per back end.
     """
     times: dict[str, Time | str] = {}
     x, y = fresh(at, dtype, at.context).contiguous(), fresh(at, dtype, at.context, 1).contiguous()

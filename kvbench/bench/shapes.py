@@ -176,9 +176,9 @@ def lengths(layer: Layer, context: int, q_len: int) -> tuple[list[int], list[int
 
 
 def side_bytes(form: Format, count: int, channels: int, width: int = 2) -> int:
-    """Return the bytes of `count` keys or values of one head, codes and parameters.
+    """Return the bytes (codes and parameters) of the keys or the values of some tokens in one head.
 
-    Parameters of a partial group are not counted.
+    Parameters of an incomplete group are not counted.
 
     Args:
         form: format of the tokens.

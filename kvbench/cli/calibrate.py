@@ -27,7 +27,11 @@ MINI_SEED = 2**31
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status; print errors to standard error."""
+    """Run ``python -m kvbench.calibrate`` and return the exit status; print errors to standard error.
+
+    Args:
+        argv: arguments of the command line; None: those of this process.
+    """
     arguments = _parser().parse_args(argv)
     try:
         print(run(arguments))
@@ -92,7 +96,7 @@ def model_config(name: str, path: str | None, dtype: str | None, random: bool) -
 
     Args:
         name: a preset, a repository on the hub, or a folder.
-        path: folder of the weights, or None.
+        path: folder of the weights; None: they are where `name` says.
         dtype: dtype of the weights; None: the model's default.
         random: True for random weights.
 

@@ -39,7 +39,11 @@ REMEDY = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status; print errors to standard error."""
+    """Run ``python -m kvbench.fetch`` and return the exit status; print errors to standard error.
+
+    Args:
+        argv: arguments of the command line; None: those of this process.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or {"-h", "--help"} & set(arguments):
         print(__doc__)

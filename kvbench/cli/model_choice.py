@@ -57,8 +57,8 @@ def filled(config: DictConfig, choice: str | None, texts: Sequence[str], extra: 
     Args:
         config: the configuration as composed by Hydra; its `model` group is changed in place.
         choice: the preset, repository or folder after ``model=``.
-        texts: the overrides.
-        extra: the folder of ``--config-dir``, or None.
+        texts: the overrides of the command line.
+        extra: folder given by ``--config-dir``; None: not given.
 
     Raises:
         ConfigError: there is no such checkpoint, or its config.json cannot be read.

@@ -108,7 +108,7 @@ def check_number(override: Override) -> None:
 
 
 def check_repeats(overrides: Sequence[Override]) -> None:
-    """Raise ConfigError if a key is given twice, where Hydra would silently use the last value."""
+    """Raise ConfigError if two overrides have the same key; Hydra would silently use the last value."""
     seen: dict[str, Override] = {}
     for override in overrides:
         key = override.key_or_group
@@ -138,11 +138,15 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Return the overrides for a sweep over choices of a group, with single values written as ``KEY=choice(VALUE)``.
+    """Return overrides that Hydra accepts in a sweep over choices of a group, such as ``dataset=a,b dataset.path=X``.
 
-    Hydra first composes a configuration for the sweep itself from the overrides that are not swept. With
-    ``dataset=a,b dataset.path=X``, this applies `path` to the default data set, which may not have that key. As a sweep
-    over one value, the key is applied only to the jobs.
+    Hydra first composes a configuration for the sweep itself, from the overrides that have a single value. It would
+    thus set ``path`` in the default data set, which may not have that key. Overrides with a single value are therefore
+    written as a sweep over one value, ``KEY=choice(VALUE)``, so that Hydra applies them only to the jobs.
+
+    Args:
+        texts: overrides as typed.
+        groups: names of the configuration groups.
     """
     parser = OverridesParser.create()
     parsed = [parser.parse_override(text) for text in texts]

@@ -27,7 +27,11 @@ GROUPS = ("model", "method", "quantizer", "dataset", "decoding", "runtime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status; print errors to standard error."""
+    """Run ``python -m kvbench.report`` and return the exit status; print errors to standard error.
+
+    Args:
+        argv: arguments of the command line; None: those of this process.
+    """
     arguments = _parser().parse_args(argv)
     try:
         return _main(arguments)

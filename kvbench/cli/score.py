@@ -35,7 +35,11 @@ _GSM8K = ("gsm8k", "gsm8k_logquant")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status; print errors to standard error."""
+    """Run ``python -m kvbench.score`` and return the exit status; print errors to standard error.
+
+    Args:
+        argv: arguments of the command line; None: those of this process.
+    """
     arguments = _parser().parse_args(argv)
     try:
         if arguments.output is not None:

@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_./\-+%@*?|$:]+")
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with its quantizer and hyper-parameters.
+    """A method with its quantizer and hyper-parameters, parsed from a string such as ``kivi:int4:residual=64``.
 
     Args:
         text: the string as it was typed.
@@ -178,8 +178,8 @@ def typed(text: str, setting: str = "") -> Any:
     A list of numbers may be written ``10/30/60``; other text with slashes is a string (a path).
 
     Args:
-        text: the value.
-        setting: the whole setting, for messages.
+        text: text of the value.
+        setting: the complete setting that contains the value, for messages.
 
     Raises:
         ConfigError: a mapping has an entry without a colon, or brackets or quotes are unbalanced.

@@ -168,7 +168,11 @@ class CapturedDrafter(Drafter):
             step.cache.take_back([tokens] * len(step.tokens))
 
     def drafts(self, limits: Sequence[int]) -> int:
-        """Return gamma whatever the limits are, because a captured round always drafts that many tokens."""
+        """Return the number of tokens to draft in a round: gamma, because a captured round always drafts that many.
+
+        Args:
+            limits: number of drafts that each row may accept; not used.
+        """
         return self.speculation.gamma
 
     def propose(

@@ -56,7 +56,7 @@ class Method(Traits):
 
     @property
     def settles(self) -> bool:
-        """True if the method defines :meth:`settle`, that is, packs or drops tokens as the sequence grows."""
+        """True if the method packs or drops tokens as the sequence grows, that is, if it overrides :meth:`settle`."""
         return type(self).settle is not Method.settle
 
     def alone(self) -> Method:

@@ -73,7 +73,7 @@ class Setting:
 
     @property
     def shown(self) -> int:
-        """Number of prompt tokens that the first token after the prompt can see."""
+        """Number of prompt tokens that a sliding window does not hide from the first token after the prompt."""
         return self.prompt - hidden(self.prompt, self.window)
 
     @property

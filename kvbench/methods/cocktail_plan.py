@@ -20,7 +20,13 @@ else:
 
 
 class Run(NamedTuple):
-    """Consecutive tokens of one width: `bits` (16: full precision), the first token, and one past the last token."""
+    """Consecutive tokens that are stored with the same number of bits.
+
+    Args:
+        bits: bits per element: 2, 4, or 16 for full precision.
+        first: index of the first token.
+        stop: one past the index of the last token.
+    """
 
     bits: int
     first: int
@@ -86,7 +92,11 @@ class ChunkPlan:
             self._indices.clear()
 
     def passed(self, hidden: int) -> int:
-        """Return how many of the oldest `hidden` tokens can be dropped without splitting a packed chunk."""
+        """Return how many of the oldest tokens can be dropped without splitting a packed chunk.
+
+        Args:
+            hidden: number of oldest tokens that a sliding window hides; the result is at most this number.
+        """
         for (first, stop), bits in zip(self.chunks.spans, self.widths.bits, strict=True):
             if first < hidden < stop and bits < 16:
                 return first

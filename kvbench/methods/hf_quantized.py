@@ -181,7 +181,7 @@ class HFQuantized(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Quantize the whole prompt, except for the sinks and the newest `recent` tokens."""
+        """Store the prompt: quantize all of its tokens, except for the sinks and the newest `recent` tokens."""
         for side, store, x in zip(SIDES, layer.stores(), (keys, values), strict=True):
             sinks = min(self.sinks, x.shape[2])
             border = max(sinks, x.shape[2] - self.window(side)[1])

@@ -88,7 +88,7 @@ class KVQuant(RecencyMethod):
 
     @property
     def sinks(self) -> int:  # type: ignore[override]
-        """Number of first tokens kept exact: `first_tokens`."""
+        """Number of tokens at the start of a sequence that stay in full precision: `first_tokens`."""
         return self.first_tokens
 
     @property

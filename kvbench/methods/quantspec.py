@@ -229,7 +229,7 @@ class QuantSpec(RecencyMethod):
     ) -> KVCache:
         """Return an empty cache for the target; if the draft has its own cache, the target's cache leads it.
 
-        A cache that leads another one passes on every token that it receives.
+        A cache that leads another one gives it the tokens of the prompt, so that one prefill fills both.
 
         Args:
             model: causal language model, which is switched to kvbench's attention.

@@ -254,7 +254,7 @@ class RecencyMethod(Method):
         return whole(hidden, self.unit(layer.heads * max(layer.key_dim, layer.value_dim)), self.sinks)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the tokens that :meth:`forgotten` counts and that are still stored."""
+        """Drop the tokens that :meth:`forgotten` counts and that are still stored; arguments as for the base class."""
         if not self._gaps(layer):
             super().forget(layer, rows, hidden)
             return

@@ -76,7 +76,7 @@ class ScoredMethod(Method):
         return True
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if `budget` is a share outside (0, 1], or too small for the newest tokens and one more."""
+        """Raise ConfigError if `budget` is a share outside (0, 1], or a number of tokens below :attr:`least`."""
         super().check(head_dim, max_length)
         check_budget(self.budget, self.least, f"the newest tokens ({self.newest}) and one before them")
 
@@ -146,7 +146,9 @@ class ScoredMethod(Method):
     def place(
         self, layer: KVLayer, rows: slice, keys: torch.Tensor, values: torch.Tensor, scores: torch.Tensor | None
     ) -> None:
-        """Store the prompt tokens that :meth:`choose` picks, and record their positions.
+        """Store the prompt tokens that :meth:`choose` returns, and record their positions.
+
+        Arguments are those of :meth:`Method.place`.
 
         Raises:
             CacheError: the method needs the attention of the prompt, but none was observed; or the result of

@@ -115,9 +115,10 @@ class FormatSpec:
             )
 
     def channels_per_group(self, head_dim: int) -> int:
-        """Return the group size in use for heads of `head_dim` channels (axis ``token``).
+        """Return the group size to use for heads of `head_dim` channels; only for axis ``token``.
 
-        It is `head_dim` for ``"head_dim"``. A size from a preset that does not divide `head_dim` is reduced.
+        The group size ``"head_dim"`` becomes `head_dim`. A size from a preset that does not divide `head_dim` is
+        reduced to a power of two that does, if there is one of at least 8.
         """
         if self.group_size == "head_dim":
             return head_dim

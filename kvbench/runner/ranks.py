@@ -152,7 +152,7 @@ def opened(checked: RunConfig, task: Task, team: Team | None) -> Iterator[Sessio
 
 
 def together(team: Team | None, act: Callable[[], Any]) -> Any:
-    """Call `act` on every rank and return its value; if it fails on one rank, raise an error on all of them.
+    """Call a function on every rank and return its value; if it fails on one rank, raise an error on all of them.
 
     Args:
         team: the ranks, each of which must call this function; None: a single process.

@@ -71,7 +71,10 @@ def record_placement(model: Any, placement: Placement) -> None:
 
 
 def release(model: Any) -> None:
-    """Remove the attachment of `model`, apart from the placement. The caller must have undone everything else."""
+    """Remove the state that kvbench keeps on a model, apart from the placement of its weights.
+
+    The caller must already have undone what the state describes, such as a replaced attention implementation.
+    """
     known = attached(model)
     if known is None:
         return
