@@ -255,7 +255,7 @@ def decode(captured: Captured, token: Tensor, stopping: Stopping, max_new_tokens
 
     Raises:
         CacheError: a step could no longer be captured, or the model did not use the cache.
-        NonFiniteError: the method packed NaN or Inf in one of the last steps.
+        NonFiniteError: the method packed NaN or Inf; the error is raised one or two steps later.
     """
     step, total = captured.step, max_new_tokens - 1
     cache = step.cache

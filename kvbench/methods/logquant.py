@@ -109,9 +109,9 @@ class LogQuant(Method):
     """LogQuant: the newest tokens and ever fewer of the older ones stay in full precision; the others are quantized.
 
     Keys are stored after RoPE. On a layer with a sliding window, the rule counts all tokens of the text. The W tokens
-    of one flush are dropped together once all of them are hidden. Exact tokens (fewer than 3 W, and the sinks) are
-    never dropped. If the sliding window is so short that it shows at most that many tokens, all tokens in it stay
-    exact.
+    of one flush are dropped together once all of them are hidden. Exact tokens (fewer than 3 W, and the sinks) stay
+    until the rule quantizes them. If the sliding window is so short that it shows at most that many tokens, all tokens
+    in it stay exact.
 
     Args:
         window: W, in tokens; None: ``reserved // 3``. The paper's tables use 42. 64 suits the kernels best, because its

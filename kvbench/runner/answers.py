@@ -118,7 +118,7 @@ def generation_figures(
         machine: names of device and dtype.
         cache: the cache after the generation.
         peaks: peak memory by phase.
-        warm_up: True if the batch warms up, so that its times are left out of means.
+        warm_up: True if the batch warms up, so that its times are left out of all figures.
         rows: number of rows in the batch.
         generation: the generation, with its times.
     """

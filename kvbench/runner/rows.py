@@ -34,7 +34,7 @@ class Machine:
             batch_rows: number of rows in the batch.
             peak_bytes: peak memory by phase; None if it was not measured.
             attention: attention path, and whether it reads packed codes; None if nothing ran.
-            warm_up: True if the batch warms up, so that its times are left out of means.
+            warm_up: True if the batch warms up, so that its times are left out of all figures.
             ttft_s: time to the first token in seconds; None if unknown.
             step_s: seconds of each decode step.
             more: further figures, placed after the times.
