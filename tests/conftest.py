@@ -24,6 +24,9 @@ LONG = (
     "runner/test_stored.py",
     "runner/test_sources.py",
     "cli/test_sweep.py",
+    "cli/test_cli_nonsense.py",
+    "tasks/test_longbench.py",
+    "results/test_tables.py",
     "hub/test_end_to_end.py",
     "test_imports.py",
 )
