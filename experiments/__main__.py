@@ -120,16 +120,8 @@ def paths_of(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line says; 1 if a run failed, 2 if the command line is wrong."""
     arguments = parser().parse_args(argv)
-    if arguments.check:
-        from experiments import check
-
-        return check.main([f"--{name}" for name in ("write", "uncovered") if getattr(arguments, name)])
-    if arguments.reproduce:
-        from experiments import reproduce
-        from experiments.registry import items
-
-        return reproduce.main(list(items().values()), arguments.write, arguments.expect)
-    if arguments.write or arguments.uncovered or arguments.expect:
+    apart = arguments.check or arguments.reproduce
+    if not apart and (arguments.write or arguments.uncovered or arguments.expect):
         parser().error("--write needs --check or --reproduce, --uncovered --check, and --expect --reproduce")
     try:
         return _do(arguments)
@@ -148,9 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _do(arguments: argparse.Namespace) -> int:
-    from experiments import reproduce, session
+    from experiments import check, reproduce, session
     from experiments.registry import chosen, items
 
+    if arguments.check:
+        return check.main([f"--{name}" for name in ("write", "uncovered") if getattr(arguments, name)])
+    if arguments.reproduce:
+        return reproduce.main(list(items().values()), arguments.write, arguments.expect)
     plan = Plan(
         models=tuple(arguments.models),
         data=arguments.data,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments import stored
 from experiments.draw.table import with_error
 from experiments.item import Computed, Item
 from experiments.plan import Plan
@@ -61,7 +62,7 @@ def scales(item: Item, results: Path) -> list[Scale]:
     for path in paths:
         if path.exists():
             name = "" if path.parent == results / item.id else path.parent.name
-            scale = Scale(name, path, json.loads(path.read_text(encoding="utf-8")))
+            scale = Scale(name, path, stored.content(path))
             if scale.numbers and not scale.content["marks"]:
                 there.append(scale)
     return there
@@ -190,7 +191,7 @@ def predicted() -> dict[str, dict[str, float]]:
     """Return the expected time and memory by item, as they were predicted last; empty if they never were."""
     expected: dict[str, dict[str, float]] = {}
     if EXPECTED.exists():
-        expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
+        expected = stored.content(EXPECTED)
     return expected
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments import stored
 from experiments.checks.numbers import NUMBER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,7 +135,7 @@ Rule = Text | Row | Whole
 @cache
 def load(path: str) -> Any:
     """Return the content of a JSON file, named from the repository's root."""
-    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+    return stored.content(ROOT / path)
 
 
 @cache

@@ -111,11 +111,10 @@ def _reasons(folded: Folded) -> list[str]:
     places: dict[str, list[str]] = {}
     for cell in folded.cells:
         if cell.ours is None and cell.reason:
-            places.setdefault(cell.reason.split("\n")[0], []).append(f"{cell.row}" if cell.row else cell.column)
-    lines = []
-    for reason, rows in places.items():
-        text = reason if len(reason) <= SHORT else reason[: SHORT - 3] + "..."
-        lines.append(f"Empty ({', '.join(dict.fromkeys(rows))}): {text}")
+            reason = cell.reason.split("\n")[0]
+            text = reason if len(reason) <= SHORT else reason[: SHORT - 3] + "..."
+            places.setdefault(text, []).append(cell.row or cell.column)
+    lines = [f"Empty ({', '.join(dict.fromkeys(rows))}): {text}" for text, rows in places.items()]
     return [*lines, ""] if lines else []
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import published
+from experiments import published, stored
 from experiments.fold.analytic import length
 from experiments.fold.cells import Cell, Folded, Heading, Verdict
 from experiments.fold.points import FOLDERS
@@ -26,7 +25,7 @@ def latencies(item: Computed, plan: Plan, folder: Path = FOLDERS[-1]) -> Folded:
     """
     options = item.options
     path = folder / f"{options['file']}.json"
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    content = stored.content(path) if path.exists() else {}
     same = not plan.models or list(plan.models) == [model.preset for model in item.models]
     missing = f"not measured: python -m kvbench.bench kernel needs a GPU ({options['file']}.json)"
     reason = missing if same else "one layer of the paper's shape is measured, whatever the model"

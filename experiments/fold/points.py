@@ -6,12 +6,12 @@ file; every file of :data:`FOLDERS` is read, and a later folder or name wins.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments import stored
 from experiments.fold.cells import OUT_OF_MEMORY
 from experiments.fold.grid import Source
 from experiments.item import Column
@@ -68,7 +68,7 @@ def points(folders: tuple[Path, ...]) -> Mapping[Key, Source]:
     """
     by_key: dict[Key, Source] = {}
     for path in [path for folder in folders for path in sorted(folder.glob("*.json"))]:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = stored.content(path)
         for record in content.get("rows", ()):
             try:
                 limit = content.get("memory_limit_gb")

@@ -213,6 +213,17 @@ def test_a_folder_that_cannot_be_written_is_named(plan, capsys, monkeypatch, tmp
     assert str(tmp_path / "file") in capsys.readouterr().err
 
 
+def test_a_damaged_result_is_named(capsys, monkeypatch, tmp_path):
+    from experiments import reproduce
+
+    (tmp_path / ITEM.id).mkdir(parents=True)
+    (tmp_path / ITEM.id / "cells.json").write_text('{"cells', encoding="utf-8")
+    monkeypatch.setattr(registry, "items", lambda: {ITEM.id: ITEM})
+    monkeypatch.setattr(reproduce, "main", lambda items, *rest: reproduce.page(items, tmp_path, {}))
+    assert main(["--reproduce"]) == 2
+    assert "cells.json is damaged" in capsys.readouterr().err
+
+
 def test_lengths_of_cells_that_the_table_lacks_are_not_noted():
     from experiments.registry import items
     from experiments.session import notes_of
