@@ -25,7 +25,7 @@ def lines(name: str, folder: Path = FOLDER) -> tuple[Mapping[str, str], ...]:
             return tuple(csv.DictReader(handle))
     except FileNotFoundError:
         raise DataError(
-            f"{path} does not exist.\n  hint: correct the item's `published`; it must name a file in {folder}"
+            f"{path} does not exist.\n  hint: restore {folder} (git checkout), or correct the item's `published`"
         ) from None
 
 
