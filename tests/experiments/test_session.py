@@ -41,8 +41,18 @@ ITEM = Grid(
 
 @pytest.fixture
 def plan(tmp_path):
+    return plan_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A plan for tests that run nothing, so that its runs are composed once."""
+    return plan_in(tmp_path_factory.mktemp("empty"))
+
+
+def plan_in(folder):
     lengths = {"lengths": (512,), "limit": 1, "max_new_tokens": 2}
-    return Plan(models=("tiny",), data="mini", device="cpu", runs=tmp_path / "runs", out=tmp_path / "out", **lengths)
+    return Plan(models=("tiny",), data="mini", device="cpu", runs=folder / "runs", out=folder / "out", **lengths)
 
 
 def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
@@ -85,8 +95,8 @@ def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
     assert "| FP16 | ours |" in capsys.readouterr().out
 
 
-def test_run_ids_are_those_of_the_typed_command(plan, monkeypatch):
-    run = next(run for run in missing_runs(ITEM, plan) if "method=fp16" in run.overrides)
+def test_run_ids_are_those_of_the_typed_command(empty, monkeypatch):
+    run = next(run for run in missing_runs(ITEM, empty) if "method=fp16" in run.overrides)
     assert run.command.startswith("python -m kvbench method=fp16 model=tiny dataset=mini ")
     from kvbench.cli.compose import Composer
 
@@ -118,15 +128,15 @@ def test_a_run_that_breaks_does_not_end_the_others(monkeypatch, tmp_path):
     assert outcome.status == "failed" and outcome.reason.startswith("ZeroDivisionError: 1 / 0")
 
 
-def test_a_reason_is_shown_where_the_run_is_missing(plan):
-    run = run_of("fp16", "tiny", ["dataset=mini"], plan)
+def test_a_reason_is_shown_where_the_run_is_missing(empty):
+    run = run_of("fp16", "tiny", ["dataset=mini"], empty)
     place = ("tiny", "FP16", "needle")
     outcomes = {
-        one: Outcome(one, "", "absent", "no network") for one in runs_of(ITEM, plan).values() if isinstance(one, Run)
+        one: Outcome(one, "", "absent", "no network") for one in runs_of(ITEM, empty).values() if isinstance(one, Run)
     }
-    sources = sources_of(ITEM, plan, outcomes)
+    sources = sources_of(ITEM, empty, outcomes)
     assert sources[place].reason == "no network" and not sources[place].rows
-    assert isinstance(runs_of(ITEM, plan)["tiny", "none", "needle"], Cause)
+    assert isinstance(runs_of(ITEM, empty)["tiny", "none", "needle"], Cause)
     assert run not in outcomes
 
 
@@ -232,13 +242,13 @@ def test_lengths_of_cells_that_the_table_lacks_are_not_noted():
     assert "32678" in note and "65536" not in note
 
 
-def test_dry_run(plan, capsys, monkeypatch):
+def test_dry_run(empty, capsys, monkeypatch):
     from experiments.predict import duration, expect, predicted
 
-    text = predicted([ITEM, ITEM], plan)
+    text = predicted([ITEM, ITEM], empty)
     assert text.count("python -m kvbench method=fp16 model=tiny dataset=mini") == 1
     assert "4 of which are shared with items above" in text and "4 runs, expected on one h200" in text
-    qmsum = run_of("fp16", "llama2-7b", ["dataset=longbench_cocktail", "dataset.tasks=[qmsum]"], plan)
+    qmsum = run_of("fp16", "llama2-7b", ["dataset=longbench_cocktail", "dataset.tasks=[qmsum]"], empty)
     seconds, peak = expect(qmsum)
     # 200 samples of 127 steps; a step reads 13.2 GB of weights and 2.1 GB of keys and values at 4.7 TB/s, about 3.2 ms
     assert 200 * 127 * 3e-3 < seconds < 200 * 127 * 6e-3
