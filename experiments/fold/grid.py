@@ -158,7 +158,7 @@ class _Table:
             paper=paper,
             ours=whole[0],
             stderr=whole[1],
-            n=sum(self.counts[column.name] for column in members),
+            n=sum(self.counts[column.name] for column in members) if group.pick == "mean" else 1,
             to_base=None if difference is None else difference[0],
             to_base_stderr=None if difference is None else difference[1],
             runs=runs,
