@@ -94,7 +94,12 @@ def analyse(
     """
     options = options or Options()
     if not prompts:
-        raise ConfigError("samples", None, "does not provide a prompt to analyse", hint="dataset.limit=4")
+        raise ConfigError(
+            "prompts",
+            None,
+            "there must be at least one prompt to analyse",
+            hint="choose a data set that has samples, and a dataset.limit of at least 1",
+        )
     if loaded.layout == "tensor_parallel":
         raise ConfigError(
             "runtime.tensor_parallel",
@@ -182,8 +187,9 @@ def add(outcome: Outcome, text: Text, observation: Observation, bills: Mapping[s
         if broken:
             layer = int(np.argwhere(~np.isfinite(parts[broken[0]]))[0, 0])
             raise NonFiniteError(
-                f"{text.id}: the {broken[0]} of {name} is NaN or infinite in layer {layer}: the model's queries, keys "
-                "or values there are.\n  hint: set model.dtype=float32; if the error remains, the weights are damaged"
+                f"{text.id}: the {broken[0]} of {name} is NaN or infinite in layer {layer}, because the model's "
+                "queries, keys or values in this layer are NaN or infinite.\n  hint: set model.dtype=float32; "
+                "if the error remains, the weights are damaged"
             )
     positions = {
         name: [x.cpu().numpy() for x in getattr(observation, name)]

@@ -25,8 +25,8 @@ class Case:
     Args:
         name: name of the configuration in the report.
         shape: key of :data:`SHAPES`, which gives the numbers of heads and channels.
-        tiers: for each tier, the format of keys, the format of values, and the fraction of the tokens outside the
-            window that are stored in it. All remaining tokens are in full precision.
+        tiers: for each tier, the format of its keys, the format of its values, and the fraction of the tokens outside
+            the window that this tier stores. Tokens that no tier stores are in full precision.
         context: number of cached tokens in each row of the batch.
         window: number of newest keys, and of newest values, in full precision.
         queries: number of new tokens in the step.

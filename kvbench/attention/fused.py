@@ -134,7 +134,7 @@ def check(layer: KVLayer, mask: Tensor | None, count: int) -> None:
     if method.eager and count > 1:
         raise NotServed("several new tokens, packed before they attend")
     if method.reading_order(layer, slice(0, 1)) is not None:
-        raise NotServed("chunks are visited where they stand")
+        raise NotServed("segments must be read in the order of the text, which kernels do not support")
     if not plain(layer, mask, count):
         raise NotServed("the mask is not plain causal")
 

@@ -185,8 +185,9 @@ def window_of(quantizer: AffineQuantizer) -> int:
         quantizer: quantizer of a packed segment.
 
     Raises:
-        NotServed: groups are so short that the tokens of one field of a word may belong to more than two of them, or
-            the window or its groups exceed the lengths that a kernel can encode (:data:`WIDEST`, :data:`LONGEST`).
+        NotServed: a group has so few tokens that consecutive tokens with the same field in a tile's words may belong to
+            more than two groups. Or the window has more than :data:`WIDEST` tokens, or a group has more than
+            :data:`LONGEST`, so that kernels cannot encode the format.
     """
     if not isinstance(quantizer, WindowedQuantizer) or fits_tiles(quantizer):
         return 0
@@ -208,9 +209,9 @@ def pairs_of_row(keys: Sequence[int], values: Sequence[int]) -> dict[tuple[int, 
         values: number of tokens in each segment of its values; both lists have the same sum.
 
     Returns:
-        A dictionary in slot order. A key is the number of the key segment and that of the value segment. A value is a
-        line of the table: the index of the phase's first token in the key segment, its index in the value segment, and
-        the number of tokens.
+        A dictionary in slot order. Its keys are pairs: the index of the key segment and the index of the value segment.
+        Its values are lines of the table: the index of the phase's first token in the key segment, its index in the
+        value segment, and the number of tokens.
     """
     ends_k, ends_v = list(accumulate(keys)), list(accumulate(values))
     phases, slot = {}, 0
@@ -229,7 +230,7 @@ def lines(layer: KVLayer) -> tuple[list[tuple[int, int]], list[list[tuple[int, i
         layer: a layer after its prompt.
 
     Returns:
-        A list of all pairs (number of the key segment, number of the value segment) that any row has or has had, in
+        A list of all pairs (index of the key segment, index of the value segment) that any row has or has had, in
         slot order; and for each row one line per pair, as in :attr:`Work.counts`.
 
     Raises:
@@ -295,7 +296,7 @@ def assembled(
 
     Args:
         layer: a layer after its prompt.
-        order: for each phase, the number of the key segment and that of the value segment (:func:`lines`).
+        order: for each phase, the index of the key segment and the index of the value segment (:func:`lines`).
         counts: for each row and phase, the index of the first token in the key segment, its index in the value segment,
             and the number of tokens (:func:`lines`).
         table: `counts` in device memory, int32 ``[B, phases, 3]``.

@@ -222,8 +222,8 @@ def rows_of(mask: Tensor | None, first: int, last: int, width: int) -> Tensor | 
     Args:
         mask: mask of the new queries, as :func:`attend` takes it. Padding ``[B, T]`` is expanded to a causal mask; the
             new queries must then be the whole prompt. None is returned unchanged.
-        first: number of the first query, counted from the first new one.
-        last: one past the number of the last query.
+        first: index of the first query, counted from the first new one.
+        last: one past the index of the last query.
         width: number of keys, T.
 
     Returns:

@@ -38,7 +38,10 @@ class Piece:
 
 
 def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype, rng: torch.Generator) -> Part:
-    """Return a segment with random contents. In a full-precision segment, row r starts at token r of its buffer.
+    """Return a segment with random contents.
+
+    In a full-precision segment, the tokens of row r begin at index r of that row's buffer, not at index 0. The offset
+    is deliberate: a kernel that ignores it reads NaN.
 
     Args:
         piece: format and number of tokens.
@@ -77,14 +80,14 @@ def part(piece: Piece, side: str, heads: int, channels: int, dtype: torch.dtype,
 
 
 def groups_of(form: Format, tokens: Tensor) -> Tensor:
-    """Return the number of the group that each token belongs to, in a per-channel format.
+    """Return the index of the group to which each token belongs, in a per-channel format.
 
     Args:
         form: a format with axis ``channel``.
         tokens: indices of tokens in the segment, integers ``[n]``.
 
     Returns:
-        Group numbers ``[n]``, counted from the first group of the segment.
+        Indices of groups ``[n]``, counted from the first group of the segment.
     """
     if not form.window:
         return tokens // form.group

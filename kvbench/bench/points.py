@@ -81,7 +81,7 @@ class Bench:
         self.read_rate = self._ceiling() if args.ceiling and self.device.type == "cuda" else None
 
     def _check_lengths(self) -> None:
-        """Raise ConfigError if the longest sequence exceeds what the pretrained model takes."""
+        """Raise ConfigError if a requested sequence exceeds the pretrained model's maximum sequence length."""
         longest, new = max(self.args.contexts), self.args.new_tokens
         if not self.loaded.random_weights and longest + new > self.loaded.max_length:
             raise ConfigError(

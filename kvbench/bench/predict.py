@@ -222,9 +222,10 @@ class Case:
         return self.context + self.args.new_tokens - 1
 
     def step(self, view: View, weights: int, q_len: int = 1) -> Prediction:
-        """Predict time and memory of a decode step.
+        """Predict the time and the memory of a decode step.
 
-        The time is for a cache as in the middle of the generation, the memory for a cache as at its end.
+        The time is predicted for the length of the cache halfway through the generation, and the memory for its length
+        at the end of the generation.
 
         Args:
             view: which part of the cache the step reads: ``all``, ``target`` or ``draft``.
@@ -250,7 +251,7 @@ class Case:
         )
 
     def parts(self) -> dict[str, Any]:
-        """Return the options that split the prefill, as arguments of the roofline's functions."""
+        """Return the options that split the prefill into smaller pieces, as arguments for ``predict``."""
         return {key: getattr(self.args, key) for key in ("prefill_chunk", "prefill_rows", "mlp_chunk")}
 
     def row(self, model: str, label: str, fp16_s: float | None) -> Row:

@@ -120,7 +120,7 @@ def put(segment: PackedSegment, held: int, x: Tensor, index: Tensor | None = Non
 
     Args:
         segment: segment to pack into.
-        held: number of the first slot to write; the segment counts that many tokens before the new ones.
+        held: index of the first slot to write; the segment counts that many tokens before the new ones.
         x: new keys or values, ``[B, H, T, D]``.
         index: tokens of `x` to pack, in this order; None: all.
     """

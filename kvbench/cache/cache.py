@@ -239,7 +239,7 @@ class KVCache(Cache):
         """Replace the batch by some of its rows (beam search).
 
         Args:
-            beam_idx: numbers of the rows, in their new order, ``[new batch]``.
+            beam_idx: indices of the rows, in their new order, ``[new batch]``.
         """
         self.batch_select_indices(beam_idx)
 
@@ -247,7 +247,7 @@ class KVCache(Cache):
         """Replace the batch by some of its rows.
 
         Args:
-            indices: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            indices: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         for layer in self.layers:
             layer.batch_select_indices(indices)
@@ -280,7 +280,9 @@ class KVCache(Cache):
         self.progress.watches.check()
 
     def settle_layers(self) -> None:
-        """Settle all layers as :meth:`settle` does, but without waiting for the device to check for NaN and Inf.
+        """Settle all layers as :meth:`settle` does, but without its final check for NaN and Inf.
+
+        That check waits for the device. Kernels still record a NaN or Inf that they pack, and a later check reports it.
 
         If the method allows it, layers that move the same tokens share a kernel launch.
         """

@@ -82,7 +82,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
 
     Args:
         method: the method, which places and demotes the tokens.
-        index: number of the layer.
+        index: index of the layer.
         progress: state that all layers of a cache share.
         window: the layer's sliding window in tokens; None if it has none.
     """
@@ -178,7 +178,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         """Replace the batch by some of its rows (beam search).
 
         Args:
-            beam_idx: numbers of the rows, in their new order, ``[new batch]``.
+            beam_idx: indices of the rows, in their new order, ``[new batch]``.
         """
         self.batch_select_indices(beam_idx)
 
@@ -186,7 +186,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         """Replace the batch by some of its rows.
 
         Args:
-            indices: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            indices: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         if not self.is_initialized:
             return
@@ -235,8 +235,8 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         A second call without new tokens has no effect.
 
         Args:
-            forget: False to keep tokens that have left the sliding window. This is needed while the newest tokens still
-                have to attend, since they can see some of them.
+            forget: True to drop tokens that have left the sliding window, False to keep them. Use False if attention
+                for the newest tokens is still to be computed, because their own windows may contain such tokens.
         """
         if not self.sealed or not (self.method.settles or self.window):
             return

@@ -40,9 +40,9 @@ def described(owner: weakref.ref[LayerState], index: int, side: str, number: int
 
     Args:
         owner: weak reference to the layer.
-        index: number of the layer.
+        index: index of the layer.
         side: ``key`` or ``value``.
-        number: number of the segment in its store.
+        number: index of the segment in its store.
         place: location of the NaN or Inf in the segment.
     """
     layer, position = owner(), ""

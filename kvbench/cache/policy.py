@@ -25,7 +25,7 @@ class MethodState(Protocol):
         """Replace the batch by some of its rows.
 
         Args:
-            order: numbers of the rows, in their new order. A row may occur more than once.
+            order: indices of the rows, in their new order. A row may occur more than once.
         """
         ...
 

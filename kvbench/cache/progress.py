@@ -66,7 +66,7 @@ class Padding:
         """Replace the batch by some of its rows.
 
         Args:
-            order: numbers of the rows, in their new order.
+            order: indices of the rows, in their new order.
         """
         if self.starts is not None:
             self.starts = [self.starts[i] for i in order]
@@ -211,7 +211,7 @@ class Progress:
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``.
+            index: indices of the rows, in their new order, ``[new batch]``.
         """
         order = index.tolist()
         self.padding.select(order)

@@ -54,7 +54,7 @@ class RopePositions:
 
         Args:
             row: row of the batch.
-            columns: numbers of the columns, int64 ``[n]`` on the CPU.
+            columns: indices of the columns, int64 ``[n]`` on the CPU.
 
         Returns:
             int64 ``[n]`` on the CPU.
@@ -79,7 +79,7 @@ class RopePositions:
         """Replace the batch by some of its rows.
 
         Args:
-            order: numbers of the rows, in their new order.
+            order: indices of the rows, in their new order.
         """
         if self.runs:
             self.runs = [list(self.runs[i]) for i in order]

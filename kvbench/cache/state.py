@@ -25,7 +25,7 @@ class LayerState:
 
     Args:
         method: the method, which decides in which format each token is stored (:class:`kvbench.methods.base.Method`).
-        index: number of the layer.
+        index: index of the layer.
         progress: state that all layers of a cache share.
         window: the layer's sliding window: how many tokens a query sees, including its own. None if it sees all.
 
@@ -42,7 +42,7 @@ class LayerState:
         firm: for each row, the first column whose token may still be taken back. Tokens before it cannot be, because
             since their arrival the cache has packed, thinned out or evicted tokens, which cannot be undone.
         paths: names of the attention paths that have served this layer.
-        pairs: pairs (number of the key segment, number of the value segment) that kernels have read together
+        pairs: pairs (index of the key segment, index of the value segment) that kernels have read together
             (:mod:`kvbench.attention.phases`).
         observed: attention over the prompt, if the method observes it (``Method.observe_prompt``), until the prompt is
             placed; else None.

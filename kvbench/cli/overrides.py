@@ -138,15 +138,18 @@ def refuse_marks(text: str, override: Override) -> None:
 
 
 def as_sweeps(texts: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Return overrides that Hydra accepts in a sweep over choices of a group, such as ``dataset=a,b dataset.path=X``.
+    """Rewrite overrides so that Hydra accepts them in a sweep over a group, such as ``dataset=a,b dataset.path=X``.
 
-    Hydra first composes a configuration for the sweep itself, from the overrides that have a single value. It would
-    thus set ``path`` in the default data set, which may not have that key. Overrides with a single value are therefore
-    written as a sweep over one value, ``KEY=choice(VALUE)``, so that Hydra applies them only to the jobs.
+    Before Hydra starts the jobs of a sweep, it composes one configuration from all overrides with a single value. In
+    the example, it would set ``path`` in the default data set, which may not have that key. This function therefore
+    rewrites ``KEY=VALUE`` to ``KEY=choice(VALUE)``, a sweep over one value, which Hydra applies only to the jobs.
 
     Args:
         texts: overrides as typed.
         groups: names of the configuration groups.
+
+    Returns:
+        The rewritten overrides; unchanged overrides if none of them sweeps over a group.
     """
     parser = OverridesParser.create()
     parsed = [parser.parse_override(text) for text in texts]

@@ -86,7 +86,7 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
         files = [file for file in sorted(path.iterdir()) if _stem(file) == task]
         if len(files) != 1:
             raise KvbenchError(
-                f"{path} contains {len(files) or 'no'} files for --task {task}.\n  hint: name the file "
+                f"{path} contains {len(files) or 'no'} files of outputs for --task {task}.\n  hint: name the file "
                 "to score instead of the folder"
             )
         return {task: _score_file(task, files[0])}, []
@@ -97,7 +97,8 @@ def score_path(path: Path, task: str | None = None) -> tuple[dict[str, dict[str,
             continue
         if _stem(file) in scores:
             raise KvbenchError(
-                f"{path} contains two files for {_stem(file)}.\n  hint: remove one, or score {file} separately"
+                f"{path} contains two files of outputs for the task {_stem(file)}.\n  hint: remove one, or "
+                f"score {file} separately"
             )
         if known(_stem(file)):
             scores[_stem(file)] = _score_file(_stem(file), file)

@@ -56,7 +56,7 @@ def record(folder: Path, number: int, outcome: Mapping[str, Any]) -> None:
 
     Args:
         folder: folder of the sweep.
-        number: number of the job in the sweep.
+        number: index of the job in the sweep.
         outcome: ``status``, ``overrides``, ``message`` and ``metrics`` of the job.
     """
     folder.mkdir(parents=True, exist_ok=True)

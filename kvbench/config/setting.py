@@ -143,7 +143,7 @@ def parse_list(text: str) -> list[Setting]:
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Return the parts of `text` between occurrences of `mark`, other than those inside brackets or quotes.
+    """Split `text` at every `mark` that is not inside brackets or quotes, and return the parts.
 
     Raises:
         ConfigError: brackets or quotes are unbalanced.

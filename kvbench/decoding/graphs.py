@@ -185,8 +185,8 @@ class Captured:
 def rehearse(step: Recorded) -> None:
     """Run a pass, then restore the inputs that it changed.
 
-    A pass increments the number of the step. Repeated runs would otherwise count past the last step and use it as an
-    index out of bounds, which on a GPU ends the process.
+    A pass increments the index of the step. Without the restoration, repeated passes would count past the last step
+    and read or write out of bounds, which on a GPU ends the process.
     """
     copies = [x.clone() for x in step.changed()]
     step.run()

@@ -104,7 +104,7 @@ def _prompt(
 
 
 def groups(cache: KVCache, batch: int, width: int, mask: Tensor | None, rows: Rows) -> list[slice]:
-    """Return the groups of rows of which each is run in one forward pass.
+    """Return the rows in groups, each of which is run in one forward pass.
 
     There is a single group if the cache does not support several: if keys are stored before RoPE, if prompts attend to
     quantized keys and values, or if there is padding that was not declared when the cache was made.

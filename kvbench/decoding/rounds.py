@@ -23,7 +23,7 @@ from kvbench.methods.speculation import Speculation
 
 
 class Draft(Recorded):
-    """The draft's forward pass in a form that can be captured; each run drafts one token per row.
+    """The draft's forward pass in a form that can be captured; each call of :meth:`run` drafts one token per row.
 
     Args:
         model: model of both draft and target.
@@ -36,7 +36,7 @@ class Draft(Recorded):
         upper: True: attention reads only the upper nibble of codes with two nibbles (QuantSpec's draft).
 
     Attributes:
-        number: number of the next draft in the round, ``[1]``.
+        number: index of the next draft in the round, ``[1]``.
         drafts: drafts of the round, ``[gamma, B]``.
         uniforms: random numbers for drawing the drafts, ``[gamma, B]``.
         wanted: True for drafts that are drawn, False for drafts that are chosen greedily, ``[gamma, B]``.
@@ -64,7 +64,7 @@ class Draft(Recorded):
             self.chances = torch.zeros(gamma, batch, vocabulary, device=device) if how.temperature else None
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that a run changes: those of the base class, and the number of the draft."""
+        """Return the input tensors that :meth:`run` changes: those of the base class and the index of the draft."""
         return [*super().changed(), self.number]
 
     def begin(self, token: Tensor, lengths: Tensor) -> None:

@@ -177,7 +177,7 @@ def figures(rounds: Sequence[Round], row: int) -> dict[str, Any]:
 
     Args:
         rounds: the rounds of the batch.
-        row: number of the row.
+        row: index of the row.
 
     Returns:
         ``rounds``: number of rounds in which the row gained tokens; ``drafted``, ``accepted`` and ``tokens``: numbers
@@ -203,7 +203,7 @@ def token_seconds(rounds: Sequence[Round], row: int) -> list[float]:
 
     Args:
         rounds: the rounds of the batch.
-        row: number of the row.
+        row: index of the row.
     """
     mine = [r for r in rounds if r.emitted[row]]
     if not mine:

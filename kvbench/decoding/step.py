@@ -289,7 +289,7 @@ class Step(Recorded):
         self.begin(token, lengths)
 
     def changed(self) -> list[Tensor]:
-        """Return the input tensors that a run changes: those of the base class, and the number of the step."""
+        """Return the input tensors that :meth:`run` changes: those of the base class and the index of the step."""
         return [*super().changed(), self.number]
 
     def run(self) -> None:

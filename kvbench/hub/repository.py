@@ -80,7 +80,7 @@ class Repository:
             return None
 
     def commits(self) -> list[str]:
-        """Return all commits of which the cache has files, the newest download first."""
+        """Return all commits that have files in the cache, the newest download first."""
         folders = [folder for folder in (self.folder / "snapshots").glob("*") if _COMMIT.fullmatch(folder.name)]
         return [folder.name for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True)]
 

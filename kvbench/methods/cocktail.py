@@ -344,7 +344,7 @@ class Cocktail(Method):
             plan.placed(layer.index)
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop chunks of which all tokens are hidden by a sliding window, and hidden exact tokens."""
+        """Drop chunks whose tokens are all hidden by the sliding window, and exact tokens that it hides."""
         if not self.reorder:
             return in_place.forget(layer, rows, hidden, self.plans(layer))
         first_seen = whole(hidden, CHUNK)
@@ -362,7 +362,11 @@ class Cocktail(Method):
                 layer.order[row] = torch.cat(remaining)
 
     def reading_order(self, layer: KVLayer, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slot ranges of the runs in the order of the text; None (slot order) with module II."""
+        """Return the slot ranges of the chunks in the order of the text, or None if chunks are reordered by width.
+
+        None means that attention reads all slots in slot order. Otherwise, each range contains the row's tokens in one
+        segment: consecutive chunks of the same width, or the exact tokens after them.
+        """
         return None if self.reorder else in_place.reading_order(layer, rows)
 
     @staticmethod

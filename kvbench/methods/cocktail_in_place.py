@@ -62,7 +62,7 @@ def forget(layer: KVLayer, rows: slice, hidden: int, plans: Sequence[ChunkPlan])
 
 
 def reading_order(layer: KVLayer, rows: slice) -> list[tuple[int, int]]:
-    """Return the slot range ``(first, end)`` of each run of `rows`, in the order of the text."""
+    """Return the slot range ``(first, end)`` of each segment with tokens of `rows`, in the order of the text."""
     lengths = [segment.length(rows) for segment in layer.stores()[0].segments]
     return [(stop - length, stop) for length, stop in zip(lengths, accumulate(lengths), strict=True) if length]
 

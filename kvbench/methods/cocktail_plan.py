@@ -132,7 +132,7 @@ def aligned(rows: Sequence[Sequence[Run]]) -> tuple[list[tuple[int, int]], list[
 
     Returns:
         For each segment its bits and the largest number of tokens that a row stores in it; and for each row a list with
-        the number of the segment of each run.
+        the index of the segment of each run.
     """
     numbers: list[list[int]] = [[] for _ in rows]
     segments: list[tuple[int, int]] = []

@@ -117,7 +117,7 @@ def keep(layer: KVLayer, rows: slice, index: torch.Tensor) -> None:
     Args:
         layer: layer to change.
         rows: rows of the batch to change.
-        index: numbers of the slots to keep for each KV head, ``[rows, H, m]``.
+        index: indices of the slots to keep for each KV head, ``[rows, H, m]``.
     """
     places = index.cpu()
     for number, row in enumerate(range(*rows.indices(layer.batch))):

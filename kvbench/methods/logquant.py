@@ -247,7 +247,7 @@ class LogQuant(Method):
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:
-        """Drop the quantized tokens of each flush of which all tokens are hidden by the sliding window."""
+        """Drop the quantized tokens of each flush whose tokens are all hidden by the sliding window."""
         if self.whole_window(layer.window):
             super().forget(layer, rows, hidden)
         elif not self.evict:

@@ -92,7 +92,7 @@ class QuantSpec(RecencyMethod):
 
     @property
     def needs_prompts(self) -> bool:  # type: ignore[override]
-        """True if the draft has its own cache, of a method that needs the prompts when the cache is made (Cocktail)."""
+        """True if the draft has its own cache, and the method of that cache (Cocktail) needs the prompts in advance."""
         return self.own_cache and self.draft_method.needs_prompts
 
     @property

@@ -1,4 +1,4 @@
-"""The largest number of tokens of which a method packs and drops none."""
+"""The largest number of tokens that a method stores without packing or dropping any of them."""
 
 from __future__ import annotations
 

@@ -83,7 +83,10 @@ class SnapKV(ScoredMethod):
         return pool(votes, self.kernel, stride=1, padding=self.kernel // 2)
 
     def check(self, head_dim: int | None = None, max_length: int | None = None) -> None:
-        """Raise ConfigError if the window is empty, the kernel is even, or the budget is too small for the window."""
+        """Raise ConfigError if `window` is below 1, `budget` is too small for it, or `kernel` is not odd and positive.
+
+        `kernel` is the size of the pooling kernel.
+        """
         if self.window < 1:
             raise ConfigError("method.window", self.window, "must be positive", allowed="1 or greater, such as 32")
         if self.kernel < 1 or self.kernel % 2 == 0:

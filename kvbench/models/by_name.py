@@ -108,7 +108,7 @@ def described(
 
     Raises:
         ConfigError: the folder does not exist, the repository is neither on this machine nor available on the hub, or
-            the ``config.json`` cannot be read or does not state the longest sequence.
+            the ``config.json`` cannot be read or does not state the maximum sequence length.
     """
     own, group = set(given), dict(model)
     if not any(group.get(source) for source in ("path", "hub_id") if source in own):

@@ -136,13 +136,17 @@ _MEND = "use the config.json that belongs to these weights"
 
 
 def longest(numbers: Mapping[str, Any]) -> int | None:
-    """Return the longest sequence in tokens according to the content of a ``config.json``; None if it does not say."""
+    """Return the maximum sequence length in tokens that a ``config.json`` states; None if it states none.
+
+    Args:
+        numbers: content of the ``config.json``.
+    """
     length = next((numbers[name] for name in LENGTHS if isinstance(numbers.get(name), int)), None)
     return None if length is None else int(length)
 
 
 def context(folder: Path) -> int | None:
-    """Return the longest sequence in tokens that a checkpoint supports, or None if its files do not say.
+    """Return the maximum sequence length in tokens that a checkpoint supports; None if its files do not state it.
 
     ``config.json`` is read first, then ``tokenizer_config.json``.
 

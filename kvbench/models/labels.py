@@ -51,7 +51,7 @@ def labelled(model: Mapping[str, Any], preset: Mapping[str, Any], given: Collect
 
     Raises:
         ConfigError: the file system rejects the path; the checkpoint's ``config.json`` cannot be read or does not state
-            the longest sequence; or random weights are requested and ``config.json`` is unavailable.
+            the maximum sequence length; or random weights are requested and ``config.json`` is unavailable.
     """
     group = dict(model)
     own = {*given, *(key for key in group if group[key] != preset.get(key))}

@@ -60,7 +60,7 @@ class LoadedModel:
         dtype: dtype of the parameters.
         device: device on which inputs must be: the first device of the model, or this rank's device with
             ``tensor_parallel``.
-        max_length: longest sequence in tokens, prompt and answer together.
+        max_length: maximum sequence length in tokens, prompt and answer together.
         architecture: dimensions of the model.
         eos_token_ids: tokens that end an answer; empty for random weights, which would emit them by chance.
         parameters: number of parameters of the model, over all devices.

@@ -65,7 +65,12 @@ class Architecture:
                 )
         theta = self.rope.get("rope_theta", 1.0)
         if isinstance(theta, (bool, list, tuple, type(None))):
-            raise ConfigError("model.architecture.rope.rope_theta", theta, "must be a number above 0", hint="10000.0")
+            raise ConfigError(
+                "model.architecture.rope.rope_theta",
+                theta,
+                "must be a number above 0",
+                hint="a common value is 10000.0",
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 "model.architecture.num_key_value_heads",
@@ -95,7 +100,7 @@ class ModelConfig:
             downloads nothing.
         dtype: dtype of the weights. ``auto`` is the checkpoint's dtype on a GPU, and float32 on a CPU, where it is
             faster.
-        max_length: longest sequence in tokens, prompt and answer together.
+        max_length: maximum sequence length in tokens, prompt and answer together.
         prompt_limit: longest prompt in tokens; longer prompts lose their middle. None for `max_length` minus the tokens
             to generate.
         chat: wrapper of prompts: ``none``, ``template`` (the tokenizer's chat template), or a text that contains

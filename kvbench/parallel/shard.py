@@ -101,7 +101,7 @@ def shard(model: Any, team: Team) -> None:
         team: the ranks that share the model.
 
     Raises:
-        ModelError: the model cannot be divided between so many ranks (:func:`check`).
+        ModelError: the model cannot be divided between this number of ranks (:func:`check`).
     """
     plan = check(model, team.size)
     record_placement(model, Placement(team, sum(p.numel() for p in model.parameters())))

@@ -211,7 +211,7 @@ class Team:
         """Report that this rank cannot continue. The processes of the other ranks then end too.
 
         Args:
-            error: the error because of which this rank cannot continue.
+            error: the error that prevents this rank from continuing.
         """
         self.broken = True
         with suppress(Exception):  # the store disappears with the other processes

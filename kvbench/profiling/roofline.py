@@ -111,7 +111,7 @@ class Shape:
 
     @property
     def head_elements(self) -> int:
-        """Number of weights in lm_head, which equals that of the embedding table."""
+        """Number of weights in lm_head, which is also the number of weights in the embedding table."""
         return self.vocabulary * self.hidden
 
     @property

@@ -156,7 +156,10 @@ class AffineQuantizer:
         return torch.where(step == 0, torch.zeros_like(codes), codes), (scale, minimum)
 
     def share(self, step: Tensor, base: Tensor, high: Tensor) -> Tensor | None:
-        """Return a factor per group, 1 or 1/4, that keeps differences within the range of fp16; None if all are 1.
+        """Return the factor, 1 or 1/4, by which to multiply each group before its codes are computed in fp16.
+
+        Elements, minimum and scale of the group are all multiplied by this factor, so that the difference between an
+        element and the minimum stays within the range of fp16. The result is None if no group needs 1/4.
 
         Args:
             step: scale of each group.

@@ -32,7 +32,7 @@ def split_planes(codes: Tensor, bits: int) -> list[Tensor]:
 
 
 def join_planes(planes: list[Tensor], bits: int) -> Tensor:
-    """Return the codes of which `planes` (any integer dtype) are the planes; the inverse of :func:`split_planes`."""
+    """Return codes from their planes, which may have any integer dtype; the inverse of :func:`split_planes`."""
     codes = planes[0]
     for width, plane in zip(PLANES[bits][1:], planes[1:], strict=True):
         codes = (codes << width) | plane

@@ -278,7 +278,7 @@ class Untouched:
     """The reason why a run's method packed and dropped nothing.
 
     Args:
-        key: option that keeps so many tokens in full precision.
+        key: option that determines how many tokens stay in full precision.
         value: value of the option.
         exact: largest number of tokens that all stay in full precision.
         longest: number of tokens of the longest sample.

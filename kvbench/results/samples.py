@@ -200,7 +200,7 @@ def decode(line: bytes) -> Row:
     except ValueError as error:
         raise ValueError("it is not valid JSON") from error
     except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
+        raise ValueError("the sample's JSON is nested too deeply") from None
     if not isinstance(row, dict):
         raise ValueError("it is not a JSON object")
     crc = row.pop("crc", None)

@@ -155,7 +155,7 @@ def answer_row(
         sample: the sample.
         prompt: the prompt of the sample in token ids.
         generation: generation of the whole batch.
-        index: number of the sample in the batch.
+        index: index of the sample in the batch.
         bill: bytes of the cache that belong to the sample.
         measured: measured figures that the batch shares (:func:`generation_figures`).
     """

@@ -88,7 +88,7 @@ def row_bill(cache: Any, row: int, rows: int) -> dict[str, Any]:
 
     Args:
         cache: the cache of the batch.
-        row: number of the row.
+        row: index of the row.
         rows: number of rows in the batch.
 
     Returns:

@@ -68,7 +68,7 @@ def check(
     finding = f"{len(older)} of {len(wanted)} samples {_changes(stored, older, now)}"
     hint = remedies(older, checked)
     if not missing:
-        say(f"{label}: warning: {finding}; they are shown unchanged\n  hint: {hint}")
+        say(f"{label}: warning: {finding}; the stored results are shown unchanged\n  hint: {hint}")
     elif checked.runtime.mix_code:
         say(
             f"{label}: warning: {finding}; the {missing} missing samples are made by the current code "

@@ -111,7 +111,7 @@ class Records(Task):
             raise ConfigError(
                 "dataset.template",
                 self.template,
-                "contains no field, so all prompts would be equal",
+                "contains no field, so all prompts would be identical",
                 hint="add a field, such as {question}",
             )
         if self._context is not None and self._template.fields.count(self._place_of_context) != 1:

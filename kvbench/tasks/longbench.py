@@ -159,7 +159,7 @@ class LongBench(Task):
 
         Args:
             task: name of the task; the names of LongBench-E end in ``_e``.
-            index: 0-based number of the record in the task's file.
+            index: 0-based index of the record in the task's file.
             record: the record, with the fields of :data:`FIELDS`.
         """
         base = metric.base_name(task)

@@ -251,9 +251,9 @@ def pair(record: Record, documents: Mapping[str, Any], where: str) -> tuple[str,
         check_record(record, {"document": TEXT_OR_NULL, "summary": TEXT_OR_NULL}, where)
         return record["document"] or "", _filled([record["summary"]])
     raise DataError(
-        f"{where}: a record needs the fields context and answer, sources and summary/short, "
-        "case_documents and summary/short, or "
-        f"document and summary (this record has {', '.join(record)})."
+        f"{where}: a record needs one of these pairs of fields: 'context' and 'answer'; 'sources' and 'summary/short'; "
+        "'case_documents' and 'summary/short'; 'document' and 'summary' "
+        f"(this record has {', '.join(record)})."
     )
 
 

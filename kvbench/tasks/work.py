@@ -67,7 +67,7 @@ class ScoreText(Work):
         ids: token ids of the span.
         first: index in `ids` of the first scored token; all tokens after it are scored too.
         bytes: number of UTF-8 bytes of the scored text.
-        document: 0-based number of the document that contains the span.
+        document: 0-based index of the document that contains the span.
         mode: ``decode``, ``simulated`` or ``fp16`` (explained in :mod:`kvbench.tasks.perplexity`).
         prefill: number of tokens at the beginning of the span that form a prompt and are not scored.
         chunk: number of tokens per forward pass if `mode` is ``decode``; ``auto`` for 128.

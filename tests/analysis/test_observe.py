@@ -198,7 +198,7 @@ def test_no_tensor_grows_with_queries_times_keys():
 
 def test_refusals_name_what_they_need():
     loaded = loaded_of()
-    with pytest.raises(ConfigError, match="a prompt to analyse"):
+    with pytest.raises(ConfigError, match="at least one prompt to analyse"):
         analyse(loaded, [], {})
     method = load_method("fp16")
     ids, mask = zoo.padded_batch([20, 12])

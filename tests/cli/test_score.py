@@ -129,9 +129,9 @@ def test_two_files_of_a_task_records_that_are_no_objects_and_references_without_
     line = '{"pred": "a", "answers": ["a"], "all_classes": null}\n'
     for name in ("qasper.jsonl", "qasper.json"):
         (tmp_path / name).write_text(line)
-    with pytest.raises(KvbenchError, match="two files for qasper"):
+    with pytest.raises(KvbenchError, match="two files of outputs for the task qasper"):
         score_path(tmp_path)
-    with pytest.raises(KvbenchError, match="2 files for --task qasper"):
+    with pytest.raises(KvbenchError, match="2 files of outputs for --task qasper"):
         score_path(tmp_path, "qasper")
     with pytest.raises(DataError, match="record 0: the record is not a JSON object"):
         score_records("qasper", [5])

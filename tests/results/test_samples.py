@@ -161,7 +161,7 @@ def test_deep_nesting_is_a_damaged_line(tmp_path):
     path.write_bytes(b"[" * 100_000 + b"\n" + samples.encode(row(0)))
     found = samples.read(path)
     assert list(found.rows) == ["needle@512/0"]
-    assert found.damaged[0][2] == "its JSON is nested too deeply"
+    assert found.damaged[0][2] == "the sample's JSON is nested too deeply"
 
 
 def test_a_folder_or_a_loop_in_its_place_is_said(tmp_path):

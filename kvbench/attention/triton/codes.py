@@ -201,7 +201,7 @@ def lift(form, i):
 
     Args:
         form: the encoded format.
-        i: number of the field from which :func:`field` unpacked the codes. None if :func:`field_at` unpacked them;
+        i: index of the field from which :func:`field` unpacked the codes. None if :func:`field_at` unpacked them;
             these have the value code * 2**-24 whatever their field.
     """
     place = 0 if bits(form) == 8 or i is None else i * bits(form) % 8
@@ -219,7 +219,7 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
     Args:
         words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
         FORM: the encoded format (:func:`number`).
-        i: number of the field, 0 to ``fields(FORM) - 1``, known at compile time.
+        i: index of the field, 0 to ``fields(FORM) - 1``, known at compile time.
         ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
 
     Returns:
@@ -248,12 +248,12 @@ def field(words, FORM: tl.constexpr, i: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def field_at(words, FORM: tl.constexpr, i, ASM: tl.constexpr):
-    """Unpack the codes of one field of a block of words, where the number of the field is known only at run time.
+    """Unpack the codes of one field of a block of words, where the index of the field is known only at run time.
 
     Args:
         words: tuple with one block of int16 words per plane (:func:`planes`), all of the same shape.
         FORM: the encoded format (:func:`number`).
-        i: number of the field, a scalar tensor.
+        i: index of the field, a scalar tensor.
         ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
 
     Returns:
@@ -316,7 +316,7 @@ def of_tokens(PARAMS, CHANNEL_GROUPS: tl.constexpr, first, tokens):
     Args:
         PARAMS: pair of pointers, to scales and to minima (or zero points). They point to the phase's first tile.
         CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
-        first: number of the first token, counted from the phase's first tile, a scalar.
+        first: index of the first token, counted from the phase's first tile, a scalar.
         tokens: offsets of the tokens from `first`, ``[N]``.
 
     Returns:
@@ -360,7 +360,7 @@ def group_of(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, c: tl.con
         stored: the result of :func:`ready`.
         FORM: the encoded format.
         CHANNEL_GROUPS: number of groups into which the channels of a token are divided: 1, 2 or 4.
-        c: number of the group, known at compile time.
+        c: index of the group, known at compile time.
 
     Returns:
         The step between codes and the value of code 0 (:func:`meaning`), both fp32 ``[N]``.
@@ -384,7 +384,7 @@ def channel_parameters(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, number,
         PARTS: pointers of the keys (:func:`kvbench.attention.triton.kernel.located`).
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        number: number of the group, counted from the one to which the pointers point.
+        number: index of the group, counted from the one to which the pointers point.
         query: normalised query ``[D, R]``, with one column per query row.
         alone: the only row of the query, ``[D]``; used only if `ONE_ROW`.
         ONE_ROW: True if the query has only one row. The bias is then a sum over a vector.

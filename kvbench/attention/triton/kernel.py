@@ -61,10 +61,10 @@ def located(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, cell, extent, gro
             the only buffer.
         FORM: encoded format.
         CHANNELS: channels of a key or of a value.
-        cell: number of the sequence and KV head: ``sequence * KV heads + KV head``, int64.
+        cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
         extent: room of a head's buffer, in tiles if packed and in tokens if in full precision.
         groups: number of rows that the parameters of a head have; used only for per-channel formats.
-        tile: number of the tile in which the phase begins.
+        tile: index of the tile in which the phase begins.
 
     Returns:
         The moved pointers, in the order of `PARTS`.
@@ -107,9 +107,9 @@ def span(table_ptr, KEY: tl.constexpr, VALUE: tl.constexpr, PART_TOKENS: tl.cons
 
         key_first, value_first, count: the line of the table.
         lead: number of tokens in the phase's first tile that precede the phase.
-        tile, tiles: number of the first whole tile, and how many whole tiles there are.
-        begin, before: number of the first part, and how many parts precede the whole tiles.
-        behind, pieces: number of the first part after the whole tiles, and how many parts there are in total.
+        tile, tiles: index of the first whole tile, and how many whole tiles there are.
+        begin, before: index of the first part, and how many parts precede the whole tiles.
+        behind, pieces: index of the first part after the whole tiles, and how many parts there are in total.
     """
     key_first = tl.load(table_ptr)
     value_first = tl.load(table_ptr + 1)
@@ -213,14 +213,14 @@ def phase(
         q_ptr: pointer to the queries.
         row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
         valid: which of the R query rows exist, bool ``[R]``.
-        normal: power of two by which each query row is multiplied to normalise it, ``[R]``.
+        normal: factor by which each query row is multiplied to normalise it, a power of two, ``[R]``.
         factor: factor that converts a score of the normalised query to bits, ``[R]``.
         seen: number of tokens of the phase that each query row sees, ``[R]``; used only if `CAUSAL`.
         KEYS: pointers of the phase's keys, as :func:`located` takes them.
         VALUES: pointers of the phase's values, likewise.
         EXTENT: four sizes: `extent` and `groups` of :func:`located` for the keys, then for the values.
         SPAN: the phase's division into tiles and parts (:func:`span`).
-        cell: number of the sequence and KV head: ``sequence * KV heads + KV head``, int64.
+        cell: index of the pair of sequence and KV head: ``sequence * KV heads + KV head``, int64.
         low: start of the program's interval of costs.
         high: end of the program's interval, exclusive.
         at: cost at which the phase begins.

@@ -24,8 +24,8 @@ def place_of(
     Args:
         out_ptr: pointer to the output tensor.
         sequence: row of the batch.
-        head: number of the KV head.
-        row: number of the query row within the KV head: ``query head within the group * NEW_TOKENS + new token``.
+        head: index of the KV head.
+        row: index of the query row within the KV head: ``query head within the group * NEW_TOKENS + new token``.
         heads: number of KV heads.
         GROUP: number of query heads per KV head.
         NEW_TOKENS: number of new tokens in the step, q.
@@ -79,7 +79,7 @@ def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.con
 
     Args:
         sinks_ptr: pointer to the sinks, one logit per query head.
-        head: number of the KV head.
+        head: index of the KV head.
         row: numbers of query rows within the KV head, a vector or a scalar.
         valid: which of these rows exist, bool.
         GROUP: number of query heads per KV head.
@@ -103,9 +103,9 @@ def merge_row(
     Args:
         stat_ptr: pointer to the maxima and sums that :func:`write_part` has stored.
         acc_ptr: pointer to the weighted values that :func:`write_part` has stored.
-        index: number of the row's first partial result in both buffers.
+        index: index of the row's first partial result in both buffers.
         parts: number of partial results.
-        row: number of the query row within its block of R rows.
+        row: index of the query row within its block of R rows.
         sink: attention sink of this row (:func:`sink_of`).
         BLOCK_ROWS: number of query rows of a program of the decode kernel, R.
         VALUE_DIM: channels of a value, Dv.

@@ -95,7 +95,7 @@ def parameters_of(PARTS, FORM: tl.constexpr, CHANNELS: tl.constexpr, start, N: t
         PARTS: pointers of keys or of values (:func:`kvbench.attention.triton.kernel.located`).
         FORM: their encoded format.
         CHANNELS: channels of a key or of a value.
-        start: number of the first token of the first run, counted from the phase's first tile.
+        start: index of the first token of the first run, counted from the phase's first tile.
         N: number of tokens in a run.
         COUNT: number of runs.
 
@@ -151,7 +151,7 @@ def tile_scores(
         PARTS: pointers of the keys; they point to the phase's first tile.
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        tile: number of the tile, counted from the one to which `PARTS` point.
+        tile: index of the tile, counted from the one to which `PARTS` point.
         stored: parameters of the tile's tokens (:func:`readied`); empty if keys have parameters per channel.
         query: normalised query, a tuple of ``[D / groups, R]``, one per group of channels.
         sums: sums of the query over the channels of each group, a tuple of ``[R]``; if `ONE_ROW`, the query's only row,
@@ -236,7 +236,7 @@ def within(start, WORD_ROWS: tl.constexpr, PART_TOKENS: tl.constexpr):
     """Return the word row in which a part of a tile begins. All tokens of the part are in the same field.
 
     Args:
-        start: number of the part's first token, counted from the phase's first tile.
+        start: index of the part's first token, counted from the phase's first tile.
         WORD_ROWS: number of word rows of a tile, which is also the number of tokens in a field.
         PART_TOKENS: number of tokens in a part; divides `WORD_ROWS`.
     """
@@ -270,7 +270,7 @@ def part_scores(
         PARTS: pointers of the keys; if packed, they point to the phase's first tile.
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
-        start: number of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
+        start: index of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
             part are in the same field.
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`); empty if keys have parameters per channel.
@@ -320,7 +320,7 @@ def part_scores(
 
 @triton.jit
 def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.constexpr):
-    """Return the power of two by which to multiply weight * scale so that it uses the range of fp16, and its inverse.
+    """Return a factor by which to multiply weight * scale so that the product uses the range of fp16, and its inverse.
 
     Weights are at most 1. Without the factor, the product of a small weight and a small scale would be an fp16
     subnormal and lose bits.
@@ -332,7 +332,7 @@ def room(stored, FORM: tl.constexpr, CHANNEL_GROUPS: tl.constexpr, COUNT: tl.con
         COUNT: number of runs of tokens in `stored`.
 
     Returns:
-        The power of two and its inverse, fp32 scalars.
+        The factor, which is a power of two, and its inverse: fp32 scalars.
     """
     # the largest scale of these tokens bounds every product weight * scale
     for i in tl.static_range(COUNT):
@@ -355,15 +355,15 @@ def tile_values(PARTS, FORM: tl.constexpr, VALUE_DIM: tl.constexpr, tile, stored
         PARTS: pointers of the values; they point to the phase's first tile.
         FORM: encoded format of the values.
         VALUE_DIM: channels of a value, Dv.
-        tile: number of the tile, counted from the one to which `PARTS` point.
+        tile: index of the tile, counted from the one to which `PARTS` point.
         stored: parameters of the tile's tokens (:func:`readied`).
         weights: softmax weights before normalisation, at most 1: a tuple of ``[tokens of a field, R]``, one per field.
         biases: running sums of weight * minimum: a tuple of ``[tokens of a field, R]``, one per group of channels.
         ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
 
     Returns:
-        The weighted sums of the codes, a tuple of ``[Dv / groups, R]``, one per group of channels, too large by a power
-        of two; that power; its inverse; and the new `biases`.
+        Four items: the weighted sums of the codes, multiplied by a factor f that is a power of two, as a tuple of
+        ``[Dv / groups, R]``, one per group of channels; f; 1 / f; and the new `biases`.
     """
     WORD_ROWS: tl.constexpr = rows(FORM)
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
@@ -411,7 +411,7 @@ def part_values(
         PARTS: pointers of the values; if packed, they point to the phase's first tile.
         FORM: encoded format of the values.
         VALUE_DIM: channels of a value, Dv.
-        start: number of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
+        start: index of the part's first token, counted from the phase's first tile; used if packed. All tokens of the
             part are in the same field.
         tokens: indices of the tokens in the buffer, ``[PART_TOKENS]``; used if in full precision.
         stored: parameters of the part's tokens (:func:`readied`).
@@ -421,8 +421,8 @@ def part_values(
         ASM: True to use inline PTX (on a GPU), False to use plain operations (in the interpreter).
 
     Returns:
-        The weighted sums, a tuple of ``[Dv / groups, R]``, one per group of channels, too large by a power of two; that
-        power; its inverse; and the new `biases`.
+        Four items: the weighted sums, multiplied by a factor f that is a power of two, as a tuple of
+        ``[Dv / groups, R]``, one per group of channels; f; 1 / f; and the new `biases`.
     """
     CHANNEL_GROUPS: tl.constexpr = blocks(FORM, VALUE_DIM)
     totals = ()

@@ -31,7 +31,7 @@ def load_query(
         q_ptr: pointer to the queries.
         row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
         valid: which of the R query rows exist, bool ``[R]``; the others are padding and read as zeros.
-        exponent: power of two by which each row is multiplied, ``[R]``.
+        exponent: factor by which each row is multiplied, ``[R]``: a power of two 2**e itself, not its exponent e.
         KEY_DIM: channels of a key, D.
         CHANNEL_GROUPS: number of groups into which the channels of a key are divided (axis ``token``); 1 if keys have
             parameters per channel or are in full precision.
@@ -164,8 +164,8 @@ def walk(
         query: normalised query (:func:`load_query`, first result).
         sums: sums of the query over channels, or its only row (:func:`load_query`, second result).
         factor: factor that converts a score of the normalised query to bits, ``[R]``.
-        first: number of the first iteration. Whole tiles are numbered from the phase's first tile.
-        last: one past the number of the last iteration.
+        first: index of the first iteration. Whole tiles are numbered from the phase's first tile.
+        last: one past the index of the last iteration.
         head: if iterations are over parts of tiles: an iteration u < head starts at token ``u * PART_TOKENS``. These
             parts precede the whole tiles. 0 if iterations are over whole tiles.
         tail: if iterations are over parts of tiles: an iteration u >= head starts at token ``(u + tail) *

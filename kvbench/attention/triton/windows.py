@@ -28,7 +28,7 @@ def group_at(FORM: tl.constexpr, token):
         token: index of the token in its segment.
 
     Returns:
-        The number of the group, and the index of the first token of the next group, both counted from the beginning of
+        The index of the group, and the index of the first token of the next group, both counted from the beginning of
         the segment.
     """
     number = group_holding(token, window(FORM), group(FORM))
@@ -91,7 +91,7 @@ def columns_of_groups(PARTS, FORM: tl.constexpr, KEY_DIM: tl.constexpr, first, g
         FORM: encoded format of the keys.
         KEY_DIM: channels of a key, D.
         first: index of the tile's first token in its segment.
-        g: number of the group to which that token belongs; this group gets column 0.
+        g: index of the group to which that token belongs; this group gets column 0.
         alone: the only row of the query, ``[D]``.
         COLUMNS: number of columns, R, at least the number of groups in a tile.
 
@@ -119,7 +119,7 @@ def own_column(FORM: tl.constexpr, scores, token, g):
         FORM: encoded format of the keys.
         scores: ``[N, R]``; column c contains the scores of the tokens as if they belonged to group g + c.
         token: index of the first of the N tokens in their segment.
-        g: number of the group of column 0.
+        g: index of the group of column 0.
 
     Returns:
         ``[N, R]``: the selected score of each token, repeated in every column.

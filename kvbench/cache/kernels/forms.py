@@ -108,7 +108,7 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
         count: number of tokens.
 
     Returns:
-        The form to use; the number of the first program to run, counted from the first in the tile of token `start`;
+        The form to use; the index of the first program to run, counted from the first in the tile of token `start`;
         and the number of programs.
     """
     if count == 1 and not how.by_channel:

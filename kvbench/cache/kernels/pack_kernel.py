@@ -133,8 +133,8 @@ def put_words(
         written: for each word row, a mask of the bits that the append covers, ``[rows]``.
         whole: True if the append covers the whole tile, so that the present words need not be read.
         base: offset of the tile's first word.
-        row: numbers of the program's word rows within the tile, ``[rows]``.
-        pair: numbers of the program's pairs of channels, ``[channels / 2]``.
+        row: indices of the program's word rows within the tile, ``[rows]``.
+        pair: indices of the program's pairs of channels, ``[channels / 2]``.
         HEAD_DIM: channels of a head.
         WORD_ROWS: number of word rows in a tile.
         VALUE: True for the word order of values, ``[channels, rows]``; False for that of keys, ``[rows, channels]``.
@@ -213,7 +213,7 @@ def pack_tiles(
         start: index, within the segment, of the first token to write.
         count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of `x`.
-        first_part: number of the first program to run, counted from the first in the tile of token `start`.
+        first_part: index of the first program to run, counted from the first in the tile of token `start`.
         heads: number of KV heads, H.
         tiles: number of tiles per head for which the buffers of words have room.
         param_rows: number of rows of parameters per head for which their buffers have room.
@@ -352,8 +352,8 @@ def note(
         first_row: row of the buffers that corresponds to row 0 of the tokens.
         tag: number that identifies the segment in `record`.
         stride_token: stride of the tokens over tokens, in pairs of elements.
-        word_row: numbers of the program's word rows within the tile.
-        pair: numbers of the program's pairs of channels.
+        word_row: indices of the program's word rows within the tile.
+        pair: indices of the program's pairs of channels.
         HEAD_DIM: channels of a head.
         FIELDS: number of fields in a word.
         WORD_ROWS: number of word rows in a tile.

@@ -40,7 +40,7 @@ def pack_layers(
         start: index, within each segment, of the first token to write.
         count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of the tokens.
-        first_part: number of the first program to run, counted from the first in the tile of token `start`.
+        first_part: index of the first program to run, counted from the first in the tile of token `start`.
         heads: number of KV heads, H.
         tiles: number of tiles per head for which the buffers of words have room.
         param_rows: number of rows of parameters per head for which their buffers have room.

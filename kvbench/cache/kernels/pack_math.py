@@ -285,9 +285,10 @@ def affine_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def share(scale, base, high, LEVELS: tl.constexpr):
-    """Return the factor on the elements of a group that prevents overflow in fp16: 1 or 1/4.
+    """Return the factor, 1 or 1/4, by which to multiply each group before its codes are computed in fp16.
 
-    It is 1/4 if some difference between an element and the group's minimum could exceed 65504, the largest fp16 number.
+    Elements, minimum and scale of the group are all multiplied by this factor. It is 1/4 if some difference
+    between an element and the group's minimum could exceed 65504, the largest fp16 number.
 
     Args:
         scale: scale of each group.

@@ -26,7 +26,7 @@ RUN = tl.constexpr(16)
 
 @triton.jit
 def group_holding(token, WINDOW: tl.constexpr, GROUP: tl.constexpr):
-    """Return the number of the group to which a token belongs. Both are numbered within the segment.
+    """Return the index of the group to which a token belongs. Both are numbered within the segment.
 
     Args:
         token: index of the token, a scalar or a vector.
@@ -49,7 +49,7 @@ def first_token(group, WINDOW: tl.constexpr, GROUP: tl.constexpr):
     If the groups of a window cannot be equal, the first ones have one token more.
 
     Args:
-        group: number of the group, a scalar or a vector.
+        group: index of the group, a scalar or a vector.
         WINDOW: number of tokens in a window.
         GROUP: maximum number of tokens in a group; a window has as few groups as this allows.
     """
@@ -106,7 +106,7 @@ def pack_windows(
         start: index, within the segment, of the first token to write; a window begins there.
         count: number of tokens to write.
         first_row: row of the buffers that corresponds to row 0 of `x`.
-        first_part: number of the first program to run, counted from the first in the tile of token `start`.
+        first_part: index of the first program to run, counted from the first in the tile of token `start`.
         heads: number of KV heads, H.
         tiles: number of tiles per head for which the buffers of words have room.
         param_rows: number of rows of parameters per head for which their buffers have room.

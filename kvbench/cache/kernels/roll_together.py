@@ -63,9 +63,9 @@ Roll = tuple[Rolling, tuple[Move, ...]]
 
 @contextmanager
 def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
-    """Defer the rolls of a cache's layers inside the context; at its end, launch identical rolls together.
+    """Defer the rolls of a cache's layers until the ``with`` block exits, then launch identical rolls together.
 
-    Inside the context, nothing may read or write a window after it has rolled.
+    Inside the block, nothing may read or write a window after it has rolled.
 
     Args:
         rolls: the cache's queue of rolls (``Progress.rolls``).
@@ -82,7 +82,7 @@ def together(rolls: Deferred[Roll]) -> Iterator[list[Roll]]:
 
 
 def roll(segment: Rolling, move: Move) -> None:
-    """Move the tokens of a rolling segment, at once or, inside :func:`together`, at the end of that context.
+    """Move the tokens of a rolling segment: at once, or when the ``with`` block of :func:`together` exits.
 
     Args:
         segment: the segment.

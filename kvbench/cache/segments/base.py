@@ -142,7 +142,7 @@ class Segment(ABC):
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         self.lengths = [self.lengths[i] for i in index.tolist()]
         with torch.inference_mode(False), torch.no_grad():
@@ -343,7 +343,7 @@ class FullSegment(Segment):
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         self.starts = [self.starts[i] for i in index.tolist()]
         super().select(index)

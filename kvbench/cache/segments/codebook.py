@@ -268,7 +268,7 @@ class NuqSegment(Segment):
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         super().select(index)
         if self.exact is not None:

@@ -113,7 +113,7 @@ class HFSegment(Segment):
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         order = index.tolist()
         self.rows = [self.rows[i] for i in order]

@@ -56,7 +56,8 @@ class TileLayout:
             channels: channels of a head, D.
 
         Returns:
-            ``(tiles, N, D)`` if the order is ``key``, else ``(tiles, D, N)``.
+            ``(tiles, N, D)`` if the order is ``key``, else ``(tiles, D, N)``. N is the number of word rows in a tile
+            (:attr:`rows`).
         """
         return (tiles, self.rows, channels) if self.order == "key" else (tiles, channels, self.rows)
 

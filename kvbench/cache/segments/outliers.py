@@ -116,7 +116,7 @@ class Outliers:
         Args:
             out: dequantized tokens ``[H, n, D]``. They must be whole blocks, or reach the row's last token.
             row: row of the batch.
-            first: number of the block with which `out` begins.
+            first: index of the block with which `out` begins.
         """
         ends, channels = self.ends[row], out.shape[-1]
         last = min(first + -(-out.shape[1] // self.block), len(ends))
@@ -176,7 +176,7 @@ class Outliers:
         """Replace the block ends of the batch by those of some of its rows; :meth:`mapped` is for the buffers.
 
         Args:
-            order: numbers of the rows, in their new order.
+            order: indices of the rows, in their new order.
         """
         self.ends = [list(self.ends[i]) for i in order]
 

@@ -44,8 +44,8 @@ class RollingSegment(FullSegment):
     def roll(self, rows: slice, count: int, evicted: int) -> None:
         """Drop the tokens just after the sinks, and rewrite the sinks in front of the remaining tokens.
 
-        Inside :func:`kvbench.cache.kernels.roll_together.together`, the device does the work at the end of that
-        context.
+        In a ``with`` block of :func:`kvbench.cache.kernels.roll_together.together`, the work of the device is deferred
+        until the block exits.
 
         Args:
             rows: rows with equal numbers of tokens, which have also dropped equal numbers before.
@@ -117,7 +117,7 @@ class RollingSegment(FullSegment):
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         self.turned = [self.turned[i] for i in index.tolist()]
         super().select(index)

@@ -147,7 +147,7 @@ class ScoredSegment(FullSegment):
         """Replace the batch by some of its rows.
 
         Args:
-            index: numbers of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
         """
         super().select(index)
         self.scores.select(index)

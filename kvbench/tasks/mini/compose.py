@@ -27,7 +27,7 @@ class Document:
     Args:
         pieces: pieces of the instruction and the context, in order.
         context_span: half-open character range of the context in :attr:`text`.
-        places: for each record of the draft, the index in :attr:`text` of its first character.
+        places: for each record of the sample, the index in :attr:`text` of its first character.
         tails: for each question, the end of the prompt: any second instruction, then the question.
     """
 
@@ -43,7 +43,7 @@ class Document:
 
 
 def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
-    """Return, for each question of a draft, the part of the prompt after the context.
+    """Return, for each question of a sample, the part of the prompt after the context.
 
     Args:
         draft: the records and questions of a sample.
@@ -54,7 +54,7 @@ def tails(draft: Draft, wrapper: Wrapper) -> list[str]:
 
 
 def compose(draft: Draft, wrapper: Wrapper, filler: Filler, encode: Encode, rng: Rng, room: int) -> Document:
-    """Return a document of a given length in which the draft's records are hidden between paragraphs of filler.
+    """Return a document of a given length in which the sample's records are hidden between paragraphs of filler.
 
     The positions of the records are drawn uniformly over the context.
 

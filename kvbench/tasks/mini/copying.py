@@ -24,7 +24,7 @@ def _marked(setting: Setting, n: int, n_words: int) -> Draft:
 
 
 def copy(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for a literal copy of one of four marked passages.
+    """Return the records and questions of a sample that asks for a literal copy of one of four marked passages.
 
     A passage has 20 words (about 32 tokens).
     """
@@ -32,7 +32,7 @@ def copy(setting: Setting) -> Draft:
 
 
 def copy_long(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for a literal copy of one of four marked passages.
+    """Return the records and questions of a sample that asks for a literal copy of one of four marked passages.
 
     A passage has 60 words (about 96 tokens).
     Samples of fewer than 1,200 tokens have fewer passages.
@@ -48,9 +48,10 @@ def _item(rng: Rng) -> str:
 
 
 def repeat(setting: Setting) -> Draft:
-    """Return the draft of a sample that gives the first four items of one of four strings and asks for the rest.
+    """Return the records and questions of a sample that asks for the continuation of one of four strings.
 
-    A string has 20 random items (about 48 tokens), each a number, a word or a made-up word, so it cannot be guessed.
+    The question gives the first four items of the string. A string has 20 random items (about 48 tokens), each a
+    number, a word or a made-up word, so it cannot be guessed.
     """
     rng, n = setting.rng, setting.count(4, 150)
     size = setting.size(20, 8, 28)
@@ -65,9 +66,9 @@ def repeat(setting: Setting) -> Draft:
 
 
 def code_line(setting: Setting) -> Draft:
-    """Return the draft of a sample that quotes the beginning of a line of code in the context and asks for its rest.
+    """Return the records and questions of a sample that asks for the rest of a line of code in the context.
 
-    No other line of the context has this beginning.
+    The question quotes the beginning of the line. No other line of the context has this beginning.
     """
     rng, n = setting.rng, setting.count(6, 300)
     lines = {line.prefix: line for line in (code.call(rng) for _ in range(n))}

@@ -1,4 +1,4 @@
-"""Drafts of samples, before filler brings them to their length: records to hide, and questions about them."""
+"""Samples before filler is added to reach their length: the records to hide, and the questions about them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Question:
 
 @dataclass
 class Draft:
-    """The records and questions of a sample, before filler is added.
+    """A sample before filler is added: the records to hide in the filler, and the questions about them.
 
     Args:
         style: key of the wrapper around the context in :data:`kvbench.tasks.mini.templates.WRAPPERS`.
@@ -72,7 +72,7 @@ class Writer(Protocol):
 
 @dataclass
 class Setting:
-    """The input from which a task generates the draft of one sample.
+    """The input from which a task generates the records and questions of one sample.
 
     Args:
         rng: the sample's own stream of random numbers.

@@ -12,10 +12,10 @@ from kvbench.tasks.mini.rng import Rng
 
 
 def variable_tracking(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for the value of a variable in one of four chains of assignments.
+    """Return the records and questions of a sample that asks for the value of a variable.
 
-    A chain is ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``, as in RULER.
-    The answer writes out one whole chain.
+    The records form four chains of assignments such as ``VAR A = 12345. VAR B = VAR A. VAR C = VAR B.``, as in RULER.
+    The answer writes out the whole chain of the variable.
     """
     rng, n, hops = setting.rng, setting.count(4, 120, least=2), setting.size(2, 1, 3)
     variables = names.distinct(n * (hops + 1), lambda: names.variable(rng))
@@ -41,9 +41,10 @@ def variable_tracking(setting: Setting) -> Draft:
 
 
 def two_hop(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks where somebody's brother lives, which only two of 24 records together say.
+    """Return the records and questions of a sample that asks where somebody's brother lives.
 
-    One record is ``The brother of A is B.`` and another ``B lives in P.``. The answer is ``B lives in P``.
+    Two of the 24 records have to be combined: one is ``The brother of A is B.`` and another ``B lives in P.``. The
+    answer is ``B lives in P``.
     """
     rng, n = setting.rng, setting.count(12, 85, least=2)
     people = names.distinct(2 * n, lambda: names.person(rng))
@@ -69,9 +70,10 @@ def _shot(rng: Rng, kind: int) -> str:
 
 
 def few_shot(setting: Setting) -> Draft:
-    """Return the draft of a sample that shows 24 labelled sentences and asks for the label of another sentence.
+    """Return the records and questions of a sample that asks for the label of a sentence.
 
-    There are four made-up labels, for sentences about an animal, a food, a tool or a person.
+    The context shows 24 other sentences with their labels. There are four made-up labels, for sentences
+    about an animal, a food, a tool or a person.
     """
     rng, n = setting.rng, setting.count(24, 42, least=6)
     labels = names.distinct(4, lambda: names.label(rng))
@@ -156,9 +158,9 @@ def problem(rng: Rng, steps: int) -> tuple[str, str]:
 
 
 def arithmetic(setting: Setting) -> Draft:
-    """Return the draft of a sample that shows six solved word problems and asks for the solution of another.
+    """Return the records and questions of a sample that asks for the solution of a word problem.
 
-    The solved problems are at the end of the context, after all filler.
+    The context ends with six other word problems and their solutions, after all filler.
     """
     rng = setting.rng
     shots = [problem(rng, rng.between(1, 3)) for _ in range(setting.count(6, 200))]

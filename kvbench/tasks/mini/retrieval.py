@@ -25,7 +25,7 @@ def find(record: str, index: int, value: str) -> tuple[int, int, int]:
 
     Args:
         record: text of the record.
-        index: index of the record in the draft.
+        index: index of the record among the sample's records.
         value: the text to find.
 
     Returns:
@@ -39,7 +39,7 @@ def find(record: str, index: int, value: str) -> tuple[int, int, int]:
 
 
 def passkey(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for a five-digit number, which one record states twice.
+    """Return the records and questions of a sample that asks for a five-digit number, which one record states twice.
 
     Source: Mohtashami and Jaggi 2023, "Landmark Attention".
     """
@@ -51,7 +51,7 @@ def passkey(setting: Setting) -> Draft:
 
 
 def needle(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for the seven-digit value of one of 16 needles.
+    """Return the records and questions of a sample that asks for the seven-digit value of one of 16 needles.
 
     Source: RULER (Hsieh et al. 2024).
     """
@@ -67,7 +67,7 @@ def needle(setting: Setting) -> Draft:
 
 
 def needle_words(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for the value of one of 16 needles, where a value is two words."""
+    """Return the records and questions of a sample that asks for the two-word value of one of 16 needles."""
     rng, n = setting.rng, setting.count(16, 60)
     keys = names.distinct(n, lambda: names.key(rng))
     values = names.distinct(n, lambda: names.pair(rng))
@@ -89,18 +89,20 @@ def _pairs(setting: Setting, keys: list[str], values: list[str]) -> Draft:
 
 
 def key_value(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for the value of a key in 64 lines like ``rusty-lantern: 482193``.
+    """Return the records and questions of a sample that asks for the value of a key.
 
-    Samples of fewer than 2,560 tokens have fewer lines.
+    The records are 64 lines such as ``rusty-lantern: 482193``, each with a key and its value. Samples of fewer than
+    2,560 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 40, least=2)
     return _pairs(setting, names.distinct(n, lambda: names.key(rng)), names.distinct(n, lambda: names.digits(rng, 6)))
 
 
 def key_value_hex(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for the value of a key in 64 lines like ``a3f91c: 93bd04e1a77c``.
+    """Return the records and questions of a sample that asks for the value of a hexadecimal key.
 
-    The keys look alike, and the answers are long. Samples of fewer than 3,584 tokens have fewer lines.
+    The records are 64 lines such as ``a3f91c: 93bd04e1a77c``, each with a key and its value. The keys look alike, and
+    the answers are long. Samples of fewer than 3,584 tokens have fewer lines.
     """
     rng, n = setting.rng, setting.count(64, 56, least=2)
     return _pairs(
@@ -111,16 +113,16 @@ def key_value_hex(setting: Setting) -> Draft:
 
 
 def several(setting: Setting) -> Draft:
-    """Return the draft of a sample as from :func:`key_value_hex`, but with eight questions about the same context."""
+    """Return the records of a sample as :func:`key_value_hex` does, with eight questions about the same context."""
     if not setting.vary:
         setting.questions = 8
     return key_value_hex(setting)
 
 
 def multi_value(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for all values of one key; three of its 12 needles have this key.
+    """Return the records and questions of a sample that asks for all values of one key.
 
-    The question states the number of values.
+    Three of the 12 needles have this key. The question states the number of values.
     """
     rng, wanted = setting.rng, setting.size(3, 2, 4)
     most = setting.count(12, 60, least=wanted + 1)
@@ -142,7 +144,7 @@ def multi_value(setting: Setting) -> Draft:
 
 
 def facts(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks for one of four facts about one of 12 made-up people."""
+    """Return the records and questions of a sample that asks for one of four facts about one of 12 made-up people."""
     rng, n = setting.rng, setting.count(12, 100)
     records: list[str] = []
     pool: list[Question] = []
@@ -163,7 +165,7 @@ def facts(setting: Setting) -> Draft:
 
 
 def passage(setting: Setting) -> Draft:
-    """Return the draft of a sample that asks which of 20 numbered passages ends with a given sentence.
+    """Return the records and questions of a sample that asks which of 20 numbered passages ends with a given sentence.
 
     The number follows its passage. A small model does not learn the opposite order, in which it would have to look back
     from the sentence to the number.

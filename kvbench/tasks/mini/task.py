@@ -109,7 +109,7 @@ class Mini(Task):
         Args:
             task: name of the task.
             length: nominal length in tokens.
-            index: 0-based number of the sample.
+            index: 0-based index of the sample.
 
         Raises:
             TooShort: `length` is too short for the task's records.
@@ -163,7 +163,7 @@ def _score(task: str, prediction: str, answer: str, meta: Mapping[str, Any]) -> 
 
 
 def _work(draft: Draft, document: Document) -> Work:
-    """Return the kind of work: several questions on one cache if the draft has several, else plain generation."""
+    """Return the kind of work: several questions on one cache if the sample has several, else plain generation."""
     if len(draft.questions) == 1:
         return Generate()
     questions = (
