@@ -18,7 +18,7 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 class Store:
-    """The keys or the values of one layer: segments in slot order, of which the last one takes new tokens.
+    """The keys or the values of one layer: segments in slot order. The last segment takes new tokens.
 
     Args:
         segments: the segments in slot order; the last one must be a :class:`FullSegment`.

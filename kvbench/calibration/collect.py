@@ -99,7 +99,7 @@ def _loss(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @contextmanager
 def _frozen(model: PreTrainedModel) -> Iterator[None]:
-    """Let gradients flow through the activations alone, without memory for those of the weights."""
+    """Let gradients flow through the activations alone, without memory for gradients of the weights."""
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def begin(module: nn.Module, inputs: object, out: Tensor) -> None:

@@ -107,7 +107,7 @@ def plain(module: Any) -> bool:
 
 
 def join(module: nn.Module, names: Sequence[str], undo: list[Callable[[], None]]) -> None:
-    """Compute linear layers that read the same input as one product, of which each layer returns a slice.
+    """Compute linear layers that read the same input as one product; each layer returns a slice of it.
 
     The weights of the layers become views of one buffer. The first layer called computes the product, and the others
     return their slices of it, so nothing may modify their input in between. Nothing is changed unless all layers are

@@ -68,7 +68,7 @@ class Cocktail(Method):
             consecutive channels of one token (ablation).
         group_size: tokens per key group, a divisor of `chunk_size`; None: the smaller of 32 and `chunk_size`.
         value_group_size: channels per value group. None: the smaller of 64 and the head dimension, or, if 64 does not
-            divide the head dimension, the largest power of two that does (16 for 80 channels).
+            divide the head dimension, the largest power of two that divides it (16 for 80 channels).
         seed: seed of the random chunks of ``search=none``; ``runtime.seed`` does not change them.
     """
 

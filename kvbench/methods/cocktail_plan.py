@@ -65,7 +65,7 @@ class ChunkPlan:
         Args:
             length: number of tokens of the prompt.
             hidden: number of oldest tokens that a sliding window hides. Exact tokens among them are left out, and so
-                are chunks of which all tokens are hidden.
+                are chunks whose tokens are all hidden.
         """
         if (length, hidden) not in self._orders:  # cached: the same for every layer
             two, four = self.tokens(2), self.tokens(4)

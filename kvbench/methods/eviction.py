@@ -81,7 +81,7 @@ def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def with_recent(chosen: torch.Tensor, n: int, recent: int) -> torch.Tensor:
-    """Return the indices of chosen tokens, followed by those of the newest tokens, ``[..., m + recent]``.
+    """Return the indices of chosen tokens, then the indices of the newest tokens, ``[..., m + recent]``.
 
     Args:
         chosen: indices ``[..., m]``.

@@ -82,12 +82,12 @@ def placed(n: int, W: int, sinks: int, device: torch.device, skip: int = 0) -> t
         W: the method's window, in tokens.
         sinks: number of first tokens that stay exact and are left out of the result.
         device: device of the result.
-        skip: number of quantized tokens to leave out, because a sliding window hides them. They are those that are
-            quantized first.
+        skip: number of quantized tokens to leave out, because a sliding window hides them. These tokens are
+            the ones that are quantized first.
 
     Returns:
-        Indices of the quantized tokens in the prompt, in the order of quantization, and those of the exact tokens, in
-        ascending order.
+        Indices of the quantized tokens in the prompt, in the order of quantization, and indices of the exact tokens,
+        in ascending order.
     """
     with torch.inference_mode(False):
         demoted, exact = plan(n - sinks, W)

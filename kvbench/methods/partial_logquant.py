@@ -27,7 +27,7 @@ else:
 def thinned(W: int, device: torch.device) -> torch.Tensor:
     """Return the order in which a flush of keys puts the oldest 2 W values, as indices on `device`.
 
-    Values of the tokens whose keys are quantized come first, then those of the tokens whose keys stay exact.
+    Values of tokens with quantized keys come first, then values of tokens with exact keys.
     """
     with torch.inference_mode(False):
         return torch.tensor([*range(1, 2 * W, 2), *range(0, 2 * W, 2)], device=device)
@@ -120,7 +120,7 @@ class PartialLogQuant(LogQuant):
             tail.keep(rows, remaining(W, tail.length(rows), layer.device))
 
     def layer_bytes(self, at: Setting) -> KVBytes:
-        """Return the bytes of keys, which follow LogQuant's rule, and of values, of which the newest are exact."""
+        """Return the bytes of keys, which follow LogQuant's rule, and of values, whose newest tokens are exact."""
         if self.whole_window(at.window):
             return at.both(at.tokens - at.hidden)
         assert self.quantizer is not None

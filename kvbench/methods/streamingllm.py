@@ -203,7 +203,7 @@ class StreamingLLM(Method):
         return self._placed(layer, row, moved=False)
 
     def _placed(self, layer: KVLayer, row: int, *, moved: bool) -> torch.Tensor | None:
-        """Return the columns of sinks and window; with `moved` those of the sinks come right before the window."""
+        """Return the columns of sinks and window. With `moved`, the sinks' columns end right before the window's."""
         n, slots = layer.real_tokens(row), layer.stores()[0].length(slice(row, row + 1))
         if n == slots:
             return None

@@ -23,7 +23,7 @@ from kvbench.quantizers.spec import Axis
 
 
 class HierarchicalQuantizer(AffineQuantizer):
-    """QuantSpec's quantizer: codes of eight bits, of which the upper four can be decoded without the lower four.
+    """QuantSpec's quantizer: codes of eight bits, whose upper four bits can be decoded without the lower four.
 
     Args:
         group_size: number of elements that share a scale; None (axis ``token`` only) means all channels of a head.

@@ -71,8 +71,8 @@ class FormatSpec:
             ``"token"``: a group is `group_size` consecutive channels of one token (KIVI's values).
         kind: ``"affine"``: one code per element; ``"hierarchical"``: a code of two nibbles, of which a draft reads only
             the upper one (QuantSpec).
-        default: True if `group_size` comes from a preset and not from the user. If it does not divide the channels of a
-            head (axis ``token``), the largest smaller power of two that does is then used.
+        default: True if `group_size` comes from a preset and not from the user. If it does not divide the
+            number of channels of a head (axis ``token``), a smaller power of two that divides it is used instead.
     """
 
     bits: int
@@ -118,7 +118,7 @@ class FormatSpec:
         """Return the group size to use for heads of `head_dim` channels; only for axis ``token``.
 
         The group size ``"head_dim"`` becomes `head_dim`. A size from a preset that does not divide `head_dim` is
-        reduced to a power of two that does, if there is one of at least 8.
+        reduced to the next smaller power of two that divides `head_dim`, if there is one of at least 8.
         """
         if self.group_size == "head_dim":
             return head_dim

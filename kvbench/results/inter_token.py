@@ -62,7 +62,7 @@ def record(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the value of ``inter_token`` in `metrics.json`: ``slope_s``, ``intercept_s``, ``lengths`` by batch size.
 
     Args:
-        metrics: content of `metrics.json`, of which only ``scores`` is read.
+        metrics: content of `metrics.json`; only ``scores`` is read.
     """
     fits = {batch: fit(points) for batch, points in sorted(_points(metrics).items())}
     return {str(batch): _keys(line) for batch, line in fits.items() if line is not None}

@@ -17,7 +17,7 @@ def labels(runs: Sequence[Metrics], beside: Sequence[str] = ()) -> list[str]:
     A name consists of the method, the quantizer, and the options in which runs of the same method and quantizer differ.
 
     Args:
-        runs: contents of `metrics.json`, of which only ``label`` and ``config`` are read.
+        runs: contents of `metrics.json`; only ``label`` and ``config`` are read.
         beside: options to leave out of names because other columns show them, for example ``model`` or ``dataset``.
     """
     alike: dict[str, list[dict[str, Any]]] = {}

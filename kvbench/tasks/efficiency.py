@@ -43,7 +43,7 @@ class Efficiency(Task):
         bisect: after memory has run out, maximum number of further batch sizes, found by bisection between the largest
             that fitted and the smallest that did not.
         new_tokens: number of tokens generated for every sequence; generation never ends early.
-        repeats: number of prefills timed for TTFT, of which the median is reported. Decoding follows the last prefill.
+        repeats: number of prefills timed for TTFT; their median is reported. Decoding follows the last prefill.
         untimed: number of untimed prefills that run before the timed ones at each point.
         warm_up: number of tokens generated once before anything is timed.
         fill: ``prefill`` runs the prompt through the model; ``random`` fills the cache with random keys and values

@@ -50,7 +50,7 @@ def read_records(
 def placed_records(found: Found) -> Iterator[tuple[str, Record]]:
     """Yield each record of a file after a text that locates it in error messages.
 
-    The text names the file and the line of the record, or the file and the record's 0-based number.
+    The text names the file and the line of the record, or the file and the record's 0-based index.
 
     Raises:
         DataError: the file is damaged, too large or without records, or a record is malformed.

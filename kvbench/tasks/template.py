@@ -20,8 +20,7 @@ class Template:
     """A text that contains names of a record's fields in braces.
 
     A dot leads into a nested field (``question.stem``), and ``|`` separates alternative names
-    (``question.stem|question_stem``), of which the first that the record has is used. A literal brace is written
-    twice.
+    (``question.stem|question_stem``): the first one that the record has is used. A literal brace is written twice.
 
     Args:
         key: option that holds the template, for messages.

@@ -163,8 +163,8 @@ def compiled_for(forms: tuple[tuple[Format, Format], ...], full_step: int) -> tu
         full_step: number of tokens per iteration if keys and values are in full precision.
 
     Returns:
-        Two pairs of tuples, each tuple with one entry per phase. The first pair contains the encoded formats of keys
-        and those of values. The second contains the costs of a whole tile and those of a part of a tile.
+        Two pairs of tuples, each tuple with one entry per phase. The first pair contains the encoded formats of
+        keys and of values. The second contains the costs of a whole tile and of a part of a tile.
     """
     keys, values = (
         [number(f.kind, f.bits, f.axis, f.group, f.window) for f in side] for side in zip(*forms, strict=True)

@@ -31,7 +31,7 @@ def load_query(
         q_ptr: pointer to the queries.
         row_at: offset of each query row from `q_ptr` in elements, ``[R]``.
         valid: which of the R query rows exist, bool ``[R]``; the others are padding and read as zeros.
-        exponent: factor by which each row is multiplied, ``[R]``: a power of two 2**e itself, not its exponent e.
+        exponent: factor by which each row is multiplied, ``[R]``. It is a power of two, 2**e, not the exponent e.
         KEY_DIM: channels of a key, D.
         CHANNEL_GROUPS: number of groups into which the channels of a key are divided (axis ``token``); 1 if keys have
             parameters per channel or are in full precision.

@@ -69,8 +69,8 @@ def move_to_front(
     Args:
         table: pointer to the addresses of the buffers ``[B, H, room, D]``, int64 ``[segments]``.
         like: any tensor with the dtype of the tokens.
-        places: pointer to int32 ``[B, 4]``, of which the last two columns are read: the start and the number of the
-            tokens to move (:func:`kvbench.cache.kernels.roll_together.places`).
+        places: pointer to int32 ``[B, 4]``. Only the last two columns are read: the start of the tokens to move, and
+            their number (:func:`kvbench.cache.kernels.roll_together.places`).
         heads: number of KV heads, H.
         room: number of tokens per head for which a buffer has room.
         CHANNELS: channels of a head, D.

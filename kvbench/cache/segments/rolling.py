@@ -17,7 +17,7 @@ Turn = Callable[[Tensor, int | Sequence[int]], Tensor]
 
 
 class RollingSegment(FullSegment):
-    """Full-precision tokens of which the first few (sinks) stay, followed by a rolling window of the newest ones.
+    """Full-precision tokens: the first few (sinks), which always stay, then a rolling window of the newest ones.
 
     Sinks and window are contiguous, so attention reads them as one tensor. To roll, the segment advances the beginning
     of its tokens in the buffer and rewrites the sinks there, which takes O(sinks) per step for a window of any size.
