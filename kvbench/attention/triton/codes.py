@@ -1,8 +1,8 @@
 """Unpacking of codes inside a Triton kernel: one AND yields two codes, which tensor cores multiply without conversion.
 
 ``word & 0x000f000f`` of two adjacent int16 words is a pair of fp16 numbers of value code * 2**-24 (subnormals, which
-tensor cores multiply exactly at full speed). Codes from higher bits of the word come out multiplied by a power of
-two, which a factor on the scores or on the weights cancels. LLVM splits 16-bit operations into single halves, so the AND is
+tensor cores multiply exactly at full speed). Codes from higher bits of the word come out multiplied by a power of two,
+which a factor on the scores or on the weights cancels. LLVM splits 16-bit operations into single halves, so the AND is
 written in PTX; equivalent plain operations serve Triton's interpreter (``ASM=False``).
 
 A kernel gets a format (:class:`kvbench.attention.phases.Format`) as one integer, ``FORM``: :func:`number` encodes it,
