@@ -18,7 +18,7 @@ from kvbench.cache.segments.packed import PackedSegment
 
 
 class Store:
-    """The keys or the values of one layer: segments in slot order. The last segment takes new tokens.
+    """The keys or the values of one layer, as segments in slot order. New tokens are appended to the last segment.
 
     Args:
         segments: the segments in slot order; the last one must be a :class:`FullSegment`.

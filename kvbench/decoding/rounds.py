@@ -200,7 +200,7 @@ class CapturedDrafter(Drafter):
         return draft.drafts.T, None if draft.chances is None else draft.chances.transpose(0, 1)
 
     def verify(self, tokens: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-        """Verify drafts by a replay of the captured pass; arguments and result are those of :meth:`Drafter.verify`."""
+        """Verify drafts by a replay of the captured pass; arguments and result are as in :meth:`Drafter.verify`."""
         target = self.target_pass.step
         assert isinstance(target, Verification)
         target.begin(tokens[:, 0], lengths)

@@ -243,7 +243,10 @@ class LogQuant(Method):
         return 0 if self.evict else max((hidden - self.sinks) // self.W - 1, 0) * self.W
 
     def forgotten(self, layer: KVLayer, hidden: int) -> int:
-        """Return `hidden` if all tokens in the sliding window are exact, else 0; :meth:`forget` decides then."""
+        """Return `hidden` if all tokens in the sliding window are exact, else 0.
+
+        If the result is 0, :meth:`forget` itself decides which tokens to drop.
+        """
         return hidden if self.whole_window(layer.window) else 0
 
     def forget(self, layer: KVLayer, rows: slice, hidden: int) -> None:

@@ -80,7 +80,7 @@ def sink_of(sinks_ptr, head, row, valid, GROUP: tl.constexpr, NEW_TOKENS: tl.con
     Args:
         sinks_ptr: pointer to the sinks, one logit per query head.
         head: index of the KV head.
-        row: numbers of query rows within the KV head, a vector or a scalar.
+        row: indices of query rows within the KV head, a vector or a scalar.
         valid: which of these rows exist, bool.
         GROUP: number of query heads per KV head.
         NEW_TOKENS: number of new tokens in the step, q.
