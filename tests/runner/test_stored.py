@@ -257,7 +257,7 @@ def test_rows_that_do_not_say_their_code_are_unknown(tmp_path, monkeypatch, caps
     assert on_disk(again)["code"] == {"unknown": 4}
     assert again["older"] == {"samples": 4, "parts": ["unknown"]} and again["status"] == "older"
     assert again["scores"] == first["scores"]
-    with pytest.raises(OlderCodeError, match="2 are missing"):
+    with pytest.raises(OlderCodeError, match="2 samples are missing"):
         run(config(tmp_path, dataset={"limit": 6}))
     assert run(config(tmp_path, runtime={"rerun": True}))["status"] == "ok"
 
