@@ -63,11 +63,15 @@ def made(name):
 
 def stock_attention(model, ids, steps):
     """Attention matrices of stock transformers, a list of ``[Hq, T, T]``, over a greedy continuation, and all ids."""
+    usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
-    with torch.inference_mode():
-        for _ in range(steps):
-            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-        return [x[0] for x in model(ids, use_cache=False, output_attentions=True).attentions], ids
+    try:
+        with torch.inference_mode():
+            for _ in range(steps):
+                ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+            return [x[0] for x in model(ids, use_cache=False, output_attentions=True).attentions], ids
+    finally:  # models are shared with the tests of other files
+        model.set_attn_implementation(usual)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss"])

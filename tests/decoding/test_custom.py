@@ -97,7 +97,7 @@ def test_a_loop_that_does_not_speculate_says_so_once_and_names_the_one_that_does
     model, ids = zoo.model(), torch.arange(3, 40)[None]
     method = load_method("quantspec", gamma=4)
     with pytest.warns(
-        UserWarning, match="does not speculate.*drafts 4 a round.*custom_generate=custom_generate"
+        UserWarning, match="does not speculate.*drafts 4 tokens per round.*custom_generate=custom_generate"
     ) as said:
         plain = model.generate(ids, past_key_values=method.new_cache(model), max_new_tokens=8, do_sample=False)
     assert len([each for each in said if "speculate" in str(each.message)]) == 1

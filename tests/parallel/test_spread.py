@@ -111,7 +111,7 @@ def test_spreading_needs_gpus() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     model = build(ModelConfig, run_support.config("unused")["model"], "model")
-    with pytest.raises(ConfigError, match="this machine has none"):
+    with pytest.raises(ConfigError, match="no GPU is visible on this machine"):
         load(model, SimpleNamespace(device="auto", device_map="auto", tensor_parallel=None, seed=0))
 
 
