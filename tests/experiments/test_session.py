@@ -2,6 +2,7 @@
 
 import csv
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -89,7 +90,8 @@ def test_from_runs_to_files_and_on_where_it_stopped(plan, capsys, monkeypatch):
     assert r"\toprule" in latex and r"Two settings \& more" in latex and r"100\% of it" in latex
     lines = list(csv.DictReader((folder / "table.csv").open()))
     assert len(lines) == 3 * 3 and {line["model"] for line in lines} == {"tiny"}
-    assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").exists()
+    if find_spec("matplotlib") is not None:  # an optional package: without it there is no picture, but all tables
+        assert (folder / "figure.png").stat().st_size > 5000 and (folder / "figure.svg").exists()
     capsys.readouterr()
     assert session.make([ITEM], plan, "local", 1, fold_only=True) == 0
     assert "| FP16 | ours |" in capsys.readouterr().out
