@@ -163,7 +163,7 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """What all items have.
+    """Fields that all items have.
 
     Args:
         id: ``paper/name``, the path of its module below ``experiments``.

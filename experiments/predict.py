@@ -32,7 +32,7 @@ _ASSUMED |= {"prefill_chunk": None, "prefill_rows": "auto", "mlp_chunk": "auto"}
 
 @dataclass(frozen=True)
 class Work:
-    """What a run asks of the model.
+    """Work that a run asks of the model.
 
     Args:
         samples: number of prompts.
@@ -91,7 +91,7 @@ def expect(run: Run) -> tuple[float, float] | None:
             batches = -(-work.samples // work.batch)
             seconds += batches * (row.ttft_s + max(0, work.new - 1) * row.expected_tpot_s)
             peak = max(peak, row.decode_peak_bytes, row.prefill_peak_bytes)
-    except (KvbenchError, KeyError, TypeError, NotImplementedError):
+    except (KvbenchError, KeyError, TypeError, NotImplementedError):  # counted and printed as "without an estimate"
         return None
     return (seconds, peak) if seconds else None
 

@@ -39,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """Outcome of a run.
 
     Args:
         run: the run.

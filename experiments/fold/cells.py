@@ -69,7 +69,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What our cells say to a claim.
+    """Verdict of our cells on a claim.
 
     Args:
         claim: the claim in words.

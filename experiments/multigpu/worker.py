@@ -50,7 +50,7 @@ GRAPHS = {"one": ("never", "auto"), "device_map": ("never",), "tensor_parallel":
 
 
 class Record:
-    """What is measured, written to a file by rank 0 as it grows.
+    """Measurements, written to a file by rank 0 as it grows.
 
     Args:
         path: JSON file to write.

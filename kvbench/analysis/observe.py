@@ -191,14 +191,14 @@ class Observation:
     def _keep(self, layer: int, shown: Profile) -> None:
         """Add a layer's exact attention to the current step; layer 0 begins a new one."""
         nothing = shown.highest[:0]
-        kept = replace(shown, highest=nothing, mean=nothing, log_total=nothing)
+        profile = replace(shown, highest=nothing, mean=nothing, log_total=nothing)
         if layer == 0:
-            self.steps.append([kept])
+            self.steps.append([profile])
             if self.options.positions:
                 self.highest.append(shown.highest)
                 self.mean.append(shown.mean)
             return
-        self.steps[-1].append(kept)
+        self.steps[-1].append(profile)
         if self.options.positions:
             device = self.highest[-1].device  # layers may be on several
             self.highest[-1] = torch.maximum(self.highest[-1], shown.highest.to(device))

@@ -32,7 +32,7 @@ class Codebook:
 
 @dataclass
 class SideFit:
-    """What was fitted to the keys or the values of a layer.
+    """Quantization levels and outlier thresholds fitted to the keys or the values of a layer.
 
     These are ``thresholds``, fp16 ``[2, C]`` for keys and None for values, and a codebook for each number of bits.
     """

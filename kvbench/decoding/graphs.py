@@ -100,7 +100,7 @@ class Captured:
 
     @property
     def stepping(self) -> str:
-        """How steps are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """Execution mode in results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         if not self.compile:
             return "graph"
         layers = compiled.decoder_layers(self.step.model)

@@ -144,7 +144,7 @@ class CapturedDrafter(Drafter):
 
     @property
     def stepping(self) -> str:
-        """How steps are run, for results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
+        """Execution mode in results: ``graph``, ``graph, compiled`` or ``graph (not compiled: REASON)``."""
         return "graph (not compiled: the draft has weights of its own)" if self.refused else self.draft.stepping
 
     @property

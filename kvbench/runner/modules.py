@@ -32,7 +32,7 @@ _QUANTIZER_METHODS = ({"encode", "decode"}, {"quantize", "dequantize"}, {"encode
 
 @dataclass(frozen=True)
 class Module:
-    """What is known about a Python module from its source file.
+    """Facts about a Python module, read from its source file.
 
     Attributes:
         digest: digest of the source's normal form (no comments, docstrings or formatting) and of the data files that

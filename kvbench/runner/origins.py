@@ -1,4 +1,4 @@
-"""Where a run's model and data came from on the hub: repository, commit and checksums, kept with the run.
+"""Origins of a run's model and data on the hub: repository, commit and checksums, stored with the run.
 
 The run id has the revision that was asked for, which may be a branch. A run therefore keeps the commit of its first
 samples, and refuses to go on with weights of another one. Data need no such check: their content is part of the run id.
