@@ -78,12 +78,14 @@ def page(items: Sequence[Item], results: Path, expected: Mapping[str, Mapping[st
             number of ``runs``.
     """
     lines = [
-        "| item | of the paper | on one H200 with real weights | measured here | claims |",
+        "| item | of the paper | on one H200 with real weights | numbers here | claims |",
         "|:--|:--|:--|:--|:--|",
     ]
     found = {item.id: scales(item, results) for item in items}
     for item in items:
         measured = "; ".join(f"{one.title}: {one.numbers} of {len(one.content['cells'])}" for one in found[item.id])
+        if isinstance(item, Computed) and item.compute.startswith("analytic:"):
+            measured += " (computed, nothing measured)" if measured else ""
         claims = "; ".join(f"{one.title}: {text}" for one in found[item.id] if (text := counted(one)))
         time = needed(item, expected.get(item.id))
         name = f"[{item.id}](#{anchor(item)})"

@@ -72,6 +72,8 @@ def judge(
         ours = (100 * ours[0] / second.ours, None) if second.ours else None
     if ours is None:
         word = "not run"
+    elif claim.relative and first is not None and second is not None and first.note != second.note:
+        word = "cannot be seen"  # another device, or eager steps against captured ones: no difference of methods
     elif claim.relative:  # a point of time or memory is one number: it lies within the bounds or it does not
         word = "holds" if low <= ours[0] <= high else "does not hold"
     else:

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from experiments.fold import figures
-from experiments.fold.claims import verdict
+from experiments.fold.cells import Cell
+from experiments.fold.claims import judge, verdict
 from experiments.fold.figures import Statistic, paired
 from experiments.fold.grid import Source, fold
 from experiments.item import Claim, Column, Grid, Group, Model, Row
@@ -145,3 +146,16 @@ def test_a_point_has_no_error():
     assert figures.FIGURES["tpot_s"]([row]) == Statistic(0.02)
     assert figures.FIGURES["peak_decode"]([row]).stderr is None
     assert figures.FIGURES["peak_prefill"]([row]) is None
+
+
+@pytest.mark.parametrize(("note", "word"), [("H200, graph", "holds"), ("H200, eager", "cannot be seen")])
+def test_points_that_were_run_in_another_way_decide_nothing(note, word):
+    claim = Claim(text="slower", first="A", second="B", column="TPOT", relative=True)
+    place = {"model": "m", "column": "TPOT", "n": 1}
+    cells = {
+        "A": Cell(row="A", ours=4.0, note=note, **place),
+        "B": Cell(row="B", ours=2.0, note="H200, graph", **place),
+    }
+    column = Column(name="TPOT", data="efficiency", figure="tpot_s", unit="ms")
+    seen = judge(claim, "cocktail", "m", column, cells.get, (2.0, None), (None, None))
+    assert (seen.ours, seen.verdict) == (pytest.approx(100.0), word)
