@@ -82,7 +82,7 @@ def test_what_is_declared_is_imported() -> None:
     used = imported("kvbench") | imported("experiments") | set(USED_OTHERWISE)
     assert declared() - used == set()
     for extra in EXTRAS:
-        mine = imported("tests") if extra in ("test", "lint") else set()
+        mine = imported("tests") if extra in ("test", "lint", "notebooks") else set()
         assert declared(extra) - used - mine == set(), extra
     assert not set(USED_OTHERWISE) & (imported("kvbench") | imported("experiments"))  # the reasons hold
 
