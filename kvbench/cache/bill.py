@@ -36,7 +36,7 @@ class Parts:
         setattr(self, part, getattr(self, part) + count)
 
     def as_dict(self) -> dict[str, int]:
-        """Return the bytes by name of the part, and their sum as ``total``."""
+        """Return a dictionary with the bytes of each of the four parts, by name, and their sum as ``total``."""
         return {"total": self.total, **asdict(self)}
 
 
@@ -45,7 +45,8 @@ class Bill:
     """The bytes that a cache takes.
 
     Args:
-        used: bytes that the stored tokens need. They equal the method's formula to the byte.
+        used: bytes that the stored tokens need. Every method can also compute this number in advance from the number of
+            tokens; the two are equal.
         reserved: bytes of the allocated buffers, including spare room.
         fp16_equivalent: bytes of the keys and values that stock transformers would keep, at 2 bytes per element. It
             keeps all tokens seen, without padding; in a layer with a sliding window, the newest ``window - 1`` of them.
@@ -59,11 +60,11 @@ class Bill:
 
     @property
     def ratio(self) -> float:
-        """The compression ratio: bytes of a full-precision cache in the model's dtype over used bytes; NaN if empty."""
+        """The compression ratio: bytes in the model's dtype divided by used bytes; NaN if the cache is empty."""
         return self.fp16_equivalent * self.width / 2 / self.used.total if self.used.total else float("nan")
 
     def as_dict(self) -> dict[str, object]:
-        """Return the bill, without `width`, as JSON data in the form that ``metrics.json`` contains."""
+        """Return the bill as a dictionary of plain numbers, as ``metrics.json`` contains it; `width` is left out."""
         return {
             "used": self.used.as_dict(),
             "reserved": self.reserved.as_dict(),

@@ -32,10 +32,11 @@ class KVCache(Cache):
     Args:
         method: the method, which decides in which format each token is stored.
         layers: number of attention layers.
-        prompts: padding, spans and queries of the prompts; None if unknown.
+        prompts: what the method may need to know about the prompts before prefill, such as their padding and the text
+            of their questions; None if unknown.
         max_length: number of tokens to allocate for; None if unknown. Buffers grow if it is exceeded.
-        windows: for each layer its sliding window or None (:func:`kvbench.cache.sliding.windows`); None if no layer has
-            one.
+        windows: for each layer, the size of its sliding window in tokens, or None if it has none
+            (:func:`kvbench.cache.sliding.windows`); None in place of the list if no layer has one.
     """
 
     layers: list[KVLayer]
@@ -77,8 +78,9 @@ class KVCache(Cache):
     def lead(self, follower: KVCache | None) -> None:
         """Give the prompt to the draft model's cache too, so that one prefill serves both caches.
 
-        Each layer hands its prompt tokens on when it places them. The search time of `follower` is added to that of
-        this cache. If `follower` has notes, they replace those of this cache.
+        When a layer has received the whole prompt, it passes the keys and values on to the same layer of `follower`.
+        The time that `follower` has spent on retrieval (Cocktail) is added to that of this cache. If `follower` has
+        notes for the results, they replace the notes of this cache.
 
         Args:
             follower: the draft model's cache; None if the prompt should no longer be shared.
@@ -167,11 +169,12 @@ class KVCache(Cache):
         """Remove the newest tokens, as in transformers 5.17.
 
         Args:
-            max_length: ``-k`` to remove the newest k tokens; ``n > 0`` to keep only the first n.
+            max_length: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only the
+                first n.
 
         Raises:
             CacheError: the cache has packed or dropped tokens since one of these tokens arrived; or the prompt is
-                incomplete and the method observes its attention.
+                incomplete and the method has already used the attention over it (H2O, SnapKV).
         """
         for layer in self.layers:
             layer.crop(max_length)
@@ -236,18 +239,18 @@ class KVCache(Cache):
         self.progress.positions = leader.progress.positions.clone()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace the batch by some of its rows (beam search).
+        """Reorder the rows of the batch, repeating some and dropping others (beam search).
 
         Args:
-            beam_idx: indices of the rows, in their new order, ``[new batch]``.
+            beam_idx: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            indices: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            indices: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         for layer in self.layers:
             layer.batch_select_indices(indices)
@@ -261,7 +264,7 @@ class KVCache(Cache):
             self.batch_select_indices(torch.arange(self.layers[0].batch).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        """Drop all tokens, but keep the method and the description of the prompts. Other prompts need a new cache."""
+        """Drop all tokens, so that the same prompts can be run again. Other prompts need a new cache."""
         self.progress.reset()
         for layer in self.layers:
             layer.reset()
@@ -280,11 +283,12 @@ class KVCache(Cache):
         self.progress.watches.check()
 
     def settle_layers(self) -> None:
-        """Settle all layers as :meth:`settle` does, but without its final check for NaN and Inf.
+        """Let the method demote and drop tokens in every layer, without checking for NaN and Inf.
 
-        That check waits for the device. Kernels still record a NaN or Inf that they pack, and a later check reports it.
+        The check in :meth:`settle` waits for the device. Kernels still record a NaN or Inf that they pack, and a later
+        check reports it.
 
-        If the method allows it, layers that move the same tokens share a kernel launch.
+        If the method allows it, layers that demote or drop the same tokens share a kernel launch.
         """
         if self.method.packs_together:
             together.settle(self.layers, self.progress.rolls)

@@ -19,9 +19,9 @@ recorded     a captured step                     the same                    ``s
                                                                              that the device writes to
 ===========  ==================================  ==========================  ========================================
 
-As tokens are demoted only at the start of the next step, the newest ones stay exact until they are confirmed, and
-rejected draft tokens can be rolled back. A sealed layer is never opened again, except where the rows of a batch are
-prefilled in groups (``KVCache.only``).
+Tokens are demoted only at the start of the next step. Until then the newest ones are in full precision, so rejected
+draft tokens can be rolled back. A sealed layer is never opened again, except where the rows of a batch are prefilled in
+groups (``KVCache.only``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Handle:
         self._fresh: tuple[Tensor, Tensor] | None = fresh
 
     def claim(self) -> tuple[Tensor, Tensor]:
-        """Return the new keys and values of a step, once.
+        """Return the keys and values of the new tokens. This can be done only once.
 
         The handle then drops its references, so that the memory can be freed.
 
@@ -139,7 +139,7 @@ class KVLayer(PromptPhase, CacheLayerMixin):
             query_length: number of next tokens.
 
         Returns:
-            The number of keys, which is that of all tokens seen plus the next ones; and the offset of the first key, 0.
+            The number of keys (all tokens seen plus the next ones), and the offset of the first key, which is always 0.
         """
         return self.seen + int(query_length), 0
 
@@ -151,11 +151,12 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         """Remove the newest tokens, as in transformers 5.17.
 
         Args:
-            tokens_to_remove: ``-k`` to remove the newest k tokens; ``n > 0`` to keep only the first n.
+            tokens_to_remove: a negative number ``-k`` removes the newest k tokens; a positive number ``n`` keeps only
+                the first n.
 
         Raises:
             CacheError: the cache has packed or dropped tokens since one of these tokens arrived; or the prompt is
-                incomplete and the method observes its attention.
+                incomplete and the method has already used the attention over it (H2O, SnapKV).
         """
         tokens_to_remove = int(tokens_to_remove)  # transformers may pass a tensor
         count = -tokens_to_remove if tokens_to_remove <= 0 else self.seen - tokens_to_remove
@@ -175,18 +176,18 @@ class KVLayer(PromptPhase, CacheLayerMixin):
         self.seen -= count
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace the batch by some of its rows (beam search).
+        """Reorder the rows of the batch, repeating some and dropping others (beam search).
 
         Args:
-            beam_idx: indices of the rows, in their new order, ``[new batch]``.
+            beam_idx: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            indices: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            indices: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         if not self.is_initialized:
             return

@@ -16,8 +16,8 @@ class Options:
     Args:
         kernels: kernel of decode attention. ``auto``: the fastest kernel that can serve a step, or torch's SDPA in a
             layer without packed tokens. ``cuda`` or ``triton``: this kernel in all layers, or the reference path if it
-            cannot serve the step. ``reference``: no kernel. Captured steps use kernels also in layers without packed
-            tokens.
+            cannot serve the step. ``reference``: no kernel. Steps that are recorded as CUDA graphs use kernels even in
+            layers without packed tokens.
         prefill: SDPA back end for the prompt. ``auto``: the fastest. ``stock``: the one that torch chooses.
         mlp_chunk: number of prompt tokens that feed-forward layers and RoPE process at a time, to save memory
             (:mod:`kvbench.decoding.slices`). ``auto``: 8192 for prompts of more than 16384 tokens, else all at once.

@@ -11,12 +11,12 @@ def extended(positions: Tensor, new: Tensor) -> Tensor:
 
     The argument and the result share a buffer with spare room at its end, so that appending q positions takes amortised
     O(q) time. Older tensors over the same buffer (in a clone of the cache) stay valid, because only memory beyond their
-    end is written. Two rules follow for the caller. Tensors that were extended from the same one must be extended by
-    the same positions. A tensor that was shortened must be copied before it is extended.
+    end is written. Two rules follow for the caller. If the same tensor is extended more than once, the appended
+    positions must be the same each time. A tensor that was shortened must be copied before it is extended.
 
     Args:
-        positions: ``[..., n]``. A tensor of two or more dimensions is copied.
-        new: ``[..., q]``.
+        positions: the present positions, ``[..., n]``. A tensor of two or more dimensions is copied.
+        new: the positions to append, ``[..., q]``.
 
     Returns:
         ``[..., n + q]``.

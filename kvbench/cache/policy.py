@@ -22,10 +22,10 @@ class MethodState(Protocol):
     """
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            order: indices of the rows, in their new order. A row may occur more than once.
+            order: for each row of the new batch, the index of its row in the old batch.
         """
         ...
 
@@ -142,7 +142,7 @@ class Policy(Protocol[L]):
         ...
 
     def positions(self, layer: L, row: int) -> Tensor | None:
-        """Return the positions of the tokens in a row's slots.
+        """Return the position in the sequence of the token in each slot of a row.
 
         Args:
             layer: layer that holds the slots.
@@ -191,13 +191,13 @@ class Policy(Protocol[L]):
         ...
 
     def reading_order(self, layer: L, rows: slice) -> list[tuple[int, int]] | None:
-        """Return the slot ranges in the order in which attention must read them, or None for slot order.
+        """Return the order in which attention must read the slots; None to read them from first to last.
 
         Args:
             layer: layer whose stores are read.
             rows: rows of the batch.
 
         Returns:
-            Pairs (first slot, one past the last).
+            Pairs (first slot, one past the last slot), or None.
         """
         ...

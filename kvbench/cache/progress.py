@@ -63,10 +63,10 @@ class Padding:
             self.started[row] = self.started[row] or padding < count
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            order: indices of the rows, in their new order.
+            order: for each row of the new batch, the index of its row in the old batch.
         """
         if self.starts is not None:
             self.starts = [self.starts[i] for i in order]
@@ -74,7 +74,7 @@ class Padding:
             self.started = [self.started[i] for i in order]
 
     def clone(self) -> Padding:
-        """Return an independent copy."""
+        """Return an independent copy of the padding."""
         return Padding(
             None if self.starts is None else list(self.starts), None if self.started is None else list(self.started)
         )
@@ -143,8 +143,8 @@ class Progress:
     Attributes:
         watches: records of NaN and Inf that kernels have noticed.
         packs, rolls: queues of deferred packing and rolling jobs, with which several layers share a kernel launch.
-        tables: tables of phases in device memory, shared by layers whose stores agree
-            (:mod:`kvbench.attention.phases`).
+        tables: tables in device memory that tell kernels where the tokens of each format are; layers whose stores agree
+            share a table (:mod:`kvbench.attention.phases`).
         plain_mask: the mask that :func:`kvbench.attention.fused.plain` last compared with a plain causal mask: a key
             that identifies it, the result, and the mask itself.
     """
@@ -203,15 +203,15 @@ class Progress:
             raise CacheError("there are masked tokens after the prompt: pad the whole conversation once, on the left")
 
     def reset(self) -> None:
-        """Forget the padding and the rotary positions, and stop waiting for more chunks; keep everything else."""
+        """Prepare for the same prompts again: forget padding and rotary positions, and expect no more chunks."""
         self.padding, self.positions = Padding(), RopePositions()
         self.prefill.open = False
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            index: indices of the rows, in their new order, ``[new batch]``.
+            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         order = index.tolist()
         self.padding.select(order)

@@ -52,7 +52,9 @@ def rotated_slots(layer: LayerState, rows: slice, start: int, stop: int, keys: T
 
 
 def handed_on(layer: LayerState, rows: slice, keys: Tensor, first: int) -> Tensor:
-    """Convert keys of a layer to the form that its :attr:`follower` stores, before or after RoPE.
+    """Convert keys of a layer to the form that its :attr:`follower` (the same layer of a draft model's cache) stores.
+
+    Either of the two layers may store keys before RoPE or after it.
 
     Args:
         layer: layer with a follower.

@@ -76,14 +76,14 @@ class RopePositions:
         self.runs = [[(c + n, p) for c, p in runs] for runs, n in zip(self.runs, by, strict=True)]
 
     def select(self, order: Sequence[int]) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            order: indices of the rows, in their new order.
+            order: for each row of the new batch, the index of its row in the old batch.
         """
         if self.runs:
             self.runs = [list(self.runs[i]) for i in order]
 
     def clone(self) -> RopePositions:
-        """Return an independent copy."""
+        """Return an independent copy of the positions."""
         return RopePositions([list(runs) for runs in self.runs])

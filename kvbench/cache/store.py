@@ -167,5 +167,5 @@ class Store:
         return tuple(segment.lengths[row] for segment in self.segments)
 
     def clone(self) -> Store:
-        """Return an independent copy."""
+        """Return an independent copy of the store and its segments."""
         return Store([segment.clone() for segment in self.segments])

@@ -11,7 +11,7 @@ from kvbench.cache.segments.rolling import RollingSegment
 
 
 def settle(layers: Sequence[KVLayer], rolls: Deferred[Roll]) -> None:
-    """Settle all layers of a cache; layers that drop the same tokens share a kernel launch.
+    """Let the method drop old tokens in all layers of a cache; layers that drop the same tokens share a kernel launch.
 
     Nearly always all layers are in the same state. The first layer is settled. Every other layer in the same state then
     repeats the moves of the first, without computing them again.

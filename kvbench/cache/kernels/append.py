@@ -1,7 +1,8 @@
-"""Appending the keys and values of a captured step to the tails, at positions read from device memory.
+"""Appending new keys and values to a layer's buffers, at positions that the device reads from memory.
 
-In an eager step the host knows where the tokens go (`FullSegment.append`). A captured step (CUDA graph) is replayed
-with the arguments that it was captured with, so the device must read from memory where the tokens go.
+An eager step does not need this module, because the host knows where its tokens go (`FullSegment.append`). A captured
+step (recorded as a CUDA graph) is replayed with the arguments of the recording, so these positions must be in device
+memory. New tokens always go to the *tail*, the last segment of a store, which is in full precision.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from torch import Tensor
 
 
 def append(keys: Tensor, values: Tensor, key_buffer: Tensor, value_buffer: Tensor, places: Tensor) -> None:
-    """Write the new tokens of a captured step into the buffers of a layer's two tails, in one launch.
+    """Append the keys and values of new tokens to a layer's buffers, in one launch that a CUDA graph can record.
 
     Args:
         keys: keys of the new tokens, ``[B, H, q, D]``.
         values: values of the new tokens, ``[B, H, q, Dv]``.
-        key_buffer: buffer of the keys' tail, ``[B, H, capacity, D]``, contiguous.
-        value_buffer: buffer of the values' tail, ``[B, H, capacity, Dv]``, contiguous.
+        key_buffer: buffer that receives the keys, ``[B, H, capacity, D]``, contiguous.
+        value_buffer: buffer that receives the values, ``[B, H, capacity, Dv]``, contiguous.
         places: for each row, the buffer index of its first new key and that of its first new value, int32 ``[B, 2]``.
     """
     if not keys.is_cuda:

@@ -1,4 +1,8 @@
-"""Compile-time parameters of the packing kernels, and the division of a tile among their programs."""
+"""Compile-time parameters of the packing kernels, and the division of a tile among their programs.
+
+A tile is 128 tokens of one row of the batch and one KV head. Its int16 words form word rows. A word row holds one token
+per code that fits into a word: 4 tokens with 4-bit codes, 8 with 2-bit codes (:mod:`kvbench.cache.segments.layout`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class Form:
         bits: bits of a code.
         by_channel: True if a group consists of tokens of one channel, False if of channels of one token.
         group: number of elements in a group; the maximum number if `window` is not 0.
-        rows: number of word rows that a program processes.
+        rows: number of word rows of a tile that a program processes.
         channels: number of channels that a program processes.
         parts: number of programs that share a tile.
         warps: number of warps of a program. All threads along the tokens of a group compute its parameters, so fewer
@@ -75,7 +79,7 @@ def form(kind: str, bits: int, by_channel: bool, group: int, channels: int, half
 
 @lru_cache(maxsize=256)
 def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Form | str:
-    """Return the compile-time parameters for groups that may cross tile boundaries, or why no kernel packs them.
+    """Return the parameters of the kernel for groups that may cross tile boundaries, or why none can pack them.
 
     Args:
         bits: bits of a code.
@@ -99,17 +103,18 @@ def windows(bits: int, window: int, group: int, channels: int, half: bool) -> Fo
 def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
     """Return which programs of a packing kernel must run, per row and KV head, to write consecutive tokens.
 
-    A single token with per-token groups (the value that leaves the window at each step) is in one word row only. For
-    it, the form is changed so that a program processes one word row, and only the programs of that word row run.
+    Normally, all programs of every tile that contains one of the tokens must run. A single token with per-token groups,
+    such as the value that leaves the window at each step, is in one word row only. Only the programs of this word row
+    then run, and they process nothing else.
 
     Args:
-        how: form of the kernel.
+        how: compile-time parameters of the kernel.
         start: index of the first token within the segment.
         count: number of tokens.
 
     Returns:
-        The form to use; the index of the first program to run, counted from the first in the tile of token `start`;
-        and the number of programs.
+        The compile-time parameters to use; the index of the first program to run, counted from the first in the tile of
+        token `start`; and the number of programs.
     """
     if count == 1 and not how.by_channel:
         one = alone_in_its_row(how)
@@ -121,7 +126,7 @@ def programs(how: Form, start: int, count: int) -> tuple[Form, int, int]:
 
 @lru_cache(maxsize=256)
 def alone_in_its_row(how: Form) -> Form:
-    """Return a copy of a form in which each program processes a single word row."""
+    """Return a copy of a kernel's parameters with which each program processes a single word row."""
     return replace(how, rows=1, parts=how.parts * how.rows, warps=1)
 
 

@@ -179,13 +179,15 @@ def _launch(
 
 @lru_cache(maxsize=16)
 def alone(device: torch.device) -> tuple[Watch, int]:
-    """Return a record of NaN and Inf for segments that belong to no layer. It is read after every call.
+    """Return the record in which kernels note a NaN or Inf that they pack into a segment that belongs to no layer.
+
+    The caller reads the record after every launch.
 
     Args:
         device: device of the segments.
 
     Returns:
-        The record, and the number by which kernels identify such a segment in it.
+        The record, and the number that kernels write into it in place of the number of a segment.
     """
     watch = Watch(device)
     return watch, watch.tag(words)

@@ -1,7 +1,7 @@
 """Triton kernel that packs segments of one shape in many layers in a single launch, given a table of addresses.
 
-At each step a value leaves the window in every layer; a launch for all layers takes about as long as a launch for one
-layer.
+At each decode step, every layer has one more value that is no longer in the full-precision window and must be packed. A
+single launch for all layers takes about as long as a launch for one layer.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
@@ -28,9 +28,9 @@ def pack_layers(
     tag, all arguments are the same for all layers. Grid: (rows x H, programs, layers).
 
     Args:
-        table: pointer to int64 ``[layers, 6]``. The columns are the addresses of the storage of the tokens, of the
-            upper and of the lower plane of words, of the scales and of the minima or zero points; and the segment's
-            tag.
+        table: pointer to int64 ``[layers, 6]``. The first five columns are addresses: the storage of the tokens, the
+            words of the upper plane, the words of the lower plane, the scales, and the minima or zero points. The last
+            column is the segment's tag.
         like: any tensor with the dtype of the tokens, which an address alone does not determine.
         record: pointer to the record of NaN and Inf, as for :func:`kvbench.cache.kernels.pack_kernel.pack_tiles`.
         offset: offset of the first token in its storage, in elements.

@@ -236,7 +236,7 @@ def divided(x, by: tl.constexpr):
 def reciprocal(x):
     """Return 1 / x rounded to fp32, or 0 if x = 0.
 
-    So all codes of a group of equal elements, whose scale is 0, are 0.
+    A group of equal elements has the scale 0. Because the reciprocal is then 0 too, all codes of the group are 0.
 
     Args:
         x: scales, fp32.
@@ -331,7 +331,9 @@ def atom_params(low, high, LEVELS: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def bounded(q, least: tl.constexpr, most: tl.constexpr):
-    """Clamp values to a range. NaN, which a quotient can be if it is below the range of fp32, becomes the lower bound.
+    """Clamp values to a range; NaN becomes the lower bound.
+
+    A quotient can be NaN if its true value is too small for fp32.
 
     Args:
         q: values, fp32.

@@ -18,7 +18,7 @@ def write_sinks(
     table, turned, places, heads, room, sinks,
     TURNED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Write the sinks of rolling windows to their new places.
+    """Write the sinks of rolling windows (the first tokens, which are never dropped) to their new places.
 
     Grid: (B x H, segments).
 

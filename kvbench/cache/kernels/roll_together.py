@@ -86,7 +86,7 @@ def roll(segment: Rolling, move: Move) -> None:
 
     Args:
         segment: the segment.
-        move: where its tokens are and where they go.
+        move: from where to where the tokens move.
     """
     if segment.originals is None and move.old == move.new and not move.back:
         return

@@ -139,17 +139,17 @@ class Segment(ABC):
         """
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         self.lengths = [self.lengths[i] for i in index.tolist()]
         with torch.inference_mode(False), torch.no_grad():
             self.map_buffers(lambda buffer: buffer.index_select(0, index.to(buffer.device).clone()))
 
     def clone(self) -> Segment:
-        """Return an independent copy."""
+        """Return an independent copy of the segment, with its own buffers."""
         twin = copy(self)
         twin.lengths = list(self.lengths)
         with torch.inference_mode(False), torch.no_grad():
@@ -340,10 +340,10 @@ class FullSegment(Segment):
         self.buffer = change(self.buffer)
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         self.starts = [self.starts[i] for i in index.tolist()]
         super().select(index)

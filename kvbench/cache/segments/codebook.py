@@ -1,9 +1,12 @@
-"""Tokens in KVQuant's format: packed codes of a non-uniform codebook, ranges and offsets, and exact outliers.
+"""Tokens in KVQuant's format: packed codes of a non-uniform codebook, and outliers in full precision.
 
-A row holds, by part of the bill: ``codes`` of b bits; ``scales``: the codebook, and for keys two fp16 thresholds per
-channel (which give range and offset), for values one range and one offset per token, shared by all heads; for each
-outlier its value in the model's dtype (``window``) and a 16-bit index (``index``), see
-:mod:`kvbench.cache.segments.outliers`.
+The bill of a row counts:
+
+* ``codes``: codes of b bits.
+* ``scales``: the codebook. For keys also two fp16 thresholds per channel, which give range and offset; for values one
+  range and one offset per token, shared by all heads.
+* ``window``: the value of each outlier, in the model's dtype.
+* ``index``: a 16-bit index for each outlier (:mod:`kvbench.cache.segments.outliers`).
 """
 
 from __future__ import annotations
@@ -34,8 +37,8 @@ class NuqFormat:
         thresholds: for keys, the upper and the lower threshold of each channel, fp16 ``[2, H * D]``. None for values,
             whose ranges are computed token by token.
         restored: codebook used for decoding if it differs from `levels` (Q-Norm), fp32 ``[2**bits]``; else None.
-        most: for keys, the maximum number of a token's outliers above the upper thresholds, and also of those below the
-            lower ones; None for no limit.
+        most: for keys, how many outliers above the upper thresholds a token may have, and how many below the lower
+            thresholds (the same limit for both); None for no limit.
         heads: if KV heads are divided between processes, the first head of this process and its number of heads; None
             if this process has all heads.
         gather: if KV heads are divided between processes, a function that concatenates a tensor of all these processes
@@ -265,10 +268,10 @@ class NuqSegment(Segment):
         return used
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         super().select(index)
         if self.exact is not None:

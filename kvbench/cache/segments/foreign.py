@@ -110,10 +110,10 @@ class HFSegment(Segment):
         """Do nothing. Quantized tensors are never written in place, so copies of the segment may share them."""
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         order = index.tolist()
         self.rows = [self.rows[i] for i in order]

@@ -6,8 +6,8 @@ bits ``[i * w, (i + 1) * w)``, is the code of token ``i * N + r`` and channel d.
 consecutive tokens, which one shift and one mask extract without interleaving; and with groups of 32, 64 or 128 tokens,
 each int4 field of keys is in one group.
 
-Keys are stored ``[..., tiles, N, D]`` (channels contiguous), values ``[..., tiles, D, N]`` (word rows contiguous), the
-operand orders of the two matrix products of decode attention.
+Keys are stored ``[..., tiles, N, D]`` (channels contiguous), values ``[..., tiles, D, N]`` (word rows contiguous), as
+the two matrix products of decode attention read them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outliers: single elements of quantized tokens that stay exact, each as a value and a 16-bit index, in token order.
+"""Outliers: elements of quantized tokens that stay in full precision, each as a value and a 16-bit index.
 
 An index is relative to a block of tokens: ``token within the block * C + channel``, over all C = heads * head_dim
 channels. A block has as many tokens as 16 bits can index, rounded down to a power of two (16 for C = 4096). The host
@@ -173,10 +173,10 @@ class Outliers:
         return twin
 
     def select(self, order: list[int]) -> None:
-        """Replace the block ends of the batch by those of some of its rows; :meth:`mapped` is for the buffers.
+        """Select rows of the batch in :attr:`ends`; :meth:`mapped` does the same for the buffers.
 
         Args:
-            order: indices of the rows, in their new order.
+            order: for each row of the new batch, the index of its row in the old batch.
         """
         self.ends = [list(self.ends[i]) for i in order]
 

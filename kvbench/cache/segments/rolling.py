@@ -114,10 +114,10 @@ class RollingSegment(FullSegment):
         self.originals = None if self.originals is None else change(self.originals)
 
     def select(self, index: Tensor) -> None:
-        """Replace the batch by some of its rows.
+        """Reorder the rows of the batch; rows may also be dropped or repeated.
 
         Args:
-            index: indices of the rows, in their new order, ``[new batch]``. A row may occur more than once.
+            index: for each row of the new batch, the index of its row in the old batch, ``[new batch]``.
         """
         self.turned = [self.turned[i] for i in index.tolist()]
         super().select(index)
